@@ -1,0 +1,66 @@
+"""Paceline trains PyTorch models on workers of unequal speed: choose who waits for whom, and see what it costs.
+
+Importing this package imports neither torch nor numpy: each name is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.core.coordinator import Strategy
+    from paceline.core.errors import ConfigError, IllegalDecision, ImpossibleEvent, PacelineError
+    from paceline.core.facts import Joined, Left
+    from paceline.delays import Constant, Empirical, LogNormal, Pareto, ShiftedExponential
+    from paceline.fleets.simulated import Network, SimulatedFleet
+    from paceline.learning.task import Task
+    from paceline.run import Every, Run, Stop
+    from paceline.sampling.batches import Resampled, Shuffled
+    from paceline.sampling.partition import Dirichlet, Equal, Pathological
+    from paceline.strategies.asynchronous import Asynchronous
+    from paceline.strategies.fastest_k import FastestK
+    from paceline.strategies.grouped import Grouped, groups_by_speed
+    from paceline.strategies.live_compensation import LiveCompensation
+    from paceline.strategies.synchronous import Synchronous
+    from paceline.trace import read_trace
+    from paceline.train import simulate, train
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "paceline.core.coordinator": ("Strategy",),
+    "paceline.core.errors": ("ConfigError", "IllegalDecision", "ImpossibleEvent", "PacelineError"),
+    "paceline.core.facts": ("Joined", "Left"),
+    "paceline.delays": ("Constant", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"),
+    "paceline.fleets.simulated": ("Network", "SimulatedFleet"),
+    "paceline.learning.task": ("Task",),
+    "paceline.run": ("Every", "Run", "Stop"),
+    "paceline.sampling.batches": ("Resampled", "Shuffled"),
+    "paceline.sampling.partition": ("Dirichlet", "Equal", "Pathological"),
+    "paceline.strategies.asynchronous": ("Asynchronous",),
+    "paceline.strategies.fastest_k": ("FastestK",),
+    "paceline.strategies.grouped": ("Grouped", "groups_by_speed"),
+    "paceline.strategies.live_compensation": ("LiveCompensation",),
+    "paceline.strategies.synchronous": ("Synchronous",),
+    "paceline.trace": ("read_trace",),
+    "paceline.train": ("simulate", "train"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "Asynchronous", "ConfigError", "Constant", "Dirichlet", "Empirical", "Equal", "Every", "FastestK", "Grouped",
+    "IllegalDecision", "ImpossibleEvent", "Joined", "Left", "LiveCompensation", "LogNormal", "Network", "PacelineError",
+    "Pareto", "Pathological", "Resampled", "Run", "ShiftedExponential", "Shuffled", "SimulatedFleet", "Stop", "Strategy",
+    "Synchronous", "Task", "groups_by_speed", "read_trace", "simulate", "train",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,191 @@
+"""Events in, instructions out: the ledger follows what happened, then the strategy is asked until it answers nothing."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from paceline.core.errors import IllegalDecision
+from paceline.core.facts import (
+    Arrived,
+    Assign,
+    Decision,
+    Drop,
+    Event,
+    Halt,
+    Instruction,
+    Joined,
+    Left,
+    Recall,
+    Remember,
+    Start,
+    Step,
+    Ticket,
+    WakeAt,
+    Within,
+)
+from paceline.core.ledger import Ledger
+from paceline.core.rules import DecisionCheck, check_events
+
+
+class Strategy(Protocol):
+    """Who waits for whom: a pure function of what happened.
+
+    Implement ``decide`` on a frozen dataclass of hyperparameters. It sees the whole ledger, not the last event; it is
+    asked again after its decisions were carried out, until it answers nothing.
+    """
+
+    def decide(self, ledger: Ledger, /) -> Sequence[Decision]: ...
+
+    def check(self, workers: int, batch_size: int | None, /) -> None:
+        """Raise ``ConfigError`` if the rule does not fit that many workers, or mini-batches of that size. Optional."""
+        return None
+
+
+class Coordinator:
+    """Keeps one ledger, asks one strategy, and gives out the tickets."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.ledger = Ledger()
+        self._issued = 0
+        self._paths: dict[int, _Path] = {}
+
+    @property
+    def version(self) -> int:
+        """The version of the global model: how many updates were made."""
+        return self.ledger.round
+
+    def receive(self, *events: Event) -> list[Instruction]:
+        """Take in what happened (several events: at one instant), and return what is to be done."""
+        ledger = self.ledger
+        check_events(ledger, events)
+        instructions: list[Instruction] = []
+        for event in events:
+            self._follow(event, instructions)
+        decide = self.strategy.decide
+        passes = 0
+        while decisions := decide(ledger):
+            self._carry_out(decisions, instructions)
+            passes += 1
+            if passes > 1000 + 4 * len(ledger.workers):
+                raise IllegalDecision(f"{self.strategy} never becomes quiet: asked {passes} times, now {decisions[0]}")
+        ledger._quiet()
+        return instructions
+
+    def _follow(self, event: Event, instructions: list[Instruction]) -> None:
+        if isinstance(event, Arrived):
+            path = self._path(event.ticket.worker)
+            for ledger in path.ledgers:
+                ledger.now = event.at
+                ledger._arrive(event.ticket, event.done)
+            path.touch()
+        elif isinstance(event, Joined):
+            path = self._path(event.worker)
+            for ledger in path.ledgers:
+                ledger.now = event.at
+                ledger._join(event.worker)
+            path.touch()
+        elif isinstance(event, Left):
+            path = self._path(event.worker)
+            running = self.ledger.running.get(event.worker)
+            for ledger in path.ledgers:
+                ledger.now = event.at
+                ledger._leave(event.worker)
+                if running is not None:
+                    ledger._halt(running)
+            if running is not None:
+                instructions.append(Halt(running))
+            path.touch()
+        else:
+            self.ledger._ring(event.at)
+
+    def carry_out(self, decisions: Sequence[Decision]) -> list[Instruction]:
+        """Carry out a list of decisions, all or none of them."""
+        instructions: list[Instruction] = []
+        self._carry_out(decisions, instructions)
+        return instructions
+
+    def _carry_out(self, decisions: Sequence[Decision], instructions: list[Instruction]) -> None:
+        check, root = DecisionCheck().check, self.ledger
+        for decision in decisions:
+            check(root, decision)
+        root._quiet()  # every touched part was just asked; those that answered will be asked again
+        for decision in decisions:
+            inner = decision
+            while isinstance(inner, Within):
+                inner = inner.decision
+            if isinstance(inner, Assign):
+                instructions.append(self._start(inner))
+            elif isinstance(inner, Step):
+                path = self._path(next(iter(inner.weights)).worker)
+                for ledger in path.ledgers:
+                    ledger._step(inner.weights, inner.keep)
+                path.touch()
+                instructions.append(inner)
+            elif isinstance(inner, Drop):
+                instructions.append(self._drop(inner))
+            elif isinstance(inner, Recall):
+                path = self._path(inner.ticket.worker)
+                for ledger in path.ledgers:
+                    ledger._recall(inner.ticket)
+                path.touch()
+                instructions.append(inner)
+            else:
+                ledger = _touch_within(root, decision)
+                if isinstance(inner, Remember):
+                    ledger._remember(inner.name, inner.value)
+                    instructions.append(decision)
+                else:
+                    assert isinstance(inner, WakeAt)
+                    root._alarms[inner.at] = ledger._alarms[inner.at] = None
+                    instructions.append(inner)
+
+    def _start(self, decision: Assign) -> Start:
+        worker = decision.worker
+        ticket = Ticket(self._issued, worker, self.ledger.round, decision.work)
+        self._issued += 1
+        path = self._path(worker)
+        for ledger in path.ledgers:
+            ledger._start(ticket)
+        path.touch()
+        return Start(ticket)
+
+    def _drop(self, decision: Drop) -> Halt | Drop:
+        ticket = decision.ticket
+        running = self.ledger.running.get(ticket.worker) == ticket
+        path = self._path(ticket.worker)
+        for ledger in path.ledgers:
+            if running:
+                ledger._halt(ticket)
+            else:
+                ledger._drop(ticket)
+        path.touch()
+        return Halt(ticket) if running else decision
+
+    def _path(self, worker: int) -> "_Path":
+        path = self._paths.get(worker)
+        if path is None or path.ledgers[-1]._parts:  # the innermost part was split since
+            path = self._paths[worker] = _Path(self.ledger, worker)
+        return path
+
+
+class _Path:
+    """The ledgers that a worker belongs to, from the whole to the innermost part."""
+
+    __slots__ = ("_marks", "ledgers")
+
+    def __init__(self, root: Ledger, worker: int) -> None:
+        self.ledgers = tuple(root.path(worker))
+        self._marks = tuple((ledger._touched, ledger._part_number(worker)) for ledger in self.ledgers[:-1])
+
+    def touch(self) -> None:
+        for touched, number in self._marks:
+            touched[number] = None
+
+
+def _touch_within(ledger: Ledger, decision: Decision) -> Ledger:
+    """Mark the parts that a decision was made within; return the innermost."""
+    while isinstance(decision, Within):
+        ledger._touched[decision.part] = None
+        ledger = ledger._parts[decision.part]
+        decision = decision.decision
+    return ledger

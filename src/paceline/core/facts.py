@@ -1,0 +1,151 @@
+"""What can happen, what a strategy can want, and what is then carried out: plain frozen data.
+
+Events come from a fleet, decisions from a strategy, instructions from the coordinator. ``Step``, ``Drop``, ``Recall``,
+``WakeAt`` and ``Within(part, Remember)`` are decisions that become instructions as they are.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """What a worker is asked to do: a kind, and how many units of it (the blocks of a mini-batch)."""
+
+    kind: str
+    units: int
+
+
+def gradient(blocks: int = 1) -> Work:
+    """The gradient of one mini-batch, computed in ``blocks`` equal parts."""
+    return Work("gradient", blocks)
+
+
+GRADIENT = gradient()
+
+
+class Ticket(NamedTuple):
+    """One piece of work given to one worker, with the model ``version`` that the worker downloaded for it."""
+
+    serial: int
+    worker: int
+    version: int
+    work: Work = GRADIENT
+
+    def __str__(self) -> str:
+        return f"t{self.serial}"
+
+
+# Events: what happened, and when.
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    at: float
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    at: float
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A worker handed in ``done`` units of its ticket: all of them, or fewer (maybe none) after a recall."""
+
+    at: float
+    ticket: Ticket
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rang:
+    """The time that a strategy asked for with ``WakeAt`` has come."""
+
+    at: float
+
+
+Event = Joined | Left | Arrived | Rang
+
+
+# Decisions: what a strategy wants.
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Give ``worker`` the newest model and some work."""
+
+    worker: int
+    work: Work = GRADIENT
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    r"""Update the model along $\sum_t w_t\, g_t$, with exact weights on tickets that were handed in.
+
+    A ticket in ``keep`` (a part of ``weights``) stays at hand for a later step; every other one is settled.
+    """
+
+    weights: Mapping[Ticket, Fraction]
+    keep: Collection[Ticket] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget a ticket: stop it if it still runs, throw its contribution away if it was handed in."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Ask a running worker to hand in the units that it has done so far."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Ask for a ``Rang`` event at a time."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Keep a value in this ledger's ``memory``, for rules that learn from what they see."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A decision about one part of a split ledger."""
+
+    part: int
+    decision: "Decision"
+
+
+Decision = Assign | Step | Drop | Recall | WakeAt | Remember | Within
+
+
+# Instructions: what the coordinator made of the decisions, for the fleet and the server to carry out.
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """A running ticket was dropped: the worker may stop computing it."""
+
+    ticket: Ticket
+
+
+Instruction = Start | Halt | Step | Drop | Recall | WakeAt | Remember | Within

@@ -1,0 +1,212 @@
+"""What a strategy may look at: who is here, who computes what, and what was handed in.
+
+Every reading is kept up to date as things happen, so that a rule never has to loop over the fleet: reading costs the
+same with 16 workers as with 10,000, and each ticket moves from one index to the next at most once.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from paceline.core.errors import IllegalDecision
+from paceline.core.facts import Ticket
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+class Ledger:
+    """The state of a training run, or of one part of it, as its strategy sees it. Read only.
+
+    workers     who is here
+    idle        who is here, computes nothing, and has handed in nothing for the current round
+    running     worker -> the ticket it computes
+    behind      running tickets given out before the last update of this ledger
+    recalled    running tickets that were asked to hand in what they have
+    fresh       ticket -> units done; handed in, unused, given out since the last update
+    late        ticket -> units done; handed in, unused, given out before the last update
+    kept        ticket -> units done; used, and kept for a later step
+    round       how many updates this ledger has made
+    now         the time of the last event
+    updated_at  the time of the last update
+    alarms      the times that the strategy asked to be woken at and that have not come yet
+    memory      what the strategy asked to remember
+
+    A part offers its ``round``, never the global version, so that nothing it sees changes behind its back.
+    """
+
+    __slots__ = (
+        "_alarms", "_behind", "_current", "_fresh", "_groups", "_holding", "_idle", "_kept", "_late", "_memory", "_part_of",
+        "_parts", "_recalled", "_running", "_touched", "_workers", "alarms", "behind", "fresh", "idle", "kept", "late", "memory",
+        "now", "recalled", "round", "running", "updated_at", "workers",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._workers: dict[int, None] = {}
+        self._idle: dict[int, None] = {}
+        self._running: dict[int, Ticket] = {}
+        self._current: dict[Ticket, None] = {}  # running, given out since the last update: the others are behind
+        self._behind: dict[Ticket, None] = {}
+        self._recalled: dict[Ticket, None] = {}
+        self._fresh: dict[Ticket, int] = {}
+        self._late: dict[Ticket, int] = {}
+        self._kept: dict[Ticket, int] = {}
+        self._holding: dict[int, int] = {}  # worker -> how many of the fresh tickets are its own
+        self._alarms: dict[float, None] = {}
+        self._memory: dict[str, float] = {}
+
+        self.workers: Collection[int] = self._workers.keys()
+        self.idle: Collection[int] = self._idle.keys()
+        self.running: Mapping[int, Ticket] = MappingProxyType(self._running)
+        self.behind: Collection[Ticket] = self._behind.keys()
+        self.recalled: Collection[Ticket] = self._recalled.keys()
+        self.fresh: Mapping[Ticket, int] = MappingProxyType(self._fresh)
+        self.late: Mapping[Ticket, int] = MappingProxyType(self._late)
+        self.kept: Mapping[Ticket, int] = MappingProxyType(self._kept)
+        self.alarms: Collection[float] = self._alarms.keys()
+        self.memory: Mapping[str, float] = MappingProxyType(self._memory)
+        self.round = 0
+        self.now = 0.0
+        self.updated_at = 0.0
+
+        self._groups: Groups = ()
+        self._parts: list[Ledger] = []
+        self._part_of: dict[int, int] = {}
+        self._touched: dict[int, None] = {}
+
+    # Parts: a part of a ledger is a ledger.
+
+    def split(self, groups: Groups) -> Iterator[tuple[int, "Ledger"]]:
+        """One part for each group; yields (number, part) for those that something happened to since they were asked.
+
+        A worker that no group names belongs to the last one. The split is made once, before any work is given out.
+        """
+        if groups != self._groups:
+            self._make_parts(groups)
+        parts = self._parts
+        for number in sorted(self._touched):
+            yield number, parts[number]
+
+    def _make_parts(self, groups: Groups) -> None:
+        if self._parts:
+            raise IllegalDecision(f"cannot split by {groups}: this ledger is already split by {self._groups}")
+        if self._running or self._fresh or self._late or self._kept or not groups:
+            raise IllegalDecision(f"cannot split into {len(groups)} groups: split once, before any work is given out")
+        self._groups = groups
+        self._parts = [Ledger() for _ in groups]
+        self._part_of = {worker: number for number, group in enumerate(groups) for worker in group}
+        for worker in self._workers:
+            number = self._part_number(worker)
+            self._touched[number] = None
+            part = self._parts[number]
+            part.now = self.now
+            part._join(worker)
+
+    def _part_number(self, worker: int) -> int:
+        return self._part_of.get(worker, len(self._parts) - 1)
+
+    def path(self, worker: int) -> Sequence["Ledger"]:
+        """This ledger and every part, from the outermost to the innermost, that the worker belongs to."""
+        ledger = self
+        path = [ledger]
+        while ledger._parts:
+            ledger = ledger._parts[ledger._part_number(worker)]
+            path.append(ledger)
+        return path
+
+    def parts(self) -> Sequence["Ledger"]:
+        return tuple(self._parts)
+
+    # What follows is for the coordinator. It has checked everything; here the indices only follow.
+
+    def _join(self, worker: int) -> None:
+        self._workers[worker] = None
+        if worker not in self._holding:
+            self._idle[worker] = None
+
+    def _leave(self, worker: int) -> None:
+        del self._workers[worker]
+        self._idle.pop(worker, None)
+
+    def _start(self, ticket: Ticket) -> None:
+        self._idle.pop(ticket.worker, None)
+        self._running[ticket.worker] = ticket
+        self._current[ticket] = None
+
+    def _end_running(self, ticket: Ticket) -> bool:
+        """Take a ticket off the running ones. Was it given out since the last update?"""
+        del self._running[ticket.worker]
+        self._recalled.pop(ticket, None)
+        if ticket in self._current:
+            del self._current[ticket]
+            return True
+        del self._behind[ticket]
+        return False
+
+    def _arrive(self, ticket: Ticket, done: int) -> None:
+        worker = ticket.worker
+        if self._end_running(ticket):
+            self._fresh[ticket] = done
+            self._holding[worker] = self._holding.get(worker, 0) + 1
+        else:
+            self._late[ticket] = done
+            self._free(worker)
+
+    def _halt(self, ticket: Ticket) -> None:
+        self._end_running(ticket)
+        self._free(ticket.worker)
+
+    def _free(self, worker: int) -> None:
+        if worker in self._workers and worker not in self._running and worker not in self._holding:
+            self._idle[worker] = None
+
+    def _recall(self, ticket: Ticket) -> None:
+        self._recalled[ticket] = None
+
+    def _drop(self, ticket: Ticket) -> None:
+        if ticket in self._fresh:
+            del self._fresh[ticket]
+            self._holding[ticket.worker] -= 1
+            if not self._holding[ticket.worker]:
+                del self._holding[ticket.worker]
+                self._free(ticket.worker)
+        else:
+            self._late.pop(ticket, None)
+            self._kept.pop(ticket, None)
+
+    def _step(self, weights: Mapping[Ticket, object], keep: Collection[Ticket]) -> None:
+        fresh, late, kept = self._fresh, self._late, self._kept
+        keep = keep if len(keep) < 2 else frozenset(keep)
+        for ticket in weights:
+            done = fresh.pop(ticket, None)
+            if done is None:
+                done = late.pop(ticket, None)
+            if done is None:
+                done = kept.pop(ticket)
+            if ticket in keep:
+                kept[ticket] = done
+        late.update(fresh)  # what the step left unused
+        fresh.clear()
+        self._behind.update(self._current)
+        self._current.clear()
+        holding = tuple(self._holding)
+        self._holding.clear()
+        for worker in holding:
+            self._free(worker)
+        self.round += 1
+        self.updated_at = self.now
+
+    def _ring(self, at: float) -> None:
+        self.now = at
+        for alarm in [alarm for alarm in self._alarms if alarm <= at]:
+            del self._alarms[alarm]
+        for number, part in enumerate(self._parts):
+            self._touched[number] = None
+            part._ring(at)
+
+    def _quiet(self) -> None:
+        """Every touched part was asked."""
+        for number in self._touched:
+            self._parts[number]._quiet()
+        self._touched.clear()
+
+    def _remember(self, name: str, value: float) -> None:
+        self._memory[name] = value

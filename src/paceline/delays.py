@@ -1,0 +1,140 @@
+"""How long a worker takes for one mini-batch: distributions that the simulator draws from and the theory reasons about."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, repeat
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import ConfigError
+
+DRAWN_AT_ONCE = 64
+
+
+class Delay(Protocol):
+    """A distribution of durations in seconds (or any unit of time), all of them positive."""
+
+    @property
+    def median(self) -> float:
+        """The typical duration, by which workers of like speed are grouped."""
+        ...
+
+    def durations(self, generator: np.random.Generator) -> Iterator[float]:
+        """An endless sequence of durations, one for each piece of work."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Always ``value``."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, value=self.value)
+
+    @property
+    def median(self) -> float:
+        return self.value
+
+    def durations(self, generator: np.random.Generator) -> Iterator[float]:
+        return repeat(float(self.value))
+
+
+@dataclass(frozen=True)
+class ShiftedExponential:
+    r"""$X = \text{shift} + \mathrm{Exp}(\text{mean})$, drawn anew every ``h`` pieces of work and held between.
+
+    ``mean`` is the mean of the exponential part, not its rate. Xu, *Live Gradient Compensation*, Sec. III-B.
+    """
+
+    shift: float
+    mean: float
+    h: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shift < math.inf:
+            raise ConfigError(f"{self}: shift must be a number of at least 0")
+        _check_positive(self, mean=self.mean)
+        if self.h < 1:
+            raise ConfigError(f"{self}: the holding period h must be at least 1")
+
+    @property
+    def median(self) -> float:
+        return self.shift + self.mean * math.log(2)
+
+    def durations(self, generator: np.random.Generator) -> Iterator[float]:
+        shift, mean, h = self.shift, self.mean, self.h
+        while True:
+            drawn = shift + mean * generator.standard_exponential(DRAWN_AT_ONCE)
+            yield from (np.repeat(drawn, h) if h > 1 else drawn).tolist()
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    r"""$X = \text{median} \cdot e^{\sigma Z}$ with a standard normal $Z$."""
+
+    median: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, median=self.median, sigma=self.sigma)
+
+    def durations(self, generator: np.random.Generator) -> Iterator[float]:
+        while True:
+            yield from (self.median * np.exp(self.sigma * generator.standard_normal(DRAWN_AT_ONCE))).tolist()
+
+
+@dataclass(frozen=True)
+class Pareto:
+    r"""$P(X > x) = (\text{minimum}/x)^{\text{shape}}$ for $x \ge$ ``minimum``: rare but very long stalls."""
+
+    minimum: float
+    shape: float
+
+    def __post_init__(self) -> None:
+        _check_positive(self, minimum=self.minimum, shape=self.shape)
+
+    @property
+    def median(self) -> float:
+        return float(self.minimum * 2 ** (1 / self.shape))
+
+    def durations(self, generator: np.random.Generator) -> Iterator[float]:
+        while True:
+            yield from (self.minimum * np.exp(generator.standard_exponential(DRAWN_AT_ONCE) / self.shape)).tolist()
+
+
+@dataclass(frozen=True)
+class Empirical:
+    """Measured durations: drawn at random with replacement, or gone through ``in_order`` again and again."""
+
+    values: Sequence[float]
+    in_order: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(float(value) for value in self.values))
+        if not self.values:
+            raise ConfigError("Empirical needs at least one measured duration, and got none")
+        for value in self.values:
+            if not 0 < value < math.inf:
+                raise ConfigError(f"Empirical cannot have a duration of {value}: each must be positive and finite")
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.values))
+
+    def durations(self, generator: np.random.Generator) -> Iterator[float]:
+        if self.in_order:
+            yield from cycle(self.values)
+        values: NDArray[np.float64] = np.asarray(self.values)
+        while True:
+            yield from values[generator.integers(len(values), size=DRAWN_AT_ONCE)].tolist()
+
+
+def _check_positive(delay: object, **parameters: float) -> None:
+    for name, value in parameters.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{delay}: {name} must be positive and finite, not {value}")

@@ -1,0 +1,18 @@
+"""Files that are there whole, or not at all."""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Write a file under another name first, and then give it its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

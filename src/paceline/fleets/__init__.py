@@ -1,0 +1,1 @@
+"""Where the workers are, and on which clock they run."""

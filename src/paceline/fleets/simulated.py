@@ -1,0 +1,221 @@
+"""Workers on a virtual clock: deterministic, and as fast as the gradients can be computed.
+
+Time is counted in whole picoseconds, so that instants that are equal on paper are equal here (0.1 + 0.2 and 0.3), and
+ties are broken by a stated rule rather than by rounding.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Literal
+
+from paceline.core.errors import ConfigError
+from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
+from paceline.delays import Delay
+from paceline.randomness import stream
+
+TICKS = 10**12  # a second
+CHOICES = {
+    "recall": ("complete", "block", "abandon"),
+    "ties": ("index", "reverse", "batch"),
+    "evaluation": ("fused", "exact"),
+}
+ARRIVAL, LEAVING, JOINING, ALARM = range(4)  # what comes first of things at one instant
+
+
+@dataclass(frozen=True)
+class Network:
+    """A message takes ``latency`` seconds, and its size over ``bandwidth`` (bytes a second)."""
+
+    latency: float = 0.0
+    bandwidth: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latency < math.inf:
+            raise ConfigError(f"a network latency of {self.latency} is not possible: at least 0 seconds")
+        if not self.bandwidth > 0:
+            raise ConfigError(f"a bandwidth of {self.bandwidth} is not possible: more than 0 bytes a second")
+
+    def seconds(self, message_bytes: int) -> float:
+        return self.latency + message_bytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class SimulatedFleet:
+    """Workers in virtual time.
+
+    delays   one ``Delay`` for each worker, or one for all (then say how many ``workers``)
+    network  what it takes to download the model and to hand in a contribution, both of the model's size
+    recall   how a worker answers a recall: it hands in the whole batch at once (``complete``, the paper's fiction),
+             finishes the block it is at (``block``, the paper's Algorithm 1), or drops that block (``abandon``)
+    changes  ``Left`` and ``Joined`` events to come; a worker whose first one is ``Joined`` is not there at the start
+    evaluation  gradients of one model version in one pass where the model allows it (``fused``), or each worker's by
+             itself (``exact``: slower, the same to rounding)
+    ties     whose turn it is of those that arrive at one instant: by ``index``, ``reverse``, or all at once (``batch``)
+    """
+
+    delays: Delay | Sequence[Delay]
+    workers: int = 0
+    network: Network = Network()
+    recall: Literal["complete", "block", "abandon"] = "block"
+    changes: Sequence[Left | Joined] = ()
+    ties: Literal["index", "reverse", "batch"] = "index"
+    evaluation: Literal["fused", "exact"] = "fused"
+    _delays: tuple[Delay, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.delays, Sequence):
+            delays = tuple(self.delays)
+            if self.workers not in (0, len(delays)):
+                raise ConfigError(f"{self.workers} workers were asked for, but {len(delays)} delays given: one for each")
+        else:
+            delays = (self.delays,) * self.workers
+        if not delays:
+            raise ConfigError("a fleet needs at least one worker: give a list of delays, or one delay and workers=")
+        object.__setattr__(self, "_delays", delays)
+        object.__setattr__(self, "workers", len(delays))
+        for name, choices in CHOICES.items():
+            if (chosen := getattr(self, name)) not in choices:
+                raise ConfigError(f"{name}={chosen!r} is unknown: choose one of {', '.join(choices)}")
+        self._check_changes()
+
+    def _check_changes(self) -> None:
+        last: dict[int, Left | Joined] = {}
+        for change in sorted(self.changes, key=lambda change: change.at):
+            if not 0 <= change.worker < self.workers:
+                raise ConfigError(f"{change} names no worker: the fleet has workers 0 to {self.workers - 1}")
+            if not 0 <= change.at < math.inf:
+                raise ConfigError(f"{change} has no possible time: it must be at least 0")
+            if change.worker in last and type(last[change.worker]) is type(change):
+                raise ConfigError(f"{change} cannot follow {last[change.worker]}: worker {change.worker} would do it twice")
+            last[change.worker] = change
+
+    @property
+    def medians(self) -> tuple[float, ...]:
+        """What a mini-batch typically takes each worker, transfers left aside."""
+        return tuple(delay.median for delay in self._delays)
+
+    def open(self, seed: int, message_bytes: int = 0) -> "SimulatedCrew":
+        return SimulatedCrew(self, seed, message_bytes)
+
+
+class SimulatedCrew:
+    """The workers of one simulated run."""
+
+    def __init__(self, fleet: SimulatedFleet, seed: int, message_bytes: int) -> None:
+        self._fleet = fleet
+        self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet._delays)]
+        self._transfer = _ticks(fleet.network.seconds(message_bytes))
+        self._sign = -1 if fleet.ties == "reverse" else 1
+        self._now = 0
+        self._pushed = 0
+        self._running: dict[int, _Running] = {}
+        # (tick, what, worker in the order of ties, serial number, the event or the entry of a running ticket)
+        self._heap: list[tuple[int, int, int, int, Event | _Running]] = []
+        absent: dict[int, bool] = {}
+        for change in sorted(fleet.changes, key=lambda change: change.at):
+            absent.setdefault(change.worker, isinstance(change, Joined))
+            tick = _ticks(change.at)
+            kind = JOINING if isinstance(change, Joined) else LEAVING
+            self._push(tick, kind, change.worker, type(change)(tick / TICKS, change.worker))
+        heapify(self._heap)
+        self._present: Sequence[Event] = [Joined(0.0, i) for i in range(fleet.workers) if not absent.get(i, False)]
+
+    def wait(self) -> Sequence[Event]:
+        if self._present:
+            present, self._present = self._present, ()
+            return present
+        event = self._next()
+        if event is None:
+            return ()
+        events = [event]
+        if self._fleet.ties == "batch":
+            while self._heap and self._heap[0][0] == self._now and (event := self._next()) is not None:
+                events.append(event)
+        return events
+
+    def _next(self) -> Event | None:
+        heap = self._heap
+        while heap:
+            tick, kind, worker, serial, entry = heappop(heap)
+            if kind == ARRIVAL:
+                assert isinstance(entry, _Running)
+                if entry.serial != serial:
+                    continue  # halted, or recalled and due at another time
+                self._now = tick
+                del self._running[entry.ticket.worker]
+                return Arrived(tick / TICKS, entry.ticket, entry.done)
+            assert not isinstance(entry, _Running)
+            self._now = tick
+            if kind == LEAVING:
+                self._forget(self._sign * worker)
+            return entry
+        return None
+
+    def start(self, ticket: Ticket) -> None:
+        worker = ticket.worker
+        seconds = next(self._draws[worker])
+        if not 0 < seconds < math.inf:
+            raise ConfigError(f"worker {worker} drew a delay of {seconds}: it must be positive and finite")
+        entry = _Running(ticket, self._now + self._transfer, max(1, round(seconds * TICKS)))
+        self._running[worker] = entry
+        self._due(entry, entry.begins + entry.lasts + self._transfer)
+
+    def halt(self, ticket: Ticket) -> None:
+        self._forget(ticket.worker)
+
+    def recall(self, ticket: Ticket) -> None:
+        entry = self._running[ticket.worker]
+        units, begins, lasts, now = ticket.work.units, entry.begins, entry.lasts, self._now
+        how = self._fleet.recall
+        if how == "complete":
+            self._due(entry, now)
+            return
+        if now >= begins + lasts:
+            return  # computed already, and on its way
+        begun = units * (now - begins) // lasts if now > begins else 0
+        if now < begins:
+            entry.done = 0  # the model had not even arrived
+        else:
+            entry.done = begun + (how == "block")
+        ends = begins - (-lasts * entry.done // units) if how == "block" and entry.done else now
+        self._due(entry, ends + (self._transfer if entry.done else 0))
+
+    def wake_at(self, at: float) -> None:
+        tick = _ticks(at)
+        while tick / TICKS < at:
+            tick += 1
+        self._push(tick, ALARM, 0, Rang(tick / TICKS))
+
+    def _due(self, entry: "_Running", tick: int) -> None:
+        self._pushed += 1
+        entry.serial = self._pushed
+        heappush(self._heap, (tick, ARRIVAL, self._sign * entry.ticket.worker, self._pushed, entry))
+
+    def _push(self, tick: int, kind: int, worker: int, event: Event) -> None:
+        self._pushed += 1
+        heappush(self._heap, (tick, kind, self._sign * worker, self._pushed, event))
+
+    def _forget(self, worker: int) -> None:
+        if (entry := self._running.pop(worker, None)) is not None:
+            entry.serial = -1
+
+
+class _Running:
+    """A ticket in work: when the computation begins, how long it lasts, how much of it will be handed in."""
+
+    __slots__ = ("begins", "done", "lasts", "serial", "ticket")
+
+    def __init__(self, ticket: Ticket, begins: int, lasts: int) -> None:
+        self.ticket = ticket
+        self.begins = begins
+        self.lasts = lasts
+        self.done = ticket.work.units
+        self.serial = -1
+
+
+def _ticks(seconds: float) -> int:
+    return round(seconds * TICKS)
+
+

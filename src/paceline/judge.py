@@ -1,0 +1,43 @@
+"""Judges the model on the way, when it is due, and keeps the history."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from paceline.learning.server import Server
+from paceline.learning.task import Task
+from paceline.loop import Update
+from paceline.run import Agenda, Every, Row
+from paceline.staleness import Staleness
+
+
+class Listener(Protocol):
+    """Is told of each judgement."""
+
+    def row(self, row: Row, /) -> None: ...
+
+
+class Judge:
+    """Counts updates and their staleness; adds a row to the history when one is due."""
+
+    def __init__(self, task: Task, server: Server, every: Every | None, listeners: Sequence[Listener]) -> None:
+        self.server = server
+        self.staleness = Staleness()
+        self.history: list[Row] = []
+        self._judge = task.judge()
+        self._agenda = Agenda(every)
+        self._listeners = listeners
+
+    def count(self, update: Update) -> Row | None:
+        """Take note of an update, and judge the model if it is time."""
+        self.staleness.count(update)
+        return self.look(update.at) if self._agenda.due(self.server.updates, update.at) else None
+
+    def look(self, seconds: float) -> Row:
+        server = self.server
+        loss, accuracy = self._judge(server.model)
+        staleness, training_loss = self.staleness.mean_since_last_row(), server.training_loss()
+        row = Row(server.updates, seconds, server.samples, loss, accuracy, staleness, training_loss)
+        self.history.append(row)
+        for listener in self._listeners:
+            listener.row(row)
+        return row

@@ -1,0 +1,1 @@
+"""What moves the model: the only part, with the fleets behind it, that knows torch."""

@@ -1,0 +1,246 @@
+"""Gradients that are computed when a step needs them, and never if none does.
+
+A simulated worker's contribution is a promise: a model version and the samples of a mini-batch. A step asks for a weighted
+sum of promises, which is one backward pass per model version where the model allows it.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.facts import Ticket
+from paceline.learning.data import Samples, to_device
+from paceline.learning.loss import SampleLoss
+from paceline.learning.model_state import ModelState, Snapshot, all_finite, mixes_samples
+from paceline.learning.task import device_of
+from paceline.sampling.partition import Indices
+
+FUSED_SAMPLES = 1024  # a larger pass gains nothing more and only takes memory
+
+Weights = Mapping[Ticket, Fraction]
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """What the contributions of a step came to; their weighted sum itself lies in the parameters' ``grad``."""
+
+    losses: dict[Ticket, Tensor]  # of each sample, or of the whole batch where a sample's cannot be told
+    buffers: dict[Ticket, list[Tensor]]  # of each worker after its pass; empty for a model without float buffers
+    spoiled: list[Ticket]  # left out, because not finite
+    norm: float
+    finite: bool
+
+
+@dataclass(slots=True)
+class _Bundle:
+    """A combination that was computed and may be wanted again: the mean of the last round's fastest in LGC-SGD."""
+
+    weights: Weights
+    gradients: list[Tensor]
+
+
+class LazyContributions:
+    """Holds the promises, and the model versions that they refer to, until they are settled."""
+
+    def __init__(self, state: ModelState, data: Samples, loss: SampleLoss, *, fused: bool, seed: int) -> None:
+        self._state = state
+        self._data = data
+        self._loss = loss
+        self._device = device_of(state.model)
+        self._fuses = fused and not mixes_samples(state.model)
+        self._seed = None if fused else seed
+        self._version = 0
+        self._samples: dict[Ticket, Indices] = {}
+        self._snapshots: dict[int, Snapshot] = {}
+        self._users: dict[int, int] = {}  # model version -> how many promises refer to it
+        self._bundles: list[_Bundle] = []
+        self._even: dict[tuple[Fraction, int, int], Tensor] = {}
+
+    def promise(self, ticket: Ticket, indices: Indices) -> None:
+        self._samples[ticket] = indices
+        self._users[ticket.version] = self._users.get(ticket.version, 0) + 1
+
+    def shorten(self, ticket: Ticket, samples: int) -> Indices:
+        """Only the first samples were computed. Returns the others."""
+        indices = self._samples[ticket]
+        self._samples[ticket] = indices[:samples]
+        return indices[samples:]
+
+    def samples(self, ticket: Ticket) -> Indices:
+        return self._samples[ticket]
+
+    def settle(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            del self._samples[ticket]
+            version = ticket.version
+            self._users[version] -= 1
+            if not self._users[version]:
+                del self._users[version]
+                self._snapshots.pop(version, None)
+
+    def before_update(self) -> None:
+        """The model is about to change: put this version aside if somebody still works on it."""
+        if self._version in self._users:
+            self._snapshots[self._version] = self._state.copy()
+        self._version += 1
+
+    def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
+        """Leave the weighted sum in the parameters' ``grad``; leave out and report contributions that are not finite."""
+        result = self._sum(weights, keep)
+        if not result.finite:
+            spoiled = [ticket for ticket in weights if not self._sum({ticket: Fraction(1)}, ()).finite]
+            rest = share_out(weights, spoiled)
+            result = self._sum(rest, [ticket for ticket in keep if ticket in rest])
+            result.spoiled = spoiled
+        return result
+
+    def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
+        state = self._state
+        state.clear_gradients()
+        result = Evaluated({}, {}, [], 0.0, True)
+        known = [(bundle, _ratio(weights, bundle.weights)) for bundle in self._bundles]
+        bundled = {ticket for bundle, ratio in known if ratio for ticket in bundle.weights}
+        tickets = [ticket for ticket in weights if ticket not in bundled] if bundled else list(weights)
+        self._bundles = []
+        present = state.view()
+        if keep:
+            keep = frozenset(keep)
+            kept = [ticket for ticket in tickets if ticket in keep]
+            self._backward(kept, weights, present, result)
+            self._bundles.append(_Bundle({t: weights[t] for t in kept}, [g.clone() for g in state.gradients()]))
+            tickets = [ticket for ticket in tickets if ticket not in keep]
+        self._backward(tickets, weights, present, result)
+        gradients = state.gradients()
+        for bundle, ratio in known:
+            if ratio:
+                torch._foreach_add_(gradients, bundle.gradients, alpha=float(ratio))
+        result.finite, result.norm = all_finite(gradients)
+        return result
+
+    def _backward(self, tickets: list[Ticket], weights: Weights, present: Snapshot, result: Evaluated) -> None:
+        """Add the weighted gradients to ``grad``, version by version, in worker order."""
+        versions: dict[int, list[Ticket]] = {}
+        for ticket in tickets:
+            versions.setdefault(ticket.version, []).append(ticket)
+        for version in sorted(versions, reverse=True):
+            together = sorted(versions[version], key=_worker_order)
+            if version == self._version:
+                self._backward_one_version(together, weights, result)
+            else:
+                self._state.swap_in(self._snapshots[version])
+                try:
+                    self._backward_one_version(together, weights, result)
+                finally:
+                    self._state.swap_in(present)
+
+    def _backward_one_version(self, tickets: list[Ticket], weights: Weights, result: Evaluated) -> None:
+        if not self._fuses:
+            for ticket in tickets:
+                self._backward_alone(ticket, weights[ticket], result)
+            return
+        for group in _groups_of_samples(tickets, self._samples):
+            self._backward_fused(group, weights, result)
+
+    def _backward_fused(self, tickets: list[Ticket], weights: Weights, result: Evaluated) -> None:
+        batches = [self._samples[ticket] for ticket in tickets]
+        indices = np.concatenate(batches) if len(batches) > 1 else batches[0]
+        inputs, targets = to_device(self._data.fetch(indices), self._device)
+        outputs: Any = self._state.model(inputs)
+        self._loss.settle(outputs, targets)
+        if not self._loss.separable:
+            self._fuses = False
+            for ticket in tickets:
+                self._backward_alone(ticket, weights[ticket], result)
+            return
+        losses = self._loss.each(outputs, targets)
+        losses.backward(gradient=self._spread(tickets, batches, weights, losses))
+        result.losses.update(zip(tickets, losses.detach().split([len(b) for b in batches]), strict=True))
+
+    def _backward_alone(self, ticket: Ticket, weight: Fraction, result: Evaluated) -> None:
+        state = self._state
+        if self._seed is not None:
+            torch.manual_seed(_own_seed(self._seed, ticket))
+        inputs, targets = to_device(self._data.fetch(self._samples[ticket]), self._device)
+        before = state.lend_buffers()
+        outputs: Any = state.model(inputs)
+        own_buffers = state.take_buffers_back(before)
+        self._loss.settle(outputs, targets)
+        whole, each = self._loss.mean(outputs, targets)
+        whole.backward(gradient=torch.full_like(whole, float(weight)))
+        result.losses[ticket] = whole.detach().reshape(1) if each is None else each.detach()
+        result.buffers[ticket] = own_buffers
+
+    def _spread(self, tickets: list[Ticket], batches: list[Indices], weights: Weights, like: Tensor) -> Tensor:
+        """Each ticket's weight, spread evenly over its samples."""
+        pieces: list[Tensor] = []
+        begin = 0
+        while begin < len(tickets):
+            weight, size = weights[tickets[begin]], len(batches[begin])
+            end = begin + 1
+            while end < len(tickets) and weights[tickets[end]] is weight and len(batches[end]) == size:
+                end += 1
+            pieces.append(self._evenly(weight, size, end - begin, like))
+            begin = end
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _evenly(self, weight: Fraction, size: int, count: int, like: Tensor) -> Tensor:
+        key = weight, size, count
+        if key not in self._even:
+            if len(self._even) >= 1000:
+                self._even.clear()
+            value = float(weight / size)
+            self._even[key] = torch.full((size * count,), value, dtype=like.dtype, device=like.device)
+        return self._even[key]
+
+
+def share_out(weights: Weights, spoiled: Collection[Ticket]) -> dict[Ticket, Fraction]:
+    """Leave tickets out and share their weight equally among the others of the same model version.
+
+    The mean over a round so becomes the mean over those of the round that are finite. Where a version has no others, its
+    weight is lost.
+    """
+    rest = {ticket: weight for ticket, weight in weights.items() if ticket not in spoiled}
+    for ticket in spoiled:
+        others = [other for other in rest if other.version == ticket.version]
+        for other in others:
+            rest[other] += weights[ticket] / len(others)
+    return rest
+
+
+def _ratio(weights: Weights, of: Weights) -> Fraction | None:
+    """The factor by which ``weights`` contains ``of``, if it does."""
+    ratio: Fraction | None = None
+    for ticket, weight in of.items():
+        if ticket not in weights or not weight:
+            return None
+        if ratio is None:
+            ratio = weights[ticket] / weight
+        elif weights[ticket] != ratio * weight:
+            return None
+    return ratio
+
+
+def _groups_of_samples(tickets: list[Ticket], samples: Mapping[Ticket, Indices]) -> Iterable[list[Ticket]]:
+    group: list[Ticket] = []
+    size = 0
+    for ticket in tickets:
+        if group and size + len(samples[ticket]) > FUSED_SAMPLES:
+            yield group
+            group, size = [], 0
+        group.append(ticket)
+        size += len(samples[ticket])
+    yield group
+
+
+def _worker_order(ticket: Ticket) -> tuple[int, int]:
+    return ticket.worker, ticket.serial
+
+
+def _own_seed(seed: int, ticket: Ticket) -> int:
+    """Of a ticket's own random numbers (dropout), whoever computes it."""
+    return (seed * 1_000_003 + ticket.serial) % 2**63

@@ -1,0 +1,86 @@
+"""Samples by index: from plain tensors in one gather, from a map-style dataset one by one."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from paceline.core.errors import ConfigError
+
+Indices = NDArray[np.int64]
+
+
+class MapDataset(Protocol):
+    """What ``torch.utils.data.Dataset`` promises: ``dataset[i]`` is (input, target)."""
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+
+class TensorSamples:
+    """Inputs and targets that lie in memory, one row a sample."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        if len(inputs) != len(targets):
+            raise ConfigError(f"{len(inputs)} inputs and {len(targets)} targets do not pair up")
+        self._inputs = inputs
+        self._targets = targets
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def fetch(self, indices: Indices) -> tuple[Any, Any]:
+        rows = torch.from_numpy(indices)
+        return self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
+
+    def targets(self) -> NDArray[Any]:
+        return self._targets.cpu().numpy()
+
+
+class DatasetSamples:
+    """A map-style dataset whose items are (input, target)."""
+
+    def __init__(self, dataset: MapDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def fetch(self, indices: Indices) -> tuple[Any, Any]:
+        inputs, targets = default_collate([self._dataset[i] for i in indices.tolist()])
+        return inputs, targets
+
+    def targets(self) -> NDArray[Any]:
+        listed = getattr(self._dataset, "targets", None)
+        if listed is None:
+            listed = [self._dataset[i][1] for i in range(len(self))]
+        return np.asarray(listed)
+
+
+Samples = TensorSamples | DatasetSamples
+Data = tuple[Tensor, Tensor] | MapDataset
+
+
+def samples(data: Data) -> Samples:
+    if isinstance(data, Sequence) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+        inputs, targets = data
+        return TensorSamples(inputs, targets)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return DatasetSamples(data)  # type: ignore[arg-type]
+    raise ConfigError(f"data must be a pair of tensors or a map-style dataset, not {type(data).__name__}")
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move tensors, however nested, to a device."""
+    if isinstance(batch, Tensor):
+        return batch if batch.device == device else batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch

@@ -1,0 +1,144 @@
+"""The server: the model, its optimizer, and what the workers promised to contribute."""
+
+import copy
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.core.errors import Diverged
+from paceline.core.facts import Step, Ticket
+from paceline.learning.contributions import Evaluated, LazyContributions
+from paceline.learning.loss import SampleLoss
+from paceline.learning.model_state import ModelState, all_finite
+from paceline.learning.task import Task
+from paceline.sampling.batches import Batches
+
+MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
+MakeScheduler = Callable[[Optimizer], LRScheduler]
+
+log = logging.getLogger("paceline")
+SUSPICIOUS_NORM = 1e12  # a step along a larger gradient might itself overflow: the weights are put aside first
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a step along the combined gradient is made."""
+
+    optimizer: MakeOptimizer
+    scheduler: MakeScheduler | None = None
+    clip_norm: float | None = None
+
+
+class Server:
+    """Carries the coordinator's instructions out on the model."""
+
+    def __init__(self, task: Task, recipe: Recipe, batches: Batches, *, workers: int, fused: bool, seed: int) -> None:
+        self.model = copy.deepcopy(task.model)
+        self.model.train()
+        self.state = ModelState(self.model)
+        self.updates = 0
+        self.samples = 0
+        self.spoiled: list[Ticket] = []
+        self._optimizer = recipe.optimizer(self.state.parameters)
+        self._scheduler = recipe.scheduler(self._optimizer) if recipe.scheduler else None
+        self._clip_norm = recipe.clip_norm
+        self._contributions = LazyContributions(
+            self.state, task.training_samples(), SampleLoss(task.loss), fused=fused, seed=seed
+        )
+        self._batches = batches
+        self._workers = workers
+        self._kept: set[Ticket] = set()
+        self._spoiled_in_a_row = 0
+        self._loss_sum, self._loss_count = 0.0, 0
+
+    def start(self, ticket: Ticket) -> None:
+        self._contributions.promise(ticket, self._batches.draw(ticket.worker))
+
+    def arrived(self, ticket: Ticket, done: int) -> None:
+        units = ticket.work.units
+        if done < units:
+            size = len(self._contributions.samples(ticket))
+            self._batches.put_back(ticket.worker, self._contributions.shorten(ticket, size * done // units))
+
+    def drop(self, ticket: Ticket) -> None:
+        if ticket in self._kept:
+            self._kept.discard(ticket)
+        else:
+            self._batches.put_back(ticket.worker, self._contributions.samples(ticket))
+        self._contributions.settle([ticket])
+
+    def step(self, step: Step) -> list[Ticket]:
+        """Update the model. Returns the contributions that were left out because they are not finite."""
+        contributions, kept = self._contributions, self._kept
+        result = contributions.evaluate(step.weights, step.keep)
+        new = [ticket for ticket in step.weights if ticket not in kept]
+        self._observe(new, result)
+        self._count_spoiled(new, result)
+        kept.difference_update(step.weights)
+        kept.update(step.keep)
+        contributions.settle(ticket for ticket in step.weights if ticket not in kept)
+        contributions.before_update()
+        if len(result.spoiled) < len(step.weights):
+            self._move(result)
+        self.updates += 1
+        return result.spoiled
+
+    def training_loss(self) -> float:
+        """The mean loss of the samples used since the last call."""
+        mean = self._loss_sum / self._loss_count if self._loss_count else float("nan")
+        self._loss_sum, self._loss_count = 0.0, 0
+        return mean
+
+    def _observe(self, new: list[Ticket], result: Evaluated) -> None:
+        for ticket in new:
+            losses = result.losses.get(ticket)
+            if losses is None:
+                continue
+            indices = self._contributions.samples(ticket)
+            values = losses.cpu().numpy()
+            self.samples += len(indices)
+            self._loss_sum += float(values.sum())
+            self._loss_count += len(values)
+            if len(values) == len(indices):
+                self._batches.observe(ticket.worker, indices, values)
+
+    def _count_spoiled(self, new: list[Ticket], result: Evaluated) -> None:
+        spoiled = result.spoiled
+        if not spoiled:
+            self._spoiled_in_a_row = 0
+            return
+        self.spoiled += spoiled
+        finite = [ticket for ticket in new if ticket not in spoiled]
+        self._spoiled_in_a_row = 0 if finite else self._spoiled_in_a_row + len(spoiled)
+        for ticket in spoiled:
+            staleness = self.updates - ticket.version
+            log.warning(
+                "update %d leaves out worker %d: its contribution is not finite (model version %d, staleness %d)",
+                self.updates + 1, ticket.worker, ticket.version, staleness,
+            )  # fmt: skip
+        if not finite and (len(new) > 1 or self._spoiled_in_a_row >= self._workers):
+            oldest = min(ticket.version for ticket in new)
+            raise Diverged(
+                f"diverged at update {self.updates + 1}: none of the last {self._spoiled_in_a_row} contributions is "
+                f"finite (model version {oldest}, staleness {self.updates - oldest}); the last good weights are kept"
+            )
+
+    def _move(self, result: Evaluated) -> None:
+        if result.buffers:
+            self.state.average_buffers(list(result.buffers.values()))
+        aside = self.state.copy() if result.norm > SUSPICIOUS_NORM else None
+        if self._clip_norm is not None and result.norm > self._clip_norm:
+            torch._foreach_mul_(self.state.gradients(), self._clip_norm / result.norm)
+        self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        if aside is not None and not all_finite(self.state.parameters_data())[0]:
+            self.state.swap_in(aside)
+            raise Diverged(
+                f"diverged at update {self.updates + 1}: the step along a gradient of norm {result.norm:g} is not "
+                "finite; the last good weights are kept"
+            )

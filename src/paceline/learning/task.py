@@ -1,0 +1,86 @@
+"""What the user brings: a model, a loss, data, and a way to judge the result."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.learning.data import Data, Samples, samples, to_device
+from paceline.learning.loss import Loss, SampleLoss
+
+EVALUATED_AT_ONCE = 2048
+
+
+@dataclass(frozen=True)
+class Task:
+    """Train ``model`` to a small ``loss(outputs, targets)`` on ``train``; judge it on ``test``.
+
+    Data are pairs of tensors, or map-style datasets of (input, target). ``evaluate`` replaces the usual judgement (mean
+    loss and, for class labels, accuracy on ``test``, or on ``train`` without one): it takes the model in eval mode and
+    returns a mapping with ``loss`` and ``accuracy``. The model is copied for every run; yours stays as it is. It is
+    trained on the device that its parameters are on.
+    """
+
+    model: nn.Module
+    loss: Loss
+    train: Data
+    test: Data | None = None
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+
+    def training_samples(self) -> Samples:
+        return samples(self.train)
+
+    def judge(self) -> Callable[[nn.Module], tuple[float, float]]:
+        """A function from a model to its (loss, accuracy); an accuracy that cannot be told is NaN."""
+        if self.evaluate is not None:
+            own = self.evaluate
+            return lambda model: _in_eval_mode(model, lambda: _pick(own(model)))
+        data = samples(self.train if self.test is None else self.test)
+        loss = SampleLoss(self.loss)
+        return lambda model: _in_eval_mode(model, lambda: _loss_and_accuracy(model, data, loss))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _pick(values: Mapping[str, float]) -> tuple[float, float]:
+    return float(values.get("loss", float("nan"))), float(values.get("accuracy", float("nan")))
+
+
+def _in_eval_mode(model: nn.Module, judge: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return judge()
+    finally:
+        model.train(was_training)
+
+
+def _loss_and_accuracy(model: nn.Module, data: Samples, loss: SampleLoss) -> tuple[float, float]:
+    device = device_of(model)
+    total, correct, classified = 0.0, 0, True
+    for begin in range(0, len(data), EVALUATED_AT_ONCE):
+        indices = np.arange(begin, min(begin + EVALUATED_AT_ONCE, len(data)))
+        inputs, targets = to_device(data.fetch(indices), device)
+        outputs: Any = model(inputs)
+        loss.settle(outputs, targets)
+        total += float(loss.mean(outputs, targets)[0]) * len(indices)
+        classified = classified and _are_classes(outputs, targets)
+        if classified:
+            correct += int((outputs.argmax(dim=1) == targets).sum())
+    return total / len(data), correct / len(data) if classified else float("nan")
+
+
+def _are_classes(outputs: Any, targets: Any) -> bool:
+    return (
+        isinstance(outputs, Tensor)
+        and isinstance(targets, Tensor)
+        and outputs.dim() == 2
+        and targets.dim() == 1
+        and not targets.is_floating_point()
+    )

@@ -1,0 +1,100 @@
+"""The one loop: wait for what happens, ask the coordinator, carry out what it says. The same for every fleet."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from paceline.core.coordinator import Coordinator, Strategy
+from paceline.core.errors import IllegalDecision
+from paceline.core.facts import Arrived, Drop, Halt, Recall, Start, Step, Ticket, WakeAt
+from paceline.fleets.fleet import Crew
+from paceline.trace import TraceWriter
+
+
+class Hands(Protocol):
+    """What carries instructions out on the model."""
+
+    def start(self, ticket: Ticket, /) -> None: ...
+
+    def arrived(self, ticket: Ticket, done: int, /) -> None: ...
+
+    def drop(self, ticket: Ticket, /) -> None: ...
+
+    def step(self, step: Step, /) -> list[Ticket]:
+        """Returns the contributions that were left out because they are not finite."""
+        ...
+
+
+class NoHands:
+    """For when only time and order matter, and there is no model."""
+
+    def start(self, ticket: Ticket) -> None:
+        pass
+
+    def arrived(self, ticket: Ticket, done: int) -> None:
+        pass
+
+    def drop(self, ticket: Ticket) -> None:
+        pass
+
+    def step(self, step: Step) -> list[Ticket]:
+        return []
+
+
+class Update(NamedTuple):
+    """The model was changed at a time, from a version."""
+
+    at: float
+    version: int
+    step: Step
+
+
+class Loop:
+    """Runs until nothing can happen any more; iterating over it pauses after each update.
+
+    Events at exactly ``seconds`` still count; ``out_of_time`` tells whether later ones were left.
+    """
+
+    def __init__(
+        self, strategy: Strategy, crew: Crew, hands: Hands, trace: TraceWriter, seconds: float | None = None
+    ) -> None:
+        self.coordinator = Coordinator(strategy)
+        self.out_of_time = False
+        self._crew = crew
+        self._hands = hands
+        self._trace = trace
+        self._seconds = math.inf if seconds is None else seconds
+
+    def __iter__(self) -> Iterator[Update]:
+        coordinator, crew, hands = self.coordinator, self._crew, self._hands
+        version = 0
+        while events := crew.wait():
+            at = events[0].at
+            if at > self._seconds:
+                self.out_of_time = True
+                return
+            for event in events:
+                if type(event) is Arrived:
+                    hands.arrived(event.ticket, event.done)
+            instructions = coordinator.receive(*events)
+            self._trace.record(events, instructions)
+            for instruction in instructions:
+                if isinstance(instruction, Start):
+                    hands.start(instruction.ticket)
+                    crew.start(instruction.ticket)
+                elif isinstance(instruction, Step):
+                    if spoiled := hands.step(instruction):
+                        self._trace.spoiled(spoiled)
+                    version += 1
+                    yield Update(at, version - 1, instruction)
+                elif isinstance(instruction, Halt):
+                    hands.drop(instruction.ticket)
+                    crew.halt(instruction.ticket)
+                elif isinstance(instruction, Drop):
+                    hands.drop(instruction.ticket)
+                elif isinstance(instruction, Recall):
+                    crew.recall(instruction.ticket)
+                elif isinstance(instruction, WakeAt):
+                    crew.wake_at(instruction.at)
+        if workers := coordinator.ledger.workers:
+            raise IllegalDecision(f"{coordinator.strategy} leaves {len(workers)} workers with nothing to do, for ever")

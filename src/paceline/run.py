@@ -1,0 +1,119 @@
+"""When a run ends, when it is judged, and what comes out of it."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from paceline.core.errors import ConfigError
+from paceline.core.facts import Ticket
+from paceline.trace import Trace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When to stop: after so many updates, epochs, or (virtual) seconds, or at a target accuracy; whichever comes first.
+
+    Events at exactly ``seconds`` still count. An epoch is as many samples as the workers' shards hold in whole batches,
+    counted when an update uses them.
+    """
+
+    updates: int | None = None
+    epochs: float | None = None
+    seconds: float | None = None
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        chosen = {field.name: getattr(self, field.name) for field in fields(self)}
+        if all(value is None for value in chosen.values()):
+            raise ConfigError(f"a run needs an end: give Stop one of {', '.join(chosen)}")
+        for name, value in chosen.items():
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"Stop cannot have {name}={value}: it must be positive and finite")
+
+
+@dataclass(frozen=True)
+class Every:
+    """When to judge the model: at every so many updates, or at the first update after every so many seconds."""
+
+    updates: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        chosen = [value for value in (self.updates, self.seconds) if value is not None]
+        if len(chosen) != 1 or not 0 < chosen[0] < math.inf:
+            raise ConfigError(f"{self}: give either updates or seconds, and more than 0")
+
+
+class Agenda:
+    """Tells when a judgement is due. Without a wish: at first after each update, then whenever they grew by 5 %."""
+
+    GROWTH = 1.05
+
+    def __init__(self, every: Every | None) -> None:
+        self._every = every
+        self._next: float = 1 if every is None else every.updates or every.seconds or 1
+
+    def due(self, updates: int, seconds: float) -> bool:
+        every = self._every
+        reached = seconds if every is not None and every.seconds is not None else updates
+        if reached < self._next:
+            return False
+        if every is None:
+            self._next = max(updates + 1, updates * self.GROWTH)
+        else:
+            step = every.updates or every.seconds or 1
+            self._next = (math.floor(reached / step) + 1) * step
+        return True
+
+
+class Row(NamedTuple):
+    """The state of a run when it was judged."""
+
+    updates: int
+    seconds: float
+    samples: int
+    loss: float
+    accuracy: float
+    staleness: float  # mean over the updates since the row before
+    training_loss: float  # mean over the samples used since the row before
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training run came to."""
+
+    model: "nn.Module"
+    history: Sequence[Row]
+    trace: Trace
+    mean_staleness: float
+    max_staleness: int
+    ended: str  # by updates, epochs, seconds, target, no workers, diverged or interrupted
+    problem: str | None = None  # in words, if it diverged
+    spoiled: Sequence[Ticket] = field(default=(), repr=False)  # contributions left out because not finite
+    directory: Path | None = None
+
+    def summary(self) -> dict[str, object]:
+        """The run in a few numbers."""
+        last = self.history[-1]
+        return {
+            "ended": self.ended,
+            "problem": self.problem,
+            "updates": last.updates,
+            "seconds": last.seconds,
+            "samples": last.samples,
+            "loss": last.loss if math.isfinite(last.loss) else None,
+            "accuracy": last.accuracy if math.isfinite(last.accuracy) else None,
+            "mean_staleness": self.mean_staleness,
+            "max_staleness": self.max_staleness,
+            "spoiled_by_worker": dict(Counter(str(ticket.worker) for ticket in self.spoiled)),
+        }
+
+    def seconds_to(self, accuracy: float) -> float | None:
+        """When the model was first seen to be this accurate, if it was."""
+        return next((row.seconds for row in self.history if row.accuracy >= accuracy), None)

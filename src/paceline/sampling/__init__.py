@@ -1,0 +1,1 @@
+"""Which samples a worker trains on, and in what order."""

@@ -1,0 +1,121 @@
+"""How the training samples are dealt out to the workers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import ConfigError
+
+Indices = NDArray[np.int64]
+
+
+class Labelled(Protocol):
+    """Samples that can be counted, and whose targets can be told (which may mean going through all of them)."""
+
+    def __len__(self) -> int: ...
+
+    def targets(self) -> NDArray[Any]: ...
+
+
+class Partition(Protocol):
+    """Deals samples out to the workers: one array of indices each, no index twice."""
+
+    def shards(self, samples: Labelled, workers: int, generator: np.random.Generator) -> Sequence[Indices]: ...
+
+
+@dataclass(frozen=True)
+class Equal:
+    """A random split into shards whose sizes differ by at most one: IID."""
+
+    def shards(self, samples: Labelled, workers: int, generator: np.random.Generator) -> Sequence[Indices]:
+        return _sorted(np.array_split(generator.permutation(len(samples)), workers))
+
+
+@dataclass(frozen=True)
+class Pathological:
+    r"""Every worker has ``classes_per_worker`` ($c$) classes and no others: non-IID($c$).
+
+    With as many classes as workers, worker $i$ has the classes $i, \dots, i+c-1$ (modulo their number), so that each
+    class is on exactly $c$ workers and is split evenly between them; $c$ = all classes is a stratified IID split. With
+    other numbers the classes are dealt round in the same way.
+
+    Xu, *Live Gradient Compensation*, Sec. III-A.
+    """
+
+    classes_per_worker: int
+
+    def shards(self, samples: Labelled, workers: int, generator: np.random.Generator) -> Sequence[Indices]:
+        targets, classes = _classes(samples)
+        here, count = self.classes_per_worker, len(classes)
+        if not 1 <= here <= count:
+            raise ConfigError(f"{self} does not fit {count} classes: choose 1 to {count}")
+        if here * workers < count:
+            needed = math.ceil(count / workers)
+            raise ConfigError(f"{self} leaves classes out: {workers} workers need at least {needed} each for {count}")
+        offset = [worker * count // workers if workers < count else worker for worker in range(workers)]
+        holders: list[list[int]] = [[] for _ in classes]
+        for worker in range(workers):
+            for k in range(here):
+                holders[(offset[worker] + k) % count].append(worker)
+        dealt: list[list[Indices]] = [[] for _ in range(workers)]
+        for number, label in enumerate(classes):
+            mine = generator.permutation(np.flatnonzero(targets == label))
+            for worker, piece in zip(holders[number], np.array_split(mine, len(holders[number])), strict=True):
+                dealt[worker].append(piece)
+        return _sorted([np.concatenate(pieces) for pieces in dealt])
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    r"""Each class is spread over the workers in proportions drawn from a Dirichlet($\alpha$): small is skewed."""
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < math.inf:
+            raise ConfigError(f"{self}: alpha must be positive and finite")
+
+    def shards(self, samples: Labelled, workers: int, generator: np.random.Generator) -> Sequence[Indices]:
+        dealt: list[list[Indices]] = [[] for _ in range(workers)]
+        targets, classes = _classes(samples)
+        for label in classes:
+            mine = generator.permutation(np.flatnonzero(targets == label))
+            shares = generator.dirichlet(np.full(workers, self.alpha))
+            cuts = np.round(np.cumsum(shares)[:-1] * len(mine)).astype(np.int64)
+            for worker, piece in enumerate(np.split(mine, cuts)):
+                dealt[worker].append(piece)
+        return _sorted([np.concatenate(pieces) for pieces in dealt])
+
+
+def deal(
+    partition: Partition, samples: Labelled, workers: int, batch_size: int, generator: np.random.Generator
+) -> Sequence[Indices]:
+    """The shards of a partition, refused where a worker could not fill one mini-batch."""
+    if batch_size < 1:
+        raise ConfigError(f"a batch of {batch_size} samples is not possible: at least 1")
+    if len(samples) < batch_size:
+        raise ConfigError(f"the data set has {len(samples)} samples, fewer than one batch of {batch_size}")
+    shards = partition.shards(samples, workers, generator)
+    smallest = min(range(workers), key=lambda worker: len(shards[worker]))
+    if (size := len(shards[smallest])) < batch_size:
+        what = "empty" if size == 0 else f"with {size} samples, fewer than one batch of {batch_size}"
+        raise ConfigError(
+            f"{partition} leaves worker {smallest} {what}: "
+            f"use fewer workers than {workers}, a smaller batch, or a more even partition"
+        )
+    return shards
+
+
+def _classes(samples: Labelled) -> tuple[NDArray[Any], NDArray[Any]]:
+    targets = samples.targets()
+    if targets.ndim != 1 or not (np.issubdtype(targets.dtype, np.integer) or targets.dtype == np.bool_):
+        raise ConfigError(f"this partition needs one class label a sample, not targets of shape {targets.shape}")
+    return targets, np.unique(targets)
+
+
+def _sorted(shards: Sequence[Indices]) -> Sequence[Indices]:
+    return [np.sort(shard).astype(np.int64, copy=False) for shard in shards]

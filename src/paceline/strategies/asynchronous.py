@@ -1,0 +1,29 @@
+"""ASGD: nobody waits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from paceline.core.coordinator import Strategy
+from paceline.core.facts import Assign, Decision, Step
+from paceline.core.ledger import Ledger
+
+ONE = Fraction(1)
+
+
+@dataclass(frozen=True)
+class Asynchronous(Strategy):
+    r"""Step on each gradient as it arrives (ASGD).
+
+    $$w_{t+1} = w_t - \eta_t\, g(w_{t-\tau_t}; \xi_{t,i(t)}),$$
+
+    where $i(t)$ is the worker that arrived and $\tau_t$ its staleness: how many updates the others made since it
+    downloaded the model. With $P$ workers the mean of $\tau_t$ is $P-1$ in the long run.
+
+    Gao & Chen, *Group SGD*, Eq. (3).
+    """
+
+    def decide(self, ledger: Ledger) -> Sequence[Decision]:
+        for ticket in ledger.late or ledger.fresh:
+            return [Step({ticket: ONE})]
+        return [Assign(worker) for worker in ledger.idle]

@@ -1,0 +1,77 @@
+"""LGC-SGD: go on with the fastest, and make up for the late ones one step later."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+
+from paceline.core.coordinator import Strategy
+from paceline.core.facts import Assign, Decision, Drop, Recall, Step, Ticket, gradient
+from paceline.core.ledger import Ledger
+from paceline.strategies.checks import check_blocks, check_quorum
+from paceline.strategies.weights import mean
+
+
+@dataclass(frozen=True)
+class LiveCompensation(Strategy):
+    r"""Step on the first ``quorum`` gradients; add the late ones' share, and take back the excess, one step later (LGC-SGD).
+
+    $$\tilde g_t = \tilde g'_t + e_{t-1}, \qquad \tilde g'_t = \frac1K \sum_{i \in S_t} g_t^{(i)}, \qquad
+    e_t = \frac1N \sum_{i \notin S_t} g_t^{(i)} - \frac{N-K}{N}\, \tilde g'_t,$$
+
+    where $S_t$ are the first ``quorum`` ($K$) of the $N$ workers that take part in round $t$. Over its life every
+    gradient so carries the total weight $1/N$: $1/K - \frac{N-K}{N}\frac1K$ if it was among the first, $1/N$ if late.
+
+    A mini-batch is computed in ``blocks`` ($s$). With ``recall``, late workers hand in the blocks they have ($r$) when
+    the round ends, as the fleet lets them: ``complete``, ``block`` or ``abandon``; without it they finish first. Partial
+    gradients count $\frac rs \cdot \frac1r\sum_{k \le r} g[k]$ with ``scale`` (Eq. 6), the plain mean of the $r$ blocks
+    without; a worker with no block done then counts as the mean of the others. The first ``warm_up`` rounds wait for
+    everybody. The server keeps the $K$ gradients of the last round.
+
+    Xu, *Live Gradient Compensation for Evading Stragglers in Distributed Learning*, Alg. 1, Eqs. (6), (7).
+    """
+
+    quorum: int
+    blocks: int = 1
+    recall: bool = True
+    scale: bool = True
+    warm_up: int = 0
+
+    def check(self, workers: int, batch_size: int | None) -> None:
+        check_quorum(self.quorum, workers)
+        check_blocks(self.blocks, batch_size)
+
+    def decide(self, ledger: Ledger) -> Sequence[Decision]:
+        if self.recall and len(ledger.behind) > len(ledger.recalled):
+            return [Recall(ticket) for ticket in ledger.behind if ticket not in ledger.recalled]
+        if ledger.idle:
+            work = gradient(self.blocks)
+            return [Assign(worker, work) for worker in ledger.idle]
+        everybody = ledger.round < self.warm_up
+        enough = len(ledger.fresh) >= self.quorum and not everybody and not ledger.behind
+        if not ledger.fresh or (ledger.running and not enough):
+            return []
+        return self._step(ledger, first=len(ledger.fresh) if everybody else self.quorum)
+
+    def _step(self, ledger: Ledger, first: int) -> Sequence[Decision]:
+        fastest = tuple(islice(ledger.fresh, first))
+        some_are_late = len(ledger.running) + len(ledger.fresh) > len(fastest)
+        weights = mean(fastest) | self._compensation(ledger)
+        keep = fastest if some_are_late else ()
+        unused = [ticket for ticket in (*ledger.late, *ledger.kept) if ticket not in weights]
+        return [*(Drop(ticket) for ticket in unused), Step(weights, keep)]
+
+    def _compensation(self, ledger: Ledger) -> dict[Ticket, Fraction]:
+        """$e_{t-1}$, from what the last round's late workers handed in and what was kept of its fastest."""
+        late, kept = ledger.late, ledger.kept
+        if not late or not kept:
+            return {}
+        taking_part = len(late) + len(kept)
+        missing = 0 if self.scale else sum(not done for done in late.values())
+        back = Fraction(missing - len(late), taking_part * len(kept))
+        share = Fraction(1, taking_part)
+        weights = dict.fromkeys(kept, back)
+        for ticket, done in late.items():
+            if done:
+                weights[ticket] = share * Fraction(done, ticket.work.units) if self.scale else share
+        return weights

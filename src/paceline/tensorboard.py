@@ -1,0 +1,27 @@
+"""Curves for TensorBoard, on request."""
+
+from pathlib import Path
+
+from paceline.core.errors import ConfigError
+from paceline.run import Row
+
+
+class TensorBoard:
+    """Writes each judgement of the model, by updates."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError("tensorboard=True needs the package tensorboard: pip install 'paceline[tensorboard]'") from None
+        self._writer = SummaryWriter(str(directory))
+
+    def row(self, row: Row) -> None:
+        for name in ("loss", "accuracy", "training_loss", "staleness", "samples", "seconds"):
+            self._writer.add_scalar(name, getattr(row, name), row.updates)
+
+    def __enter__(self) -> "TensorBoard":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._writer.close()

@@ -1,0 +1,191 @@
+"""Train a model on workers of unequal speed."""
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline.core.coordinator import Strategy
+from paceline.core.errors import ConfigError, Diverged
+from paceline.fleets.simulated import SimulatedFleet
+from paceline.interrupts import Interrupts
+from paceline.judge import Judge, Listener
+from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe, Server
+from paceline.learning.task import Task
+from paceline.loop import Loop, NoHands
+from paceline.progress import Progress
+from paceline.randomness import stream
+from paceline.run import Every, Run, Stop
+from paceline.run_directory import RunDirectory
+from paceline.sampling.batches import Sampling, Shuffled
+from paceline.sampling.partition import Equal, Partition, deal
+from paceline.tensorboard import TensorBoard
+from paceline.trace import Trace, TraceWriter
+
+
+def train(
+    task: Task,
+    *,
+    strategy: Strategy,
+    fleet: SimulatedFleet,
+    optimizer: MakeOptimizer,
+    stop: Stop,
+    batch_size: int = 32,
+    partition: Partition = Equal(),
+    sampling: Sampling = Shuffled(),
+    scheduler: MakeScheduler | None = None,
+    clip_norm: float | None = None,
+    every: Every | None = None,
+    seed: int = 0,
+    directory: Path | str | None = None,
+    tensorboard: bool = False,
+    progress: bool | None = None,
+) -> Run:
+    """Train ``task`` under ``strategy`` on ``fleet``, and return what came of it.
+
+    strategy     who waits for whom
+    optimizer    from parameters to any torch optimizer; it lives on the server and steps once an update
+    scheduler    from that optimizer to any torch LR scheduler, stepped once an update
+    clip_norm    the largest norm of the combined gradient
+    batch_size   samples of one worker's mini-batch
+    partition    how the samples are dealt out to the workers, and ``sampling`` how each goes through its own
+    every        when the model is judged; by default often at first, then whenever the updates grew by 5 %
+    seed         of every random choice: the same seed on the same machine gives the same bits
+    directory    keep config, trace, metrics and final weights there
+    tensorboard  write curves into the directory too
+    progress     show a line on the terminal; by default where there is one
+
+    Ctrl-C ends the run after the event at hand, saves it, and raises ``KeyboardInterrupt``. A run that diverges ends with
+    its last good weights, and says so in ``run.problem``.
+    """
+    check_fits(strategy, fleet.workers, batch_size)
+    if clip_norm is not None and not clip_norm > 0:
+        raise ConfigError(f"clip_norm={clip_norm} would stop every update: it must be positive")
+    if tensorboard and directory is None:
+        raise ConfigError("tensorboard=True needs a directory to write to")
+    if not callable(optimizer):
+        raise ConfigError(
+            f"optimizer must be a function from parameters to a torch optimizer, not {type(optimizer).__name__}: "
+            "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+        )
+    shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
+    config = {
+        "strategy": repr(strategy),
+        "fleet": repr(fleet),
+        "partition": repr(partition),
+        "sampling": repr(sampling),
+        "stop": repr(stop),
+        "every": repr(every),
+        "batch_size": batch_size,
+        "clip_norm": clip_norm,
+        "seed": seed,
+    }
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng())
+        torch.manual_seed(seed)
+        server = Server(
+            task,
+            Recipe(optimizer, scheduler, clip_norm),
+            sampling.open(shards, batch_size, seed),
+            workers=fleet.workers,
+            fused=fleet.evaluation == "fused",
+            seed=seed,
+        )
+        opened = RunDirectory(Path(directory), config) if directory is not None else None
+        message_bytes = server.state.message_bytes
+        writer = TraceWriter(opened and opened.trace, about(fleet, message_bytes))
+        loop = Loop(strategy, fleet.open(seed, message_bytes), server, writer, stop.seconds)
+        listeners: list[Listener] = [] if opened is None else [opened]
+        if opened is not None and tensorboard:
+            listeners.append(stack.enter_context(TensorBoard(opened.path / "tensorboard")))
+        line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
+        judge = Judge(task, server, every, [*listeners, line])
+        ended = _until(stop, loop, judge, line, epoch_samples=sum(len(s) // batch_size * batch_size for s in shards))
+        run = Run(
+            model=server.model,
+            history=judge.history,
+            trace=writer.close(),
+            mean_staleness=judge.staleness.mean,
+            max_staleness=judge.staleness.maximum,
+            ended=ended.why,
+            problem=ended.problem,
+            spoiled=server.spoiled,
+            directory=opened and opened.path,
+        )
+        if opened is not None:
+            opened.close(run.model, run.summary())
+    if run.ended == "interrupted":
+        raise KeyboardInterrupt
+    return run
+
+
+@dataclass(frozen=True)
+class _Ended:
+    why: str
+    problem: str | None = None
+
+
+def _until(stop: Stop, loop: Loop, judge: Judge, line: Progress, epoch_samples: int) -> _Ended:
+    """Run the loop to its end, judging the model on the way and at both ends."""
+    server = judge.server
+    most_samples = math.inf if stop.epochs is None else stop.epochs * epoch_samples
+    ended, seconds = _Ended("no workers"), 0.0
+    judge.look(seconds)
+    with Interrupts() as interrupts:
+        try:
+            for update in loop:
+                seconds = update.at
+                line.look(server.updates, seconds)
+                row = judge.count(update)
+                if row is not None and stop.target is not None and row.accuracy >= stop.target:
+                    ended = _Ended("target")
+                elif server.updates == stop.updates:
+                    ended = _Ended("updates")
+                elif server.samples >= most_samples:
+                    ended = _Ended("epochs")
+                elif interrupts.requested:
+                    ended = _Ended("interrupted")
+                else:
+                    continue
+                break
+            else:
+                if loop.out_of_time:
+                    ended, seconds = _Ended("seconds"), stop.seconds or seconds
+        except Diverged as error:
+            ended, seconds = _Ended("diverged", str(error)), loop.coordinator.ledger.now
+        if judge.history[-1].updates != server.updates:
+            judge.look(seconds)
+    return ended
+
+
+def simulate(
+    strategy: Strategy, fleet: SimulatedFleet, stop: Stop, *, seed: int = 0, trace: Path | str | None = None
+) -> Trace:
+    """Run a strategy without a model, where only time and order matter; return the trace. Give ``Stop`` updates or seconds."""
+    check_fits(strategy, fleet.workers, None)
+    if stop.updates is None and stop.seconds is None:
+        raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
+    writer = TraceWriter(Path(trace) if trace else None, about(fleet, 0))
+    for update in Loop(strategy, fleet.open(seed), NoHands(), writer, stop.seconds):
+        if update.version + 1 == stop.updates:
+            break
+    return writer.close()
+
+
+def check_fits(strategy: Strategy, workers: int, batch_size: int | None) -> None:
+    """Let a strategy refuse a fleet or a batch that it does not fit, if it has a ``check``."""
+    check: Callable[[int, int | None], None] | None = getattr(strategy, "check", None)
+    if check is not None:
+        check(workers, batch_size)
+
+
+def about(fleet: SimulatedFleet, message_bytes: int) -> dict[str, object]:
+    """What the first line of a trace says of the run."""
+    return {
+        "clock": "virtual",
+        "workers": fleet.workers,
+        "transfer_seconds": fleet.network.seconds(message_bytes),
+    }
