@@ -65,10 +65,16 @@ class TraceWriter:
         self._write(json.dumps({"paceline_trace": FORMAT, **about}, sort_keys=True) + "\n")
 
     def record(self, events: Iterable[Event], instructions: Iterable[Instruction]) -> None:
-        encode = _ENCODERS
-        lines = [encode[type(fact)](fact) for fact in events]
-        lines += [encode[type(fact)](fact) for fact in instructions]
-        self._write("".join(lines))
+        encoders = _ENCODERS
+        text = ""
+        for event in events:
+            text += encoders[type(event)](event)
+        for instruction in instructions:
+            text += encoders[type(instruction)](instruction)
+        if self._file is None:
+            self._text.append(text)
+        else:
+            self._write(text)
 
     def spoiled(self, tickets: Iterable[Ticket]) -> None:
         self._write("".join(f'["spoiled",{ticket.serial}]\n' for ticket in tickets))
@@ -144,16 +150,20 @@ def _about(line: str) -> Mapping[str, Any]:
 
 
 def _encode_step(step: Step) -> str:
-    by_weight: dict[Fraction, list[int]] = {}
+    weights, keep = step.weights, step.keep
+    if len(weights) == 1 and not keep:
+        for ticket, weight in weights.items():
+            return f'["step",{{"{weight}":[{ticket.serial}]}},[]]\n'
+    by_weight: dict[tuple[int, int], list[int]] = {}
     last: Fraction | None = None
     serials: list[int] = []
-    for ticket, weight in step.weights.items():
+    for ticket, weight in weights.items():
         if weight is not last:
-            serials = by_weight.setdefault(weight, [])
+            serials = by_weight.setdefault(weight.as_integer_ratio(), [])
             last = weight
         serials.append(ticket.serial)
-    weights = ",".join(f'"{weight}":{_numbers(serials)}' for weight, serials in by_weight.items())
-    return f'["step",{{{weights}}},{_numbers([ticket.serial for ticket in step.keep])}]\n'
+    encoded = ",".join(f'"{up}/{down}":{_numbers(serials)}' for (up, down), serials in by_weight.items())
+    return f'["step",{{{encoded}}},{_numbers([ticket.serial for ticket in keep])}]\n'
 
 
 def _numbers(numbers: Sequence[int]) -> str:

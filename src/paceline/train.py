@@ -15,7 +15,7 @@ from paceline.interrupts import Interrupts
 from paceline.judge import Judge, Listener
 from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe, Server
 from paceline.learning.task import Task
-from paceline.loop import Loop, NoHands
+from paceline.loop import Loop, NoHands, seldom_collecting
 from paceline.progress import Progress
 from paceline.randomness import stream
 from paceline.run import Every, Run, Stop
@@ -84,6 +84,7 @@ def train(
         "seed": seed,
     }
     with ExitStack() as stack:
+        stack.enter_context(seldom_collecting())
         stack.enter_context(torch.random.fork_rng())
         torch.manual_seed(seed)
         server = Server(
@@ -169,9 +170,10 @@ def simulate(
     if stop.updates is None and stop.seconds is None:
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
     writer = TraceWriter(Path(trace) if trace else None, about(fleet, 0))
-    for update in Loop(strategy, fleet.open(seed), NoHands(), writer, stop.seconds):
-        if update.version + 1 == stop.updates:
-            break
+    with seldom_collecting():
+        for update in Loop(strategy, fleet.open(seed), NoHands(), writer, stop.seconds):
+            if update.version + 1 == stop.updates:
+                break
     return writer.close()
 
 

@@ -19,11 +19,10 @@ from paceline.core.facts import (
     Start,
     Step,
     Ticket,
-    WakeAt,
     Within,
 )
 from paceline.core.ledger import Ledger
-from paceline.core.rules import DecisionCheck, check_events
+from paceline.core.rules import check_decisions, check_events
 
 
 class Strategy(Protocol):
@@ -47,7 +46,8 @@ class Coordinator:
         self.strategy = strategy
         self.ledger = Ledger()
         self._issued = 0
-        self._paths: dict[int, _Path] = {}
+        self._whole = (self.ledger,)
+        self._paths: dict[int, tuple[Ledger, ...]] = {}
 
     @property
     def version(self) -> int:
@@ -68,35 +68,32 @@ class Coordinator:
             passes += 1
             if passes > 1000 + 4 * len(ledger.workers):
                 raise IllegalDecision(f"{self.strategy} never becomes quiet: asked {passes} times, now {decisions[0]}")
-        ledger._quiet()
+        if ledger._touched:
+            ledger._quiet()
         return instructions
 
     def _follow(self, event: Event, instructions: list[Instruction]) -> None:
+        at = event.at
         if isinstance(event, Arrived):
-            path = self._path(event.ticket.worker)
-            for ledger in path.ledgers:
-                ledger.now = event.at
-                ledger._arrive(event.ticket, event.done)
-            path.touch()
+            ticket, done = event.ticket, event.done
+            for ledger in self._touch(ticket.worker):
+                ledger.now = at
+                ledger._arrive(ticket, done)
         elif isinstance(event, Joined):
-            path = self._path(event.worker)
-            for ledger in path.ledgers:
-                ledger.now = event.at
+            for ledger in self._touch(event.worker):
+                ledger.now = at
                 ledger._join(event.worker)
-            path.touch()
         elif isinstance(event, Left):
-            path = self._path(event.worker)
             running = self.ledger.running.get(event.worker)
-            for ledger in path.ledgers:
-                ledger.now = event.at
+            for ledger in self._touch(event.worker):
+                ledger.now = at
                 ledger._leave(event.worker)
                 if running is not None:
                     ledger._halt(running)
             if running is not None:
                 instructions.append(Halt(running))
-            path.touch()
         else:
-            self.ledger._ring(event.at)
+            self.ledger._ring(at)
 
     def carry_out(self, decisions: Sequence[Decision]) -> list[Instruction]:
         """Carry out a list of decisions, all or none of them."""
@@ -105,10 +102,10 @@ class Coordinator:
         return instructions
 
     def _carry_out(self, decisions: Sequence[Decision], instructions: list[Instruction]) -> None:
-        check, root = DecisionCheck().check, self.ledger
-        for decision in decisions:
-            check(root, decision)
-        root._quiet()  # every touched part was just asked; those that answered will be asked again
+        root = self.ledger
+        check_decisions(root, decisions)
+        if root._touched:
+            root._quiet()  # every touched part was just asked; those that answered will be asked again
         for decision in decisions:
             inner = decision
             while isinstance(inner, Within):
@@ -116,18 +113,14 @@ class Coordinator:
             if isinstance(inner, Assign):
                 instructions.append(self._start(inner))
             elif isinstance(inner, Step):
-                path = self._path(next(iter(inner.weights)).worker)
-                for ledger in path.ledgers:
+                for ledger in self._touch(next(iter(inner.weights)).worker):
                     ledger._step(inner.weights, inner.keep)
-                path.touch()
                 instructions.append(inner)
             elif isinstance(inner, Drop):
                 instructions.append(self._drop(inner))
             elif isinstance(inner, Recall):
-                path = self._path(inner.ticket.worker)
-                for ledger in path.ledgers:
+                for ledger in self._touch(inner.ticket.worker):
                     ledger._recall(inner.ticket)
-                path.touch()
                 instructions.append(inner)
             else:
                 ledger = _touch_within(root, decision)
@@ -135,7 +128,6 @@ class Coordinator:
                     ledger._remember(inner.name, inner.value)
                     instructions.append(decision)
                 else:
-                    assert isinstance(inner, WakeAt)
                     root._alarms[inner.at] = ledger._alarms[inner.at] = None
                     instructions.append(inner)
 
@@ -143,43 +135,31 @@ class Coordinator:
         worker = decision.worker
         ticket = Ticket(self._issued, worker, self.ledger.round, decision.work)
         self._issued += 1
-        path = self._path(worker)
-        for ledger in path.ledgers:
+        for ledger in self._touch(worker):
             ledger._start(ticket)
-        path.touch()
         return Start(ticket)
 
     def _drop(self, decision: Drop) -> Halt | Drop:
         ticket = decision.ticket
         running = self.ledger.running.get(ticket.worker) == ticket
-        path = self._path(ticket.worker)
-        for ledger in path.ledgers:
+        for ledger in self._touch(ticket.worker):
             if running:
                 ledger._halt(ticket)
             else:
                 ledger._drop(ticket)
-        path.touch()
         return Halt(ticket) if running else decision
 
-    def _path(self, worker: int) -> "_Path":
+    def _touch(self, worker: int) -> tuple[Ledger, ...]:
+        """The ledgers that a worker belongs to, from the whole to the innermost part; their parts are marked as touched."""
+        root = self.ledger
+        if not root._parts:
+            return self._whole
         path = self._paths.get(worker)
-        if path is None or path.ledgers[-1]._parts:  # the innermost part was split since
-            path = self._paths[worker] = _Path(self.ledger, worker)
+        if path is None or path[-1]._parts:  # or the innermost part was split since
+            path = self._paths[worker] = root._path(worker)
+        for ledger in path[:-1]:
+            ledger._touched[ledger._part_number(worker)] = None
         return path
-
-
-class _Path:
-    """The ledgers that a worker belongs to, from the whole to the innermost part."""
-
-    __slots__ = ("_marks", "ledgers")
-
-    def __init__(self, root: Ledger, worker: int) -> None:
-        self.ledgers = tuple(root.path(worker))
-        self._marks = tuple((ledger._touched, ledger._part_number(worker)) for ledger in self.ledgers[:-1])
-
-    def touch(self) -> None:
-        for touched, number in self._marks:
-            touched[number] = None
 
 
 def _touch_within(ledger: Ledger, decision: Decision) -> Ledger:

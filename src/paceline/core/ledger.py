@@ -79,10 +79,10 @@ class Ledger:
 
         A worker that no group names belongs to the last one. The split is made once, before any work is given out.
         """
-        if groups != self._groups:
+        if groups is not self._groups and groups != self._groups:
             self._make_parts(groups)
-        parts = self._parts
-        for number in sorted(self._touched):
+        parts, touched = self._parts, self._touched
+        for number in sorted(touched) if len(touched) > 1 else tuple(touched):
             yield number, parts[number]
 
     def _make_parts(self, groups: Groups) -> None:
@@ -103,14 +103,14 @@ class Ledger:
     def _part_number(self, worker: int) -> int:
         return self._part_of.get(worker, len(self._parts) - 1)
 
-    def path(self, worker: int) -> Sequence["Ledger"]:
+    def _path(self, worker: int) -> tuple["Ledger", ...]:
         """This ledger and every part, from the outermost to the innermost, that the worker belongs to."""
         ledger = self
         path = [ledger]
         while ledger._parts:
             ledger = ledger._parts[ledger._part_number(worker)]
             path.append(ledger)
-        return path
+        return tuple(path)
 
     def parts(self) -> Sequence["Ledger"]:
         return tuple(self._parts)

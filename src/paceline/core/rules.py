@@ -26,42 +26,60 @@ from paceline.core.ledger import Ledger
 def check_events(ledger: Ledger, events: Sequence[Event]) -> None:
     """Raise ``ImpossibleEvent`` unless all of the events can happen one after the other."""
     now = ledger.now
-    presence: dict[int, bool] = {}  # what the earlier events of this list changed
+    if len(events) == 1 and type(events[0]) is Arrived:  # by far the most frequent
+        _check_time(events[0], now)
+        _check_arrival(ledger, events[0])
+        return
+    gone: set[int] = set()  # what the earlier events of this list changed
+    came: set[int] = set()
     arrived: set[Ticket] = set()
     for event in events:
-        if not event.at >= now:
-            raise ImpossibleEvent(f"{event} cannot happen: the time is already {now:g}")
+        _check_time(event, now)
         now = event.at
-        kind = type(event)
-        if kind is Arrived:
-            assert isinstance(event, Arrived)
-            _check_arrival(ledger, event, presence)
-            if event.ticket in arrived:
-                raise ImpossibleEvent(f"{event.ticket} of worker {event.ticket.worker} cannot arrive twice")
+        if isinstance(event, Arrived):
+            _check_arrival(ledger, event)
+            if event.ticket in arrived or event.ticket.worker in gone:
+                raise ImpossibleEvent(f"{event.ticket} cannot arrive: worker {event.ticket.worker} has ended it already")
             arrived.add(event.ticket)
-        elif kind is Joined or kind is Left:
-            assert isinstance(event, Joined | Left)
-            here = presence.get(event.worker, event.worker in ledger.workers)
-            if kind is Joined and here:
+        elif isinstance(event, Joined):
+            if event.worker in came or (event.worker in ledger.workers and event.worker not in gone):
                 raise ImpossibleEvent(f"worker {event.worker} cannot join: it is already here")
-            if kind is Left and not here:
+            came.add(event.worker)
+        elif isinstance(event, Left):
+            if event.worker not in came and (event.worker not in ledger.workers or event.worker in gone):
                 raise ImpossibleEvent(f"worker {event.worker} cannot leave: it is not here")
-            presence[event.worker] = kind is Joined
+            came.discard(event.worker)
+            gone.add(event.worker)
         elif not any(alarm <= now for alarm in ledger.alarms):
             raise ImpossibleEvent(f"{event} cannot happen: nobody asked to be woken by then")
 
 
-def _check_arrival(ledger: Ledger, event: Arrived, presence: dict[int, bool]) -> None:
+def _check_time(event: Event, now: float) -> None:
+    if not event.at >= now:
+        raise ImpossibleEvent(f"{event} cannot happen: the time is already {now:g}")
+
+
+def _check_arrival(ledger: Ledger, event: Arrived) -> None:
     ticket, done = event.ticket, event.done
-    if ledger.running.get(ticket.worker) != ticket or ticket.worker in presence:
+    if ledger.running.get(ticket.worker) != ticket:
         raise ImpossibleEvent(f"{ticket} cannot arrive: worker {ticket.worker} does not run it")
-    if done != ticket.work.units:
-        if not 0 <= done < ticket.work.units:
-            raise ImpossibleEvent(f"{ticket} cannot have {done} units done: it has {ticket.work.units}")
-        if ticket not in ledger.recalled:
-            raise ImpossibleEvent(
-                f"{ticket} cannot arrive with {done} of {ticket.work.units} units: it was not recalled"
-            )
+    units = ticket.work.units
+    if done == units:
+        return
+    if not 0 <= done < units:
+        raise ImpossibleEvent(f"{ticket} cannot have {done} units done: it has {units}")
+    if ticket not in ledger.recalled:
+        raise ImpossibleEvent(f"{ticket} cannot arrive with {done} of {units} units: it was not recalled")
+
+
+def check_decisions(ledger: Ledger, decisions: Sequence[Decision]) -> None:
+    """Raise ``IllegalDecision`` unless all of the decisions may be carried out one after the other."""
+    check = DecisionCheck()
+    for decision in decisions:
+        check.check(ledger, decision)
+
+
+_NOT_ABOUT_WORKERS = (Within, WakeAt, Remember)
 
 
 class DecisionCheck:
@@ -76,7 +94,7 @@ class DecisionCheck:
 
     def check(self, ledger: Ledger, decision: Decision) -> None:
         """Raise ``IllegalDecision`` unless the decision is allowed after those checked before it."""
-        if ledger._parts and not isinstance(decision, Within | WakeAt | Remember):
+        if ledger._parts and not isinstance(decision, _NOT_ABOUT_WORKERS):
             raise IllegalDecision(f"{decision} must be made within one of the {len(ledger._parts)} parts of this ledger")
         if isinstance(decision, Assign):
             self._check_assign(ledger, decision)

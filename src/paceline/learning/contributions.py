@@ -4,6 +4,7 @@ A simulated worker's contribution is a promise: a model version and the samples 
 sum of promises, which is one backward pass per model version where the model allows it.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,8 +17,9 @@ from torch import Tensor
 from paceline.core.facts import Ticket
 from paceline.learning.data import Samples, to_device
 from paceline.learning.loss import SampleLoss
-from paceline.learning.model_state import ModelState, Snapshot, all_finite, mixes_samples
+from paceline.learning.model_state import ModelState, Snapshot, all_finite, mixes_samples, norm
 from paceline.learning.task import device_of
+from paceline.sampling.batches import Losses
 from paceline.sampling.partition import Indices
 
 FUSED_SAMPLES = 1024  # a larger pass gains nothing more and only takes memory
@@ -29,7 +31,7 @@ Weights = Mapping[Ticket, Fraction]
 class Evaluated:
     """What the contributions of a step came to; their weighted sum itself lies in the parameters' ``grad``."""
 
-    losses: dict[Ticket, Tensor]  # of each sample, or of the whole batch where a sample's cannot be told
+    losses: dict[Ticket, Losses]  # of each sample, or of the whole batch where a sample's cannot be told
     buffers: dict[Ticket, list[Tensor]]  # of each worker after its pass; empty for a model without float buffers
     spoiled: list[Ticket]  # left out, because not finite
     norm: float
@@ -101,7 +103,8 @@ class LazyContributions:
 
     def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
         state = self._state
-        state.clear_gradients()
+        for flat in state.gradients:
+            flat.zero_()
         result = Evaluated({}, {}, [], 0.0, True)
         known = [(bundle, _ratio(weights, bundle.weights)) for bundle in self._bundles]
         bundled = {ticket for bundle, ratio in known if ratio for ticket in bundle.weights}
@@ -112,14 +115,15 @@ class LazyContributions:
             keep = frozenset(keep)
             kept = [ticket for ticket in tickets if ticket in keep]
             self._backward(kept, weights, present, result)
-            self._bundles.append(_Bundle({t: weights[t] for t in kept}, [g.clone() for g in state.gradients()]))
+            self._bundles.append(_Bundle({t: weights[t] for t in kept}, [flat.clone() for flat in state.gradients]))
             tickets = [ticket for ticket in tickets if ticket not in keep]
         self._backward(tickets, weights, present, result)
-        gradients = state.gradients()
         for bundle, ratio in known:
             if ratio:
-                torch._foreach_add_(gradients, bundle.gradients, alpha=float(ratio))
-        result.finite, result.norm = all_finite(gradients)
+                for flat, bundled_flat in zip(state.gradients, bundle.gradients, strict=True):
+                    flat.add_(bundled_flat, alpha=float(ratio))
+        result.norm = norm(state.gradients)
+        result.finite = result.norm < math.inf or all_finite(state.gradients)
         return result
 
     def _backward(self, tickets: list[Ticket], weights: Weights, present: Snapshot, result: Evaluated) -> None:
@@ -159,7 +163,11 @@ class LazyContributions:
             return
         losses = self._loss.each(outputs, targets)
         losses.backward(gradient=self._spread(tickets, batches, weights, losses))
-        result.losses.update(zip(tickets, losses.detach().split([len(b) for b in batches]), strict=True))
+        values = losses.detach().cpu().numpy()
+        begin = 0
+        for ticket, batch in zip(tickets, batches, strict=True):
+            result.losses[ticket] = values[begin : begin + len(batch)]
+            begin += len(batch)
 
     def _backward_alone(self, ticket: Ticket, weight: Fraction, result: Evaluated) -> None:
         state = self._state
@@ -172,7 +180,7 @@ class LazyContributions:
         self._loss.settle(outputs, targets)
         whole, each = self._loss.mean(outputs, targets)
         whole.backward(gradient=torch.full_like(whole, float(weight)))
-        result.losses[ticket] = whole.detach().reshape(1) if each is None else each.detach()
+        result.losses[ticket] = (whole.reshape(1) if each is None else each).detach().cpu().numpy()
         result.buffers[ticket] = own_buffers
 
     def _spread(self, tickets: list[Ticket], batches: list[Indices], weights: Weights, like: Tensor) -> Tensor:

@@ -30,13 +30,22 @@ class TensorSamples:
             raise ConfigError(f"{len(inputs)} inputs and {len(targets)} targets do not pair up")
         self._inputs = inputs
         self._targets = targets
+        self._room: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._inputs)
 
     def fetch(self, indices: Indices) -> tuple[Any, Any]:
+        """The samples, in memory that the next call with as many of them uses again."""
         rows = torch.from_numpy(indices)
-        return self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
+        room = self._room.get(len(indices))
+        if room is None:
+            if len(self._room) == 8:
+                self._room.clear()
+            room = self._room[len(indices)] = self._inputs.new_empty((len(indices), *self._inputs.shape[1:]))
+        if rows.device != self._inputs.device:
+            rows = rows.to(self._inputs.device)
+        return torch.index_select(self._inputs, 0, rows, out=room), self._targets.index_select(0, rows)
 
     def targets(self) -> NDArray[Any]:
         return self._targets.cpu().numpy()

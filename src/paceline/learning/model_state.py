@@ -1,5 +1,6 @@
 """A model's weights and buffers as something that can be put aside and put back without copying."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +16,27 @@ class Snapshot:
 
 
 class ModelState:
-    """The trained parameters and the buffers of a model."""
+    """The trained parameters and the buffers of a model, and one flat vector that holds all of its gradients.
+
+    The parameters' ``grad`` are views into the flat vector (one for each type of number), so that whatever concerns the
+    whole gradient, its norm or a multiple of another, is one pass over memory.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.buffers = list(model.buffers())
+        kinds = dict.fromkeys((parameter.dtype, parameter.device) for parameter in self.parameters)
+        self.gradients = [self._lay_out(dtype, device) for dtype, device in kinds]
+
+    def _lay_out(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Make the gradients of one type of parameters views into one new vector."""
+        alike = [parameter for parameter in self.parameters if (parameter.dtype, parameter.device) == (dtype, device)]
+        flat = torch.zeros(sum(parameter.numel() for parameter in alike), dtype=dtype, device=device)
+        pieces = flat.split([parameter.numel() for parameter in alike])
+        for parameter, piece in zip(alike, pieces, strict=True):
+            parameter.grad = piece.view(parameter.shape)
+        return flat
 
     @property
     def message_bytes(self) -> int:
@@ -28,17 +44,13 @@ class ModelState:
         tensors = self.parameters + [buffer for buffer in self.buffers if buffer.is_floating_point()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def parameters_data(self) -> list[Tensor]:
-        return [parameter.data for parameter in self.parameters]
-
     def view(self) -> Snapshot:
         """The present values themselves: they change when the model does."""
-        return Snapshot(self.parameters_data(), [buffer.data for buffer in self.buffers])
+        return Snapshot([parameter.data for parameter in self.parameters], [buffer.data for buffer in self.buffers])
 
     def copy(self) -> Snapshot:
         """The present values, to keep."""
-        with torch.no_grad():
-            return Snapshot([p.detach().clone() for p in self.parameters], [b.detach().clone() for b in self.buffers])
+        return Snapshot([p.detach().clone() for p in self.parameters], [b.detach().clone() for b in self.buffers])
 
     def swap_in(self, snapshot: Snapshot) -> None:
         """Let the model have the values of a snapshot: pointers move, nothing is copied."""
@@ -68,24 +80,14 @@ class ModelState:
                 stacked = torch.stack(own)
                 buffer.data = stacked.mean(dim=0) if buffer.is_floating_point() else stacked.amax(dim=0)
 
-    def gradients(self) -> list[Tensor]:
-        """The gradients that backward passes left, zero where a parameter had no part in them."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
-    def clear_gradients(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
+def norm(tensors: list[Tensor]) -> float:
+    """The common 2-norm of vectors; infinite or NaN unless they are finite and it does not overflow."""
+    return math.sqrt(square) if (square := sum(float(t.dot(t)) for t in tensors)) >= 0 else math.nan
 
 
-def all_finite(tensors: list[Tensor]) -> tuple[bool, float]:
-    """Whether every element is finite, and the common 2-norm (which may overflow where all elements are finite)."""
-    norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))) if tensors else 0.0
-    if norm < float("inf"):
-        return True, norm
-    return all(bool(tensor.isfinite().all()) for tensor in tensors), norm
+def all_finite(tensors: list[Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 def mixes_samples(model: nn.Module) -> bool:

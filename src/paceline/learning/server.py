@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -14,6 +15,7 @@ from paceline.core.facts import Step, Ticket
 from paceline.learning.contributions import Evaluated, LazyContributions
 from paceline.learning.loss import SampleLoss
 from paceline.learning.model_state import ModelState, all_finite
+from paceline.learning.plain_sgd import plain_sgd
 from paceline.learning.task import Task
 from paceline.sampling.batches import Batches
 
@@ -44,6 +46,7 @@ class Server:
         self.samples = 0
         self.spoiled: list[Ticket] = []
         self._optimizer = recipe.optimizer(self.state.parameters)
+        self._step = plain_sgd(self._optimizer) or self._optimizer.step
         self._scheduler = recipe.scheduler(self._optimizer) if recipe.scheduler else None
         self._clip_norm = recipe.clip_norm
         self._contributions = LazyContributions(
@@ -94,17 +97,18 @@ class Server:
         return mean
 
     def _observe(self, new: list[Ticket], result: Evaluated) -> None:
+        """Hand the losses out, each sample's once."""
+        losses = [result.losses[ticket] for ticket in new if ticket in result.losses]
+        if losses:
+            together = np.concatenate(losses)
+            self._loss_sum += float(together.sum())
+            self._loss_count += len(together)
         for ticket in new:
-            losses = result.losses.get(ticket)
-            if losses is None:
-                continue
-            indices = self._contributions.samples(ticket)
-            values = losses.cpu().numpy()
-            self.samples += len(indices)
-            self._loss_sum += float(values.sum())
-            self._loss_count += len(values)
-            if len(values) == len(indices):
-                self._batches.observe(ticket.worker, indices, values)
+            if (own := result.losses.get(ticket)) is not None:
+                indices = self._contributions.samples(ticket)
+                self.samples += len(indices)
+                if len(own) == len(indices):
+                    self._batches.observe(ticket.worker, indices, own)
 
     def _count_spoiled(self, new: list[Ticket], result: Evaluated) -> None:
         spoiled = result.spoiled
@@ -132,11 +136,12 @@ class Server:
             self.state.average_buffers(list(result.buffers.values()))
         aside = self.state.copy() if result.norm > SUSPICIOUS_NORM else None
         if self._clip_norm is not None and result.norm > self._clip_norm:
-            torch._foreach_mul_(self.state.gradients(), self._clip_norm / result.norm)
-        self._optimizer.step()
+            for flat in self.state.gradients:
+                flat.mul_(self._clip_norm / result.norm)
+        self._step()
         if self._scheduler is not None:
             self._scheduler.step()
-        if aside is not None and not all_finite(self.state.parameters_data())[0]:
+        if aside is not None and not all_finite(self.state.view().parameters):
             self.state.swap_in(aside)
             raise Diverged(
                 f"diverged at update {self.updates + 1}: the step along a gradient of norm {result.norm:g} is not "

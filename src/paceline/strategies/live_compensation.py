@@ -9,7 +9,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.facts import Assign, Decision, Drop, Recall, Step, Ticket, gradient
 from paceline.core.ledger import Ledger
 from paceline.strategies.checks import check_blocks, check_quorum
-from paceline.strategies.weights import mean
+from paceline.strategies.weights import fraction, mean
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,9 @@ class LiveCompensation(Strategy):
             return {}
         taking_part = len(late) + len(kept)
         missing = 0 if self.scale else sum(not done for done in late.values())
-        back = Fraction(missing - len(late), taking_part * len(kept))
-        share = Fraction(1, taking_part)
-        weights = dict.fromkeys(kept, back)
+        weights = dict.fromkeys(kept, fraction(missing - len(late), taking_part * len(kept)))
         for ticket, done in late.items():
             if done:
-                weights[ticket] = share * Fraction(done, ticket.work.units) if self.scale else share
+                units = ticket.work.units if self.scale else done
+                weights[ticket] = fraction(done, units * taking_part)
         return weights

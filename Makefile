@@ -1,0 +1,51 @@
+# Everything is set up on the first use: python3 (3.11 or newer) and make are enough.
+#
+#   make demo    compare the strategies on an unequal fleet, print a table, draw the curves
+#   make test    run the tests; DATA=DIR names a directory of real data sets for those that need one
+#   make check   lint, format, types, tests
+#   make bench   run the benchmarks and print their ratios
+#   make docs    build the documentation into site/
+#   make clean   remove what the others made, the environment excepted
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+CODE := src tests benchmarks examples
+
+.DEFAULT_GOAL := demo
+.PHONY: venv demo test check bench docs clean
+
+venv: $(INSTALLED)
+
+# Torch comes first and by its exact version: an open range would bring the newest build with gigabytes of CUDA.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Paceline needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -c constraints.txt $$(grep '^torch==' constraints.txt)
+	$(BIN)/pip install -c constraints.txt -e '.[dev,tensorboard,docs]'
+	touch $@
+
+demo: venv
+	$(BIN)/paceline compare
+
+# One thread for each test process: several of them share the cores.
+test: venv
+	OMP_NUM_THREADS=1 $(if $(DATA),PACELINE_DATA='$(abspath $(DATA))') $(BIN)/pytest -n auto
+
+check: venv
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy src tests
+	$(MAKE) test
+
+bench: venv
+	@for script in $$(grep -l '__main__' benchmarks/*.py); do \
+	  echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+docs: venv
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf paceline-compare.png site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

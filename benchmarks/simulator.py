@@ -1,0 +1,120 @@
+"""A simulated SSGD run with 16 workers against a naive loop over the workers, and against the passes that it contains.
+
+    python benchmarks/simulator.py [--save] [--rounds N]
+
+naive / simulated   how many times as fast the whole simulated run is as a loop that computes the same, worker by worker
+simulated / fused   what a simulated update costs, in terms of the one forward and backward pass over its 16 mini-batches,
+                    whose samples are fetched anew for each pass, as they must be
+simulated / cached  the same, in terms of a pass over always the same samples, which stay in the processor's cache
+"""
+
+from collections.abc import Callable
+
+import torch
+from measuring import interleaved, parse, ratio, save
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import paceline as pl
+from paceline.randomness import stream
+from paceline.sampling.partition import deal
+from paceline.learning.data import TensorSamples
+
+WORKERS, BATCH, SAMPLES = 16, 32, 16_000
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
+    )  # fmt: skip
+
+
+def narrow_vgg() -> nn.Module:
+    layers: list[nn.Module] = []
+    channels = 3
+    for width in (8, 0, 16, 0, 32, 32, 0, 64, 64, 0, 64, 64, 0):
+        if width:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(4, width), nn.ReLU()]
+            channels = width
+        else:
+            layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 10))
+
+
+def wide_mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+
+
+def batch_norm_net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(392, 10))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "logistic regression": (lambda: nn.Linear(784, 10), (784,), 150),
+    "LeNet": (lenet, (3, 32, 32), 15),
+    "VGG-11 with a norm, an eighth as wide": (narrow_vgg, (3, 32, 32), 3),
+    "MLP of 4 M": (wide_mlp, (3, 32, 32), 5),
+    "batch norm (cannot be fused)": (batch_norm_net, (3, 32, 32), 10),
+}
+
+
+def alternatives(make: Callable[[], nn.Module], shape: tuple[int, ...], updates: int) -> dict[str, Callable[[], object]]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(SAMPLES, *shape, generator=generator)
+    targets = torch.randint(10, (SAMPLES,), generator=generator)
+    orders = [torch.randperm(SAMPLES, generator=generator)[: WORKERS * BATCH] for _ in range(updates)]
+    model = make()
+    task = pl.Task(model, cross_entropy, (inputs, targets), evaluate=lambda model: {"loss": 0.0})
+    fleet = pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02), workers=WORKERS)
+
+    def simulated() -> None:
+        pl.train(
+            task, strategy=pl.Synchronous(), fleet=fleet, optimizer=lambda p: torch.optim.SGD(p, lr=0.01),
+            batch_size=BATCH, stop=pl.Stop(updates=updates), progress=False,
+        )  # fmt: skip
+
+    def naive() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        shards = deal(pl.Equal(), TensorSamples(inputs, targets), WORKERS, BATCH, stream(0, "partition"))
+        batches = pl.Shuffled().open(shards, BATCH, seed=0)
+        for _ in range(updates):
+            optimizer.zero_grad()
+            for worker in range(WORKERS):
+                rows = torch.from_numpy(batches.draw(worker))
+                (cross_entropy(model(inputs[rows]), targets[rows]) / WORKERS).backward()
+            optimizer.step()
+
+    def one_pass(x: Tensor, y: Tensor) -> None:
+        model.zero_grad()
+        cross_entropy(model(x), y).backward()
+
+    def fused() -> None:
+        for number in range(updates):
+            rows = orders[number]
+            one_pass(inputs[rows], targets[rows])
+
+    def cached() -> None:
+        x, y = inputs[: WORKERS * BATCH].clone(), targets[: WORKERS * BATCH].clone()
+        for _ in range(updates):
+            one_pass(x, y)
+
+    return {"naive": naive, "simulated": simulated, "fused": fused, "cached": cached}
+
+
+def main() -> None:
+    rows = {}
+    for name, (make, shape, updates) in CASES.items():
+        torch.manual_seed(0)
+        times = interleaved(alternatives(make, shape, updates), parse().rounds)
+        rows[name] = {
+            "naive / simulated": round(ratio(times, "naive", "simulated"), 2),
+            "simulated / fused": round(ratio(times, "simulated", "fused"), 3),
+            "simulated / cached": round(ratio(times, "simulated", "cached"), 3),
+        }
+        print(name, rows[name], flush=True)
+    save("simulator", {"workers": WORKERS, "batch": BATCH, "bars": "3.5 and 1.4 (LR), 1.1 and 1.05 (LeNet), none slower than naive", "ratios": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""One TOML file is one tree of frozen dataclasses: read strictly, checked, and written back with everything filled in.
+
+    seeds = [0, 1, 2]                  [stop]                        [[fleet.workers]]
+    batch_size = 32                    seconds = 120                 count = 4
+    target = 0.92                                                    delay = "log-normal"
+                                       [partition]                   median = 1.0
+    [task]                             name = "pathological"         sigma = 0.2
+    data = "digits"                    classes_per_worker = 2
+    model = "linear"                                                 [[strategy]]
+                                       [tune]                        name = "lgc"
+    [optimizer]                        lr = [0.1, 0.3, 1.0]          quorum = 8
+    name = "SGD"
+
+``examples/compare.toml`` shows every section.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from paceline.core.errors import ConfigError
+from paceline.core.facts import Joined, Left
+from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, ShiftedExponential
+from paceline.fleets.simulated import Network, SimulatedFleet
+from paceline.run import Every, Stop
+from paceline.sampling.batches import Resampled, Sampling, Shuffled
+from paceline.sampling.partition import Dirichlet, Equal, Partition, Pathological
+from paceline.strategy_names import StrategyChoice, read_strategy
+from paceline.toml_tables import as_table, build, nearest, read_value, refuse_unknown, shown, table_of, to_toml
+
+T = TypeVar("T")
+DELAYS: Mapping[str, type[Any]] = {
+    "constant": Constant,
+    "shifted-exponential": ShiftedExponential,
+    "log-normal": LogNormal,
+    "pareto": Pareto,
+    "empirical": Empirical,
+}
+PARTITIONS: Mapping[str, type[Any]] = {"equal": Equal, "pathological": Pathological, "dirichlet": Dirichlet}
+SAMPLINGS: Mapping[str, type[Any]] = {"shuffled": Shuffled, "resampled": Resampled}
+FLEET_CHOICES = ("recall", "ties", "evaluation")
+
+
+@dataclass(frozen=True)
+class TaskChoice:
+    """What is learnt. ``hidden``: the widths of an MLP's hidden layers; ``test_share``: what is kept to judge it by."""
+
+    data: Literal["digits"]
+    model: Literal["linear", "mlp"]
+    hidden: tuple[int, ...] = ()
+    test_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.model == "mlp" and not self.hidden:
+            raise ConfigError("an mlp needs the widths of its hidden layers: give hidden = [32]")
+        if self.model == "linear" and self.hidden:
+            raise ConfigError(
+                f'a linear model has no hidden layers: leave hidden={list(self.hidden)} out, or model = "mlp"'
+            )
+        if not all(width > 0 for width in self.hidden):
+            raise ConfigError(f"hidden layers of widths {list(self.hidden)} are not possible: at least 1 each")
+        if not 0 < self.test_share < 1:
+            raise ConfigError(f"test_share={self.test_share} leaves nothing to train or to judge on: between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Something of torch by its name, and its keyword arguments."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def table(self) -> dict[str, Any]:
+        return {"name": self.name, **self.options}
+
+
+@dataclass(frozen=True)
+class Tune:
+    """The steps (learning rates) that are tried for each strategy."""
+
+    lr: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lr or not all(0 < lr < float("inf") for lr in self.lr):
+            raise ConfigError(f"lr={list(self.lr)} has no steps to try: give positive numbers, such as [0.1, 0.3, 1.0]")
+        object.__setattr__(self, "lr", tuple(sorted(set(self.lr))))
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that a run, or a comparison of runs, depends on."""
+
+    task: TaskChoice
+    fleet: SimulatedFleet
+    strategies: tuple[StrategyChoice, ...]
+    optimizer: Chosen
+    stop: Stop
+    partition: Partition = field(default_factory=Equal)
+    sampling: Sampling = field(default_factory=Shuffled)
+    scheduler: Chosen | None = None
+    tune: Tune | None = None
+    every: Every | None = None
+    batch_size: int = 32
+    clip_norm: float | None = None
+    seeds: tuple[int, ...] = (0,)
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise ConfigError(f"seeds={list(self.seeds)}: give different whole numbers from 0 on, such as [0, 1, 2]")
+        if self.target is not None and not 0 < self.target <= 1:
+            raise ConfigError(f"target={self.target} is no accuracy: between 0 and 1, such as 0.9")
+        if self.tune is None and self.optimizer.name != "LBFGS" and "lr" not in self.optimizer.options:
+            raise ConfigError("no step is given: set lr in [optimizer], or lr = [...] in [tune] to try several")
+
+    def with_strategies(self, choices: tuple[StrategyChoice, ...]) -> "Config":
+        return replace(self, strategies=choices)
+
+
+KEYS = (
+    "seeds", "batch_size", "target", "clip_norm", "task", "fleet", "strategy", "optimizer", "scheduler", "tune",
+    "partition", "sampling", "stop", "every",
+)  # fmt: skip
+
+
+def read_config(path: Path | str) -> Config:
+    """Read and check a TOML file."""
+    path = Path(path)
+    try:
+        return parse_config(path.read_text(encoding="utf-8"), path.name)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path.name} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}"
+        ) from None
+
+
+def parse_config(text: str, where: str = "config") -> Config:
+    """Check the text of a TOML file; ``where`` names it in messages."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is not valid TOML: {error}") from None
+    try:
+        return _config(table)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def write_config(config: Config) -> str:
+    """The configuration as TOML, everything filled in."""
+    return to_toml(config_table(config))
+
+
+def config_table(config: Config) -> dict[str, Any]:
+    """The configuration as the tables of a TOML file."""
+    plain = {name: getattr(config, name) for name in ("seeds", "batch_size", "target", "clip_norm")}
+    chosen = {"optimizer": config.optimizer, "scheduler": config.scheduler}
+    return {
+        **{
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in plain.items()
+            if value is not None
+        },
+        "task": table_of(config.task),
+        "fleet": _fleet_table(config.fleet),
+        "strategy": [choice.table() for choice in config.strategies],
+        **{name: each.table() for name, each in chosen.items() if each is not None},
+        **({"tune": table_of(config.tune)} if config.tune else {}),
+        "partition": {"name": _name_in(PARTITIONS, config.partition), **table_of(config.partition)},
+        "sampling": {"name": _name_in(SAMPLINGS, config.sampling), **table_of(config.sampling)},
+        "stop": table_of(config.stop),
+        **({"every": table_of(config.every)} if config.every else {}),
+    }
+
+
+def _config(table: dict[str, Any]) -> Config:
+    refuse_unknown(table, KEYS, "top level")
+    for key in ("task", "fleet", "strategy", "optimizer", "stop"):
+        if key not in table:
+            raise ConfigError(f"the section [{key}] is missing")
+    sections: dict[str, Any] = {
+        "task": build(TaskChoice, as_table(table["task"], "task"), "task"),
+        "fleet": _fleet(as_table(table["fleet"], "fleet")),
+        "strategies": _strategies(table["strategy"]),
+        "optimizer": _chosen(table["optimizer"], "optimizer"),
+        "stop": build(Stop, as_table(table["stop"], "stop"), "stop"),
+    }
+    if "scheduler" in table:
+        sections["scheduler"] = _chosen(table["scheduler"], "scheduler")
+    for key, kind in (("tune", Tune), ("every", Every)):
+        if key in table:
+            sections[key] = build(kind, as_table(table[key], key), key)
+    for key, kinds in (("partition", PARTITIONS), ("sampling", SAMPLINGS)):
+        if key in table:
+            sections[key] = _named(kinds, as_table(table[key], key), "name", key)
+    plain = {"seeds": tuple[int, ...], "batch_size": int, "target": float, "clip_norm": float}
+    return Config(**sections, **{key: read_value(kind, table[key], key) for key, kind in plain.items() if key in table})
+
+
+def _strategies(value: Any) -> tuple[StrategyChoice, ...]:
+    listed = value if isinstance(value, list) else [value]
+    if not listed:
+        raise ConfigError('strategy: the list is empty: name at least one, such as strategy = ["ssgd"]')
+    return tuple(read_strategy(each, f"strategy[{number}]") for number, each in enumerate(listed))
+
+
+def _chosen(value: Any, where: str) -> Chosen:
+    table = dict(as_table(value, where))
+    if not isinstance(name := table.pop("name", None), str):
+        raise ConfigError(f"{where}: name must be the name of a class of torch, not {shown(name)}")
+    return Chosen(name, table)
+
+
+def _fleet(table: dict[str, Any]) -> SimulatedFleet:
+    refuse_unknown(table, ("workers", "network", "changes", *FLEET_CHOICES), "fleet")
+    workers = table.get("workers")
+    if not isinstance(workers, list) or not workers:
+        raise ConfigError("fleet: describe the workers in one or several [[fleet.workers]], each with count and delay")
+    delays: list[Delay] = []
+    for number, each in enumerate(workers):
+        delays += _workers(dict(as_table(each, f"fleet.workers[{number}]")), f"fleet.workers[{number}]")
+    changes = table.get("changes", [])
+    if not isinstance(changes, list):
+        raise ConfigError(f"fleet.changes: must be a list of tables, [[fleet.changes]], not {shown(changes)}")
+    choices = {name: read_value(str, table[name], f"fleet.{name}") for name in FLEET_CHOICES if name in table}
+    try:
+        return SimulatedFleet(
+            delays=tuple(delays),
+            network=build(Network, as_table(table.get("network", {}), "fleet.network"), "fleet.network"),
+            changes=tuple(_change(each, f"fleet.changes[{number}]") for number, each in enumerate(changes)),
+            **choices,
+        )
+    except ConfigError as error:
+        raise ConfigError(str(error) if str(error).startswith("fleet") else f"fleet: {error}") from None
+
+
+def _workers(table: dict[str, Any], where: str) -> list[Delay]:
+    count = read_value(int, table.pop("count", 1), f"{where}.count")
+    if count < 1:
+        raise ConfigError(f"{where}.count: {count} workers are not possible: at least 1")
+    delay: Delay = _named(DELAYS, table, "delay", where)
+    return [delay] * count
+
+
+def _change(value: Any, where: str) -> Left | Joined:
+    table = as_table(value, where)
+    refuse_unknown(table, ("at", "worker", "what"), where)
+    if (what := table.get("what")) not in ("leaves", "joins"):
+        raise ConfigError(f'{where}.what: must be "leaves" or "joins", not {shown(what)}')
+    rest = {key: each for key, each in table.items() if key != "what"}
+    return build(Left, rest, where) if what == "leaves" else build(Joined, rest, where)
+
+
+def _named(kinds: Mapping[str, type[Any]], table: dict[str, Any], key: str, where: str) -> Any:
+    rest = dict(table)
+    name = rest.pop(key, None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}.{key}: must be one of {', '.join(kinds)}, not {shown(name)}")
+    if name not in kinds:
+        raise ConfigError(f"{where}.{key}: unknown name {name!r}: {nearest(name, kinds)}")
+    return build(kinds[name], rest, where)
+
+
+def _name_in(kinds: Mapping[str, type[Any]], value: object) -> str:
+    return next(name for name, kind in kinds.items() if kind is type(value))
+
+
+def _fleet_table(fleet: SimulatedFleet) -> dict[str, Any]:
+    workers: list[dict[str, Any]] = []
+    for delay in fleet._delays:
+        described = {"delay": _name_in(DELAYS, delay), **table_of(delay)}
+        if workers and {**described, "count": workers[-1]["count"]} == workers[-1]:
+            workers[-1]["count"] += 1
+        else:
+            workers.append({"count": 1, **described})
+    changes = [{"what": "leaves" if isinstance(each, Left) else "joins", **table_of(each)} for each in fleet.changes]
+    table = {name: getattr(fleet, name) for name in FLEET_CHOICES}
+    return {
+        **table,
+        "network": table_of(fleet.network),
+        "workers": workers,
+        **({"changes": changes} if changes else {}),
+    }

@@ -1,0 +1,1 @@
+"""Numbers, tables and figures from what a run left behind."""

@@ -1,0 +1,197 @@
+"""From a trace to numbers: how stale the updates were, what the workers' time went into, and who was waited for.
+
+Reads the trace once, from front to end; what it keeps in mind grows with the workers and their open tickets only.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.core.facts import Arrived, Drop, Halt, Joined, Left, Recall, Start, Step, Ticket
+from paceline.trace import Spoiled, Trace
+
+INSTANT = 1e-9  # seconds; two times that differ by less are one
+
+
+@dataclass
+class WorkerTime:
+    """What became of one worker's time, in (virtual) seconds. Work that still ran at the end is left out."""
+
+    worker: int
+    busy: float = 0.0  # computing
+    wasted: float = 0.0  # the part of it that no update used
+    idle: float = 0.0  # waiting for something to do
+    contributions: int = 0  # handed in and used
+    influence: float = 0.0  # the sum of the weights that its gradients had in all updates
+    waited_for: int = 0  # updates of several workers that its arrival, the last one, made possible
+    spoiled: int = 0  # contributions that were not finite
+
+
+@dataclass(frozen=True)
+class Measures:
+    """A run in numbers.
+
+    staleness  how many updates were made between a contribution's download of the model and its first use: of an
+               update the mean over the contributions it uses for the first time, of the run the mean over its updates
+    wasted     computing time of work that was halted, dropped, or not finite, and of blocks that a recall broke off. A
+               trace does not tell how far such a block had come: half of it is assumed
+    """
+
+    seconds: float
+    updates: int
+    mean_staleness: float
+    max_staleness: int
+    workers: tuple[WorkerTime, ...]
+
+    @property
+    def busy(self) -> float:
+        return sum(each.busy for each in self.workers)
+
+    @property
+    def wasted(self) -> float:
+        return sum(each.wasted for each in self.workers)
+
+    @property
+    def idle(self) -> float:
+        return sum(each.idle for each in self.workers)
+
+    @property
+    def wasted_share(self) -> float:
+        """Of the computing time, what no update used."""
+        return self.wasted / self.busy if self.busy else 0.0
+
+    @property
+    def idle_share(self) -> float:
+        """Of the workers' time, what they spent waiting."""
+        whole = self.busy + self.idle
+        return self.idle / whole if whole else 0.0
+
+    def table(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        shares = {"wasted_share": self.wasted_share, "idle_share": self.idle_share}
+        return asdict(self) | shares
+
+
+def measure(trace: Trace) -> Measures:
+    """Go through a trace once."""
+    reader = _Reader(trace.about)
+    for fact in trace:
+        if (follow := reader.follow.get(type(fact))) is not None:
+            follow(fact)
+    return reader.measures()
+
+
+class _Reader:
+    """Follows the facts of a trace, each at a cost that does not grow with the run."""
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self._transfer = float(about.get("transfer_seconds", 0.0))
+        self._now = 0.0
+        self._updates = 0
+        self._staleness_total = 0.0
+        self._staleness_most = 0
+        self._workers = {number: WorkerTime(number) for number in range(int(about.get("workers", 0)))}
+        self._present: set[int] = set()
+        self._idle_since: dict[int, float] = {}
+        self._begun: dict[Ticket, float] = {}  # running: when the worker had the model and could compute
+        self._recalled: dict[Ticket, float] = {}  # running: when it was recalled
+        self._unused: dict[Ticket, float] = {}  # handed in: the computing time that a first use would justify
+        self._last: Ticket | None = None
+        self._last_used: dict[Ticket, float] = {}
+        self.follow: dict[type, Callable[[Any], None]] = {
+            Joined: self._joined,
+            Left: self._left,
+            Start: self._start,
+            Arrived: self._arrived,
+            Halt: self._halt,
+            Recall: self._recall,
+            Drop: self._drop,
+            Step: self._step,
+            Spoiled: self._spoiled,
+        }
+
+    def measures(self) -> Measures:
+        for worker, since in self._idle_since.items():
+            self._of(worker).idle += self._now - since
+        self._idle_since.clear()
+        mean = self._staleness_total / self._updates if self._updates else 0.0
+        workers = tuple(self._workers[number] for number in sorted(self._workers))
+        return Measures(self._now, self._updates, mean, self._staleness_most, workers)
+
+    def _of(self, worker: int) -> WorkerTime:
+        return self._workers.setdefault(worker, WorkerTime(worker))
+
+    def _joined(self, fact: Joined) -> None:
+        self._now = fact.at
+        self._present.add(fact.worker)
+        self._idle_since[fact.worker] = fact.at
+
+    def _left(self, fact: Left) -> None:
+        self._now = fact.at
+        self._present.discard(fact.worker)
+        self._idle_ends(fact.worker)
+
+    def _idle_ends(self, worker: int) -> None:
+        since = self._idle_since.pop(worker, None)
+        if since is not None:
+            self._of(worker).idle += self._now - since
+
+    def _start(self, fact: Start) -> None:
+        self._idle_ends(fact.ticket.worker)
+        self._begun[fact.ticket] = self._now + self._transfer
+
+    def _recall(self, fact: Recall) -> None:
+        self._recalled[fact.ticket] = self._now
+
+    def _arrived(self, fact: Arrived) -> None:
+        self._now, ticket, done = fact.at, fact.ticket, fact.done
+        recalled_at = self._recalled.pop(ticket, None)
+        at_once = recalled_at is not None and self._now - recalled_at < INSTANT  # nothing done, or completed by decree
+        sent = self._now if at_once else self._now - self._transfer
+        seconds = max(0.0, sent - self._begun.pop(ticket))
+        useful = seconds
+        if recalled_at is not None and done < ticket.work.units and sent - recalled_at < INSTANT:
+            useful = seconds * done / (done + 0.5)  # broken off in the middle of a block
+        worker = self._of(ticket.worker)
+        worker.busy += seconds
+        worker.wasted += seconds - useful
+        self._unused[ticket] = useful
+        self._last = ticket
+        self._idle_since[ticket.worker] = self._now
+
+    def _halt(self, fact: Halt) -> None:
+        ticket = fact.ticket
+        seconds = max(0.0, self._now - self._begun.pop(ticket))
+        self._recalled.pop(ticket, None)
+        worker = self._of(ticket.worker)
+        worker.busy += seconds
+        worker.wasted += seconds
+        if ticket.worker in self._present:
+            self._idle_since[ticket.worker] = self._now
+
+    def _drop(self, fact: Drop) -> None:
+        self._of(fact.ticket.worker).wasted += self._unused.pop(fact.ticket, 0.0)  # a kept one was used already
+
+    def _step(self, fact: Step) -> None:
+        used: dict[Ticket, float] = {}
+        for ticket, weight in fact.weights.items():
+            self._of(ticket.worker).influence += float(weight)
+            if (seconds := self._unused.pop(ticket, None)) is not None:
+                used[ticket] = seconds
+                self._of(ticket.worker).contributions += 1
+        if used:
+            ages = [self._updates - ticket.version for ticket in used]
+            self._staleness_total += sum(ages) / len(ages)
+            self._staleness_most = max(self._staleness_most, *ages)
+        if len(used) > 1 and self._last in used:
+            assert self._last is not None
+            self._of(self._last.worker).waited_for += 1
+        self._last_used = used
+        self._updates += 1
+
+    def _spoiled(self, fact: Spoiled) -> None:
+        worker = self._of(fact.ticket.worker)
+        if (seconds := self._last_used.pop(fact.ticket, None)) is not None:
+            worker.contributions -= 1
+            worker.spoiled += 1
+            worker.wasted += seconds

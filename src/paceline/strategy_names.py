@@ -1,0 +1,221 @@
+"""The strategies by name: what the command line and a TOML file call them, the rule in a sentence, the paper.
+
+On the command line a strategy is ``name:option=value,option=value``::
+
+    ssgd    asgd    k-sgd:quorum=7    lgc:quorum=7,blocks=4,recall=false
+    gsgd                                  groups of like speed, formed with a tolerance of 0.25
+    gsgd:tolerance=0.5                    the same, coarser
+    gsgd:groups=0-3/4-7/8-15              groups by hand
+    gsgd:tolerance=0.5,inside=lgc:quorum=3,blocks=4     another rule inside the groups
+
+``inside`` comes last: the rest of the text is the inner strategy. In TOML the same is a table,
+``inside`` a table of its own and ``groups`` a list of lists, or simply the same text.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, get_type_hints
+
+from paceline.core.coordinator import Strategy
+from paceline.core.errors import ConfigError
+from paceline.strategies.asynchronous import Asynchronous
+from paceline.strategies.fastest_k import FastestK
+from paceline.strategies.grouped import Grouped, groups_by_speed
+from paceline.strategies.live_compensation import LiveCompensation
+from paceline.strategies.synchronous import Synchronous
+from paceline.toml_tables import as_table, build, described, nearest, read_value, refuse_unknown, shown
+
+TOLERANCE = 0.25
+GROUPED = {"groups": Sequence[Sequence[int]], "tolerance": float, "inside": Any}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A strategy as people call it."""
+
+    kind: type[Strategy]
+    names: tuple[str, ...]  # the first is the one that is shown
+    acronyms: str
+    rule: str
+    paper: str
+    example: str
+
+
+STRATEGIES = (
+    Named(
+        Synchronous, ("synchronous", "ssgd", "full-sgd", "sync"), "SSGD, Full-SGD",
+        "everybody waits for everybody: one update from the mean of all gradients",
+        "Gao & Chen, Group SGD, Eq. (2); Xu, Live Gradient Compensation, Eq. (3)", "ssgd",
+    ),
+    Named(
+        Asynchronous, ("asynchronous", "asgd", "async"), "ASGD",
+        "nobody waits: each gradient is an update as it arrives, however old its model is by then",
+        "Gao & Chen, Group SGD, Eq. (3)", "asgd",
+    ),
+    Named(
+        FastestK, ("fastest-k", "k-sgd", "ksgd"), "K-SGD, backup workers",
+        "wait for the first quorum gradients of a round; stop the late workers and drop their work",
+        "Xu, Live Gradient Compensation, Sec. I; Chen et al., Revisiting Distributed Synchronous SGD", "k-sgd:quorum=7",
+    ),
+    Named(
+        LiveCompensation, ("live-compensation", "lgc", "lgc-sgd"), "LGC-SGD",
+        "wait for the first quorum; late workers hand in the blocks they have, which count one update later",
+        "Xu, Live Gradient Compensation for Evading Stragglers, Alg. 1", "lgc:quorum=7,blocks=4",
+    ),
+    Named(
+        Grouped, ("grouped", "gsgd", "group-sgd"), "GSGD",
+        "wait inside groups of like speed, not between them; any strategy can be the rule inside a group",
+        "Gao & Chen, Group SGD: a tradeoff between straggler and staleness, Alg. 3.1", "gsgd:groups=0-3/4-7/8-15",
+    ),
+)  # fmt: skip
+BY_NAME = {name: named for named in STRATEGIES for name in named.names}
+
+
+@dataclass(frozen=True)
+class StrategyChoice:
+    """A strategy that was asked for: its name and options, not yet fitted to a fleet."""
+
+    name: str
+    options: Mapping[str, Any]
+
+    @property
+    def named(self) -> Named:
+        return BY_NAME[self.name]
+
+    @property
+    def text(self) -> str:
+        """The choice as the command line spells it."""
+        return self._spelled(0)
+
+    @property
+    def short(self) -> str:
+        """The same with the acronym."""
+        return self._spelled(1)
+
+    def _spelled(self, alias: int) -> str:
+        pairs = self.options.items()
+        options = ",".join(
+            f"{name}={value._spelled(alias) if isinstance(value, StrategyChoice) else _spelled(value)}"
+            for name, value in pairs
+        )
+        name = self.named.names[alias]
+        return f"{name}:{options}" if options else name
+
+    def table(self) -> dict[str, Any]:
+        """The choice as a TOML file spells it."""
+        options = {k: v.table() if isinstance(v, StrategyChoice) else v for k, v in self.options.items()}
+        return {"name": self.name, **options}
+
+    def strategy(self, durations: Sequence[float]) -> Strategy:
+        """The strategy itself. Groups that were not given are formed by the workers' typical durations."""
+        options = dict(self.options)
+        if self.named.kind is not Grouped:
+            return build(self.named.kind, options, f"strategy {self.text!r}")
+        inside = options.get("inside", StrategyChoice("synchronous", {}))
+        groups = options.get("groups") or groups_by_speed(durations, options.get("tolerance", TOLERANCE))
+        try:
+            return Grouped(groups, inside=inside.strategy(durations))
+        except ConfigError as error:
+            raise ConfigError(f"strategy {self.text!r}: {error}") from None
+
+
+def parse_strategy(text: str) -> StrategyChoice:
+    """Read ``lgc:quorum=7,blocks=4`` as the command line spells it."""
+    name, _, rest = text.strip().partition(":")
+    options: dict[str, Any] = {}
+    while rest:
+        if rest.startswith("inside="):
+            options["inside"], rest = rest.removeprefix("inside="), ""
+            continue
+        piece, _, rest = rest.partition(",")
+        option, equals, value = piece.partition("=")
+        if not equals or not value:
+            raise ConfigError(f"strategy {text!r}: {piece!r} is not an option: write name:option=value,option=value")
+        if option in options:
+            raise ConfigError(f"strategy {text!r}: {option} is given twice")
+        options[option] = _read_text(option, value, f"strategy {text!r}")
+    return _choice(name, options, f"strategy {text!r}")
+
+
+def read_strategy(value: Any, where: str) -> StrategyChoice:
+    """Read a strategy from TOML: a table with a name and options, or a text as on the command line."""
+    if isinstance(value, str):
+        return parse_strategy(value)
+    table = dict(as_table(value, where))
+    if not isinstance(name := table.pop("name", None), str):
+        raise ConfigError(f'{where}: a strategy needs a name, such as name = "lgc", not {shown(name)}')
+    return _choice(name, table, where)
+
+
+def _choice(name: str, options: dict[str, Any], where: str) -> StrategyChoice:
+    named = BY_NAME.get(name.strip().lower())
+    if named is None:
+        raise ConfigError(f"{where}: unknown strategy {name!r}: {nearest(name, BY_NAME)}")
+    if named.kind is Grouped:
+        return StrategyChoice(named.names[0], _grouped_options(options, where))
+    hints = get_type_hints(named.kind)
+    known = {field.name: field for field in fields(named.kind)}  # type: ignore[arg-type]
+    refuse_unknown(options, known, where)
+    for option, field in known.items():
+        if field.default is MISSING and option not in options:
+            raise ConfigError(f"{where}: {option} is missing: give {described(hints[option])}, as in {named.example}")
+    read = {option: read_value(hints[option], value, f"{where}: {option}") for option, value in options.items()}
+    return StrategyChoice(named.names[0], read)
+
+
+def _grouped_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    refuse_unknown(options, GROUPED, where)
+    if "groups" in options and "tolerance" in options:
+        raise ConfigError(f"{where}: give either groups or a tolerance to form them with, not both")
+    read = {
+        option: read_strategy(value, f"{where}: inside")
+        if option == "inside"
+        else read_value(GROUPED[option], value, f"{where}: {option}")
+        for option, value in options.items()
+    }
+    if "inside" in read:  # the command line needs it last
+        read["inside"] = read.pop("inside")
+    return read
+
+
+def _read_text(option: str, text: str, where: str) -> Any:
+    if option == "groups":
+        return [_workers(group, where) for group in text.split("/")]
+    lowered = text.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _workers(text: str, where: str) -> list[int]:
+    """Read ``0-3`` or ``0-3+7``."""
+    workers: list[int] = []
+    for piece in text.split("+"):
+        first, _, last = piece.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+            raise ConfigError(f"{where}: {piece!r} names no workers: write groups as 0-3/4-7/8+10+12-15")
+        workers += range(int(first), int(last or first) + 1)
+    return workers
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "/".join("+".join(_ranges(group)) for group in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _ranges(group: Sequence[int]) -> list[str]:
+    runs: list[list[int]] = []
+    for worker in group:
+        if runs and worker == runs[-1][-1] + 1:
+            runs[-1].append(worker)
+        else:
+            runs.append([worker])
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]

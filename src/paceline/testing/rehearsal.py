@@ -1,0 +1,134 @@
+"""A strategy on trial: a script of what happens, a fleet that follows it, and the history that comes of it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from paceline.core.coordinator import Coordinator, Strategy
+from paceline.core.facts import Arrived, Event, Halt, Joined, Left, Rang, Recall, Start, Ticket, WakeAt
+from paceline.core.ledger import Ledger
+from paceline.testing.recount import Fact
+
+
+class Move(NamedTuple):
+    """Something that happens to one of the workers (number ``which`` of those it can happen to)."""
+
+    what: str
+    which: int = 0
+    done: int = 0  # if it was recalled: the units it has done
+
+
+class Moment(NamedTuple):
+    """What happens ``wait`` seconds after the moment before, told to the coordinator ``at_once`` or one by one."""
+
+    wait: int
+    moves: Sequence[Move]
+    at_once: bool = False
+
+
+def scripts(workers: int) -> st.SearchStrategy[list[Moment]]:
+    """Random scripts; they begin with any number of the workers there."""
+    arrive = [Move("arrive", which, done) for which in range(workers) for done in range(5)]
+    join = [Move("join", which) for which in range(workers)]
+    leave = [Move("leave", which) for which in range(workers)]
+    # one draw for each move keeps Hypothesis fast; most are arrivals, or no round would ever end
+    moves = st.lists(st.sampled_from(arrive + 2 * join + leave + [Move("all leave")]), min_size=1, max_size=6)
+    moment = st.builds(lambda how, moves: Moment(how // 2, moves, how % 2 == 0), st.integers(0, 7), moves)
+    start = st.integers(1, workers).map(lambda n: Moment(0, [Move("join")] * n, True))
+    return st.builds(lambda first, rest: [first, *rest], start, st.lists(moment, max_size=12))
+
+
+class Rehearsal:
+    """A coordinator, a fleet that follows its instructions and a script, and the history of what happened."""
+
+    def __init__(self, strategy: Strategy, workers: int) -> None:
+        self.coordinator = Coordinator(strategy)
+        self.strategy = strategy
+        self.workers = range(workers)
+        self.history: list[Fact] = []
+        self.now = 0.0
+        self.here: set[int] = set()
+        self.running: dict[int, Ticket] = {}
+        self.recalled: set[Ticket] = set()
+        self.alarms: list[float] = []
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.coordinator.ledger
+
+    def play(self, moment: Moment) -> None:
+        self._wait_until(self.now + moment.wait)
+        if moment.at_once:
+            self._happen([event for move in moment.moves for event in self._events(move)] + self._ring())
+            return
+        for move in moment.moves:
+            self._happen(self._events(move))
+        self._ring_one_by_one()
+
+    def play_fairly(self, turns: int) -> None:
+        """Nobody leaves any more. In each turn every worker hands in what it runs, and the next alarm rings."""
+        if not self.here:
+            self._happen(self._events(Move("join")))
+        for _ in range(turns):
+            for ticket in sorted(self.running.values()):
+                self._wait_until(self.now + 1)
+                if self.running.get(ticket.worker) == ticket:
+                    self._happen([self._arrival(ticket, ticket.serial)])
+            if self.alarms:
+                self._wait_until(min(self.alarms))
+            self._ring_one_by_one()
+
+    def _wait_until(self, time: float) -> None:
+        while self.alarms and min(self.alarms) < time:
+            self.now = min(self.alarms)
+            self._ring_one_by_one()
+        self.now = time
+
+    def _ring_one_by_one(self) -> None:
+        for alarm in self._ring():
+            self._happen([alarm])
+
+    def _ring(self) -> list[Event]:
+        due = [Rang(alarm) for alarm in self.alarms if alarm <= self.now]
+        self.alarms = [alarm for alarm in self.alarms if alarm > self.now]
+        return [*due]
+
+    def _events(self, move: Move) -> list[Event]:
+        if move.what == "arrive" and self.running:
+            return [self._arrival(sorted(self.running.values())[move.which % len(self.running)], move.done)]
+        absent = [worker for worker in self.workers if worker not in self.here]
+        if move.what == "join" and absent:
+            worker = absent[move.which % len(absent)]
+            self.here.add(worker)
+            return [Joined(self.now, worker)]
+        leaving = sorted(self.here)
+        if move.what == "leave" and leaving:
+            leaving = [leaving[move.which % len(leaving)]]
+        elif move.what != "all leave":
+            return []
+        for worker in leaving:
+            self.here.discard(worker)
+            self.running.pop(worker, None)
+        return [Left(self.now, worker) for worker in leaving]
+
+    def _arrival(self, ticket: Ticket, done: int) -> Event:
+        units = ticket.work.units
+        del self.running[ticket.worker]
+        return Arrived(self.now, ticket, done % (units + 1) if ticket in self.recalled else units)
+
+    def _happen(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        instructions = self.coordinator.receive(*events)
+        self.history += [*events, *instructions]
+        for instruction in instructions:
+            if isinstance(instruction, Start):
+                self.running[instruction.ticket.worker] = instruction.ticket
+            elif isinstance(instruction, Halt):
+                if self.running.get(instruction.ticket.worker) == instruction.ticket:
+                    del self.running[instruction.ticket.worker]
+            elif isinstance(instruction, Recall):
+                self.recalled.add(instruction.ticket)
+            elif isinstance(instruction, WakeAt):
+                self.alarms.append(instruction.at)

@@ -1,0 +1,140 @@
+"""Tables of a TOML file into dataclasses, strictly, and back into TOML. Standard library only.
+
+A refusal is one line: where, what, why, the value, and a choice that would do.
+"""
+
+import json
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
+from typing import Any, Literal, TypeVar, Union
+
+from paceline.core.errors import ConfigError
+
+T = TypeVar("T")
+Table = Mapping[str, Any]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not known: the nearest one, and all of them."""
+    known = list(known)
+    close = get_close_matches(name.lower(), [each.lower() for each in known], n=1, cutoff=0.5)
+    meant = next((each for each in known if close and each.lower() == close[0]), None)
+    listed = ", ".join(known) or "nothing"
+    return f"did you mean {meant!r}? (known: {listed})" if meant else f"choose from {listed}"
+
+
+def refuse_unknown(table: Table, known: Iterable[str], where: str) -> None:
+    """Raise for the first key of a table that means nothing."""
+    known = list(known)
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}: {nearest(key, known)}")
+
+
+def as_table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: must be a table of keys and values, not {shown(value)}")
+    return value
+
+
+def build(kind: type[T], table: Table, where: str) -> T:
+    """A dataclass from a table: every key a field, every field without a default there, every value of its type."""
+    hints = typing.get_type_hints(kind)
+    known: dict[str, Field[Any]] = {field.name: field for field in fields(kind) if field.init}  # type: ignore[arg-type]
+    refuse_unknown(table, known, where)
+    for name, field in known.items():
+        if name not in table and field.default is MISSING and field.default_factory is MISSING:
+            raise ConfigError(f"{where}: {name!r} is missing: give {name} = {described(hints[name])}")
+    values = {name: read_value(hints[name], value, f"{where}.{name}") for name, value in table.items()}
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def read_value(kind: Any, value: Any, where: str) -> Any:
+    """A value of the wanted type; whole numbers also do where any number is wanted."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        return read_value(next(each for each in arguments if each is not type(None)), value, where)
+    if origin is Literal:
+        if value not in arguments:
+            known = nearest(value, map(str, arguments)) if isinstance(value, str) else f"choose {described(kind)}"
+            raise ConfigError(f"{where}: {shown(value)} is unknown: {known}")
+        return value
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where}: must be {described(kind)}, not {shown(value)}")
+        return tuple(read_value(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(value))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{where}: must be {described(kind)}, not {shown(value)}")
+    return value
+
+
+def described(kind: Any) -> str:
+    """A type in words."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        return described(next(each for each in arguments if each is not type(None)))
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, arguments))
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return f"a list, each {described(arguments[0])}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return words.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: short, on one line."""
+    text = "a table" if isinstance(value, dict) else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def table_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that a user could have given, those that are None left out."""
+    pairs = ((field.name, getattr(value, field.name)) for field in fields(value) if field.init)
+    return {name: each for name, each in pairs if each is not None}
+
+
+def to_toml(table: Table) -> str:
+    """A tree of tables, lists, texts and numbers as TOML. Lists of tables become ``[[name]]`` sections."""
+    return "\n".join(_section(table, ())).strip() + "\n"
+
+
+def _section(table: Table, path: tuple[str, ...]) -> list[str]:
+    lines, later = [], []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            later += ["", f"[{_dotted((*path, key))}]", *_section(value, (*path, key))]
+        elif isinstance(value, list | tuple) and value and all(isinstance(each, Mapping) for each in value):
+            for each in value:
+                later += ["", f"[[{_dotted((*path, key))}]]", *_section(each, (*path, key))]
+        else:
+            lines.append(f"{_dotted((key,))} = {_scalar(value)}")
+    return lines + later
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(
+        key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else json.dumps(key) for key in path
+    )
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_scalar, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    raise TypeError(f"no TOML for {value!r}")

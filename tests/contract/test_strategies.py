@@ -1,0 +1,48 @@
+"""Every shipped strategy keeps the contract, alone and inside groups."""
+
+import pytest
+
+from paceline.core.coordinator import Strategy
+from paceline.strategies.asynchronous import Asynchronous
+from paceline.strategies.fastest_k import FastestK
+from paceline.strategies.grouped import Grouped
+from paceline.strategies.live_compensation import LiveCompensation
+from paceline.strategies.synchronous import Synchronous
+from paceline.testing import StrategyContract
+
+PAIR_AND_THREE = [[0, 3], [1, 2, 4]]
+SINGLETONS = [[0], [1], [2], [3], [4]]
+LGC = LiveCompensation(quorum=2, blocks=3)
+
+STRATEGIES: list[Strategy] = [
+    Synchronous(),
+    Asynchronous(),
+    FastestK(quorum=3),
+    FastestK(quorum=1),
+    FastestK(quorum=3, stop_late=False),
+    FastestK(quorum=2, warm_up=2),
+    FastestK(quorum=2, stop_late=False, warm_up=1),
+    LiveCompensation(quorum=3, blocks=4),
+    LiveCompensation(quorum=3, blocks=4, recall=False),
+    LiveCompensation(quorum=2, blocks=2, scale=False),
+    LiveCompensation(quorum=2, blocks=3, warm_up=2),
+    LiveCompensation(quorum=1, recall=False, scale=False, warm_up=1),
+    Grouped(PAIR_AND_THREE),
+    Grouped(PAIR_AND_THREE, inside=LGC),
+    Grouped(PAIR_AND_THREE, inside=LiveCompensation(quorum=2, recall=False)),
+    Grouped(PAIR_AND_THREE, inside=FastestK(quorum=2)),
+    Grouped(PAIR_AND_THREE, inside=FastestK(quorum=2, stop_late=False)),
+    Grouped(PAIR_AND_THREE, inside=Asynchronous()),
+    Grouped([[0, 1, 2, 3, 4]], inside=LGC),
+    Grouped(SINGLETONS),
+    Grouped(SINGLETONS, inside=LGC),
+    Grouped([[0, 1, 2], [3, 4]], inside=Grouped([[0], [1, 2], [3, 4]], inside=LGC)),
+    Grouped([[0], [1]], inside=Grouped([[0, 1], [2, 3]], inside=Grouped([[2], [3]]))),
+]
+
+
+@pytest.mark.parametrize("rule", STRATEGIES, ids=repr)
+class TestStrategy(StrategyContract):
+    @pytest.fixture(autouse=True)
+    def _take(self, rule: Strategy) -> None:
+        self.strategy = rule

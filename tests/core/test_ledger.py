@@ -1,0 +1,239 @@
+"""The ledger shows who is here, who computes what, and what was handed in."""
+
+import pytest
+from silent import Silent, coordinator_of, split_coordinator
+
+from paceline.core.coordinator import Coordinator, Strategy
+from paceline.core.errors import IllegalDecision
+from paceline.core.facts import (
+    Arrived,
+    Assign,
+    Decision,
+    Drop,
+    Joined,
+    Left,
+    Rang,
+    Recall,
+    Remember,
+    Step,
+    WakeAt,
+    Within,
+)
+from paceline.core.ledger import Ledger
+from paceline.strategies.weights import mean
+from paceline.testing import snapshot, walk
+
+
+def test_whoever_joins_is_here_and_idle() -> None:
+    coordinator = Coordinator(Silent())
+    coordinator.receive(Joined(0.5, 3), Joined(0.5, 1))
+    ledger = coordinator.ledger
+    assert [*ledger.workers] == [3, 1]
+    assert [*ledger.idle] == [3, 1]
+    assert ledger.now == 0.5
+
+
+def test_an_assigned_worker_runs_a_ticket_and_is_not_idle() -> None:
+    ledger = coordinator_of(0, 1).ledger
+    assert [str(ticket) for ticket in ledger.running.values()] == ["t0", "t1"]
+    assert not ledger.idle
+    assert not ledger.behind
+
+
+def test_what_was_given_out_since_the_last_update_is_fresh_in_the_order_of_arrival() -> None:
+    coordinator = coordinator_of(0, 1, 2)
+    ledger = coordinator.ledger
+    t0, t1, t2 = ledger.running.values()
+    coordinator.receive(Arrived(1.0, t2, 1))
+    coordinator.receive(Arrived(2.0, t0, 1))
+    assert [*ledger.fresh] == [t2, t0]
+    assert ledger.running == {1: t1}
+    assert not ledger.idle  # both have handed in for this round
+
+
+def test_what_a_step_leaves_unused_is_late_and_what_runs_is_behind() -> None:
+    coordinator = coordinator_of(0, 1, 2)
+    ledger = coordinator.ledger
+    t0, t1, t2 = ledger.running.values()
+    coordinator.receive(Arrived(1.0, t0, 1), Arrived(1.0, t1, 1))
+    coordinator.carry_out([Step(mean([t0]))])
+    assert ledger.late == {t1: 1}
+    assert [*ledger.behind] == [t2]
+    assert [*ledger.idle] == [0, 1]
+    assert (ledger.round, ledger.updated_at) == (1, 1.0)
+    coordinator.receive(Arrived(4.0, t2, 1))
+    assert ledger.late == {t1: 1, t2: 1}
+    assert {*ledger.idle} == {0, 1, 2}
+    assert not ledger.fresh
+    assert ledger.updated_at == 1.0
+
+
+def test_a_used_ticket_that_is_kept_stays_until_a_step_settles_it() -> None:
+    coordinator = coordinator_of(0, 1)
+    ledger = coordinator.ledger
+    t0, t1 = ledger.running.values()
+    coordinator.receive(Arrived(1.0, t0, 1), Arrived(1.0, t1, 1))
+    coordinator.carry_out([Step(mean([t0, t1]), keep=[t1])])
+    assert ledger.kept == {t1: 1}
+    coordinator.carry_out([Step(mean([t1]), keep=[t1])])
+    assert ledger.kept == {t1: 1}
+    coordinator.carry_out([Step(mean([t1]))])
+    assert not ledger.kept
+    assert ledger.round == 3
+
+
+def test_a_leaver_takes_its_running_ticket_along_but_not_what_it_handed_in() -> None:
+    coordinator = coordinator_of(0, 1)
+    ledger = coordinator.ledger
+    t0, _ = ledger.running.values()
+    coordinator.receive(Arrived(1.0, t0, 1))
+    coordinator.receive(Left(2.0, 0), Left(2.0, 1))
+    assert not ledger.workers
+    assert not ledger.running
+    assert not ledger.idle
+    assert ledger.fresh == {t0: 1}
+
+
+def test_whoever_comes_back_in_the_same_round_has_handed_in_already() -> None:
+    coordinator = coordinator_of(0, 1)
+    ledger = coordinator.ledger
+    t0, _ = ledger.running.values()
+    coordinator.receive(Arrived(1.0, t0, 1))
+    coordinator.receive(Left(2.0, 0))
+    coordinator.receive(Joined(3.0, 0))
+    assert not ledger.idle
+    coordinator.carry_out([Drop(t0)])
+    assert [*ledger.idle] == [0]
+
+
+def test_a_recalled_ticket_is_so_until_it_arrives() -> None:
+    coordinator = coordinator_of(0, blocks=4)
+    (ticket,) = coordinator.ledger.running.values()
+    coordinator.carry_out([Recall(ticket)])
+    assert [*coordinator.ledger.recalled] == [ticket]
+    coordinator.receive(Arrived(1.0, ticket, 3))
+    assert not coordinator.ledger.recalled
+    assert coordinator.ledger.fresh == {ticket: 3}
+
+
+def test_alarms_ring_once_all_that_are_due() -> None:
+    coordinator = coordinator_of(0)
+    coordinator.carry_out([WakeAt(2.0), WakeAt(3.0), WakeAt(5.0)])
+    assert [*coordinator.ledger.alarms] == [2.0, 3.0, 5.0]
+    coordinator.receive(Rang(3.0))
+    assert [*coordinator.ledger.alarms] == [5.0]
+    assert coordinator.ledger.now == 3.0
+
+
+def test_memory_keeps_the_last_value() -> None:
+    coordinator = coordinator_of(0)
+    coordinator.carry_out([Remember("deadline", 2.0), Remember("quorum", 3.0)])
+    coordinator.carry_out([Remember("deadline", 1.5)])
+    assert coordinator.ledger.memory == {"deadline": 1.5, "quorum": 3.0}
+
+
+def test_a_strategy_can_only_read() -> None:
+    ledger = coordinator_of(0).ledger
+    for name in ("running", "fresh", "late", "kept", "memory"):
+        with pytest.raises(TypeError):
+            getattr(ledger, name)["x"] = 1
+    for name in ("workers", "idle", "behind", "recalled", "alarms"):
+        assert not hasattr(getattr(ledger, name), "add")
+        assert not hasattr(getattr(ledger, name), "clear")
+
+
+# Parts
+
+
+def test_a_part_shows_its_own_workers_and_its_own_rounds() -> None:
+    coordinator = split_coordinator()
+    even, odd = coordinator.ledger.parts()
+    t0, t1, t2, t3 = coordinator.ledger.running.values()
+    assert ([*even.workers], [*odd.workers]) == ([0, 2], [1, 3])
+    coordinator.receive(Arrived(1.0, t0, 1), Arrived(1.0, t1, 1))
+    coordinator.carry_out([Within(0, Step(mean([t0])))])
+    assert (coordinator.version, even.round, odd.round) == (1, 1, 0)
+    assert [*even.behind] == [t2]
+    assert odd.fresh == {t1: 1}  # fresh for its own group,
+    assert coordinator.ledger.late == {t1: 1}  # though the whole has moved on
+    assert odd.running == {3: t3}
+    assert not odd.behind
+
+
+def test_nothing_that_a_part_shows_changes_behind_its_back() -> None:
+    coordinator = split_coordinator()
+    even, odd = coordinator.ledger.parts()
+    before = snapshot(odd)
+    t0, t2 = even.running.values()
+    coordinator.receive(Arrived(1.0, t0, 1))
+    coordinator.carry_out([Within(0, Step(mean([t0]))), Within(0, Drop(t2)), Within(0, Remember("x", 1.0))])
+    coordinator.carry_out([Within(0, WakeAt(9.0)), Within(0, Assign(0))])
+    coordinator.receive(Left(2.0, 2))
+    assert snapshot(odd) == before
+    assert even.memory == {"x": 1.0}
+    assert [*even.alarms] == [9.0] == [*coordinator.ledger.alarms]
+
+
+def test_only_parts_that_something_happened_to_are_asked() -> None:
+    asked: list[int] = []
+
+    class Watching(Silent):
+        def decide(self, ledger: Ledger) -> list[Decision]:
+            asked.extend(number for number, _ in ledger.split(self.groups))
+            return []
+
+    coordinator = split_coordinator()
+    coordinator.receive(Arrived(1.0, coordinator.ledger.running[1], 1))
+    coordinator.strategy = Watching(groups=((0, 2), (1, 3)))
+    coordinator.receive(Arrived(2.0, coordinator.ledger.running[3], 1))
+    assert asked == [1]
+
+
+def test_an_alarm_wakes_every_part() -> None:
+    coordinator = split_coordinator()
+    coordinator.carry_out([Within(1, WakeAt(2.0))])
+    coordinator.receive(Rang(2.0))
+    assert [part.now for part in coordinator.ledger.parts()] == [2.0, 2.0]
+    assert not any(part.alarms for _, part in walk(coordinator.ledger))
+
+
+def test_an_alarm_of_a_part_of_a_part_is_one_of_every_ledger_around_it() -> None:
+    class Nested(Strategy):
+        def decide(self, ledger: Ledger) -> list[Decision]:
+            for _, part in ledger.split(((0, 1), (2,))):
+                list(part.split(((0,), (1, 2))))
+            return []
+
+    coordinator = Coordinator(Nested())
+    coordinator.receive(*(Joined(0.0, worker) for worker in range(3)))
+    coordinator.carry_out([Within(0, Within(1, WakeAt(2.0)))])
+    alarms = {numbers: [*part.alarms] for numbers, part in walk(coordinator.ledger)}
+    assert alarms == {(): [2.0], (0,): [2.0], (0, 0): [], (0, 1): [2.0], (1,): [], (1, 0): [], (1, 1): []}
+
+
+def test_a_worker_that_no_group_names_belongs_to_the_last() -> None:
+    coordinator = split_coordinator()
+    coordinator.receive(Joined(1.0, 17))
+    assert [[*part.workers] for part in coordinator.ledger.parts()] == [[0, 2], [1, 3, 17]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (((0,), (1, 2, 3)), r"already split by \(\(0, 2\), \(1, 3\)\)"),
+        ((), "already split"),
+    ],
+)
+def test_a_ledger_is_split_once(groups: tuple[tuple[int, ...], ...], message: str) -> None:
+    ledger = split_coordinator().ledger
+    with pytest.raises(IllegalDecision, match=message):
+        list(ledger.split(groups))
+
+
+def test_a_ledger_is_split_before_any_work_is_given_out() -> None:
+    ledger = coordinator_of(0, 1).ledger
+    before = snapshot(ledger)
+    with pytest.raises(IllegalDecision, match="cannot split into 2 groups: split once, before any work is given out"):
+        list(ledger.split(((0,), (1,))))
+    assert snapshot(ledger) == before
+    assert ledger.parts() == ()
