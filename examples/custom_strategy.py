@@ -3,8 +3,8 @@
     python examples/custom_strategy.py          # trains with it, and with Synchronous to compare
     pytest examples/custom_strategy.py          # checks that it keeps the contract of a strategy
 
-A rule is a frozen dataclass with one method. It looks at the ledger, answers with decisions, and is asked again until it
-answers nothing; it never sees a tensor, a thread or a clock.
+A rule is a frozen dataclass with one method. It looks at the ledger, answers with decisions, and is asked again until
+it answers nothing; it never sees a tensor, a thread or a clock.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ class Deadline(pl.Strategy):
 
     $$w_{t+1} = w_t - \frac{\eta}{|A_t|} \sum_{i \in A_t} g_i,$$
 
-    where $A_t$ are the gradients that arrived in time, with those that were late for the round before: they are used one
-    round later rather than thrown away. If nothing has arrived by the deadline, the first to arrive makes the step.
+    where $A_t$ are the gradients that arrived in time, with those that were late for the round before: they are used
+    one round later rather than thrown away. If nothing has arrived by the deadline, the first to arrive makes the step.
     """
 
     seconds: float

@@ -104,7 +104,7 @@ def test_delays_sampling_and_traces_need_no_torch(file: Path) -> None:
 
 @pytest.mark.parametrize("file", files("fleets"), ids=ids)
 def test_fleets_know_no_strategy(file: Path) -> None:
-    assert {name for name in imports(file) if belongs_to(name, "paceline.strategies", "paceline.train")} == set()
+    assert {name for name in imports(file) if belongs_to(name, "paceline.strategies", "paceline.training")} == set()
 
 
 def test_ray_is_imported_nowhere() -> None:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,7 @@ def by_hand(
     for number in range(rounds):
         steps.zero_grad()
         batches = [recorded.batch(worker, number) for worker in workers]
-        torch.stack([loss(model(x[batch]), y[batch]).mean() for batch in batches]).mean().backward()
+        torch.stack([loss(model(x[batch]), y[batch]).mean() for batch in batches]).mean().backward()  # type: ignore[no-untyped-call]
         steps.step()
         if schedule:
             schedule.step()
@@ -258,7 +260,8 @@ def test_a_stopped_worker_gets_its_batch_again() -> None:
     train(digits_task(), pl.FastestK(2), fleet, updates=10, sampling=recorded)
     first = recorded.draws[2][0]
     assert recorded.draws[2] == [first] * len(recorded.draws[2])
-    assert recorded.returns == {2: [first] * 9} or recorded.returns == {2: [first] * 10}
+    assert recorded.returns == {2: [first] * (len(recorded.draws[2]) - 1)}
+    assert len(recorded.draws[2]) in (10, 11)
     used = [sample for batch in recorded.draws[0][:10] for sample in batch]
     assert len(set(used)) == len(used)
 
@@ -375,7 +378,7 @@ def test_asynchronous_training_is_the_loop_one_would_write() -> None:
         gradients = torch.autograd.grad(cross_entropy(old(x[batch]), y[batch]), list(old.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= 0.1 * gradient
+                parameter.sub_(gradient, alpha=0.1)
         versions.append(copy.deepcopy(model))
     torch.testing.assert_close(weights(run.model), weights(model), rtol=0, atol=1e-10)
     assert max(age for update in updates(run.trace) for age in update.ages) >= 3
@@ -436,7 +439,7 @@ LOSSES: dict[str, Loss] = {
     "label smoothing": nn.CrossEntropyLoss(label_smoothing=0.1),
     "class weights": nn.CrossEntropyLoss(weight=CLASS_WEIGHTS),
     "sum": nn.CrossEntropyLoss(reduction="sum"),
-    "lambda": lambda outputs, targets: cross_entropy(outputs, targets),
+    "partial": partial(cross_entropy, label_smoothing=0.2),
     "own scalar": square_of_the_mean,
     "own vector": own_vector,
 }
@@ -457,7 +460,7 @@ def test_any_loss_trains_as_in_a_loop_by_hand(name: str, evaluation: str) -> Non
     )
     expected = by_hand(linear(), recorded, loss=loss, rounds=10, optimizer=sgd(0.01))
     torch.testing.assert_close(weights(run.model), weights(expected), rtol=0, atol=1e-10)
-    per_sample = name in ("function", "module", "label smoothing", "own vector")
+    per_sample = name in ("function", "module", "label smoothing", "partial", "own vector")
     assert bool(recorded.losses) == per_sample
 
 
@@ -552,10 +555,11 @@ def normalised_by_hand(recorded: Recorded, rounds: Sequence[Iterable[int]]) -> n
         for worker in sorted(contributors):
             copies.append(copy.deepcopy(model))
             batch = recorded.batch(worker, number)
-            cross_entropy(copies[-1](x[batch]), y[batch]).backward()
+            cross_entropy(copies[-1](x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             for parameter, *own in zip(model.parameters(), *(each.parameters() for each in copies), strict=True):
-                parameter -= 0.1 * torch.stack([mine.grad for mine in own if mine.grad is not None]).mean(dim=0)
+                gradients = torch.stack([mine.grad for mine in own if mine.grad is not None])
+                parameter.sub_(gradients.mean(dim=0), alpha=0.1)
             for buffer, *values in zip(model.buffers(), *(each.buffers() for each in copies), strict=True):
                 stacked = torch.stack(list(values))
                 buffer.copy_(stacked.mean(dim=0) if buffer.is_floating_point() else stacked.amax(dim=0))
@@ -565,7 +569,7 @@ def normalised_by_hand(recorded: Recorded, rounds: Sequence[Iterable[int]]) -> n
 @pytest.mark.parametrize("evaluation", ["fused", "exact"])
 @pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.FastestK(2)], ids=repr)
 def test_batch_normalisation_sees_each_workers_batch_alone(strategy: pl.Strategy, evaluation: str) -> None:
-    """To 1e-10: parameters, running means and variances averaged over the contributors, the counter counting updates."""
+    """To 1e-10: parameters, running means and variances averaged over contributors, the counter counts updates."""
     recorded = Recorded()
     fleet = pl.SimulatedFleet(
         [pl.Empirical([1.0 + 0.3 * ((i + k) % 3) for k in range(3)], in_order=True) for i in range(3)],
@@ -692,7 +696,7 @@ def test_without_a_wish_the_model_is_judged_often_at_first_and_then_whenever_upd
     counts = [count for count, _ in judged(None, 1.0, 300)]
     assert counts[:21] == list(range(21))
     assert len(counts) < 90
-    assert all(later <= math.ceil(1.05 * count) + 1 for count, later in zip(counts[20:], counts[21:], strict=False))
+    assert all(later <= math.ceil(1.05 * count) + 1 for count, later in pairwise(counts[20:]))
     assert counts[-1] == 300
 
 
@@ -803,7 +807,8 @@ def test_under_every_strategy_training_goes_on_without_a_worker_that_is_not_fini
     assert {ticket.worker for ticket in run.spoiled} == {1}
     assert len(set(run.spoiled)) == len(run.spoiled)
     assert run.history[-1].loss < run.history[0].loss - 0.05
-    assert all(math.isfinite(row.training_loss) for row in run.history[1:])
+    for before, row in pairwise(run.history):
+        assert math.isfinite(row.training_loss) == (row.samples > before.samples)
 
 
 def test_running_statistics_of_a_worker_that_is_not_finite_are_left_out_too() -> None:
@@ -839,11 +844,11 @@ def test_when_a_whole_round_is_not_finite_the_run_ends_with_the_weights_it_had(t
 
 
 def breaks_beyond_one(x: Tensor, targets: Tensor) -> Tensor:
-    return torch.where(x > 1, math.nan, half_square(x, targets))
+    return half_square(x, targets) * torch.where(x > 1, math.nan, 1.0)
 
 
 def test_a_run_that_breaks_on_the_way_keeps_its_last_good_weights_and_says_where() -> None:
-    """F = (x - 10)^2 / 2 and eta = 0.1: x = 0, 1, 1.9, and beyond 1 there is no loss: version 2 is the first bad one."""
+    """F = (x - 10)^2 / 2, eta = 0.1: x = 0, 1, 1.9, and beyond 1 there is no loss: version 2 is the first bad one."""
     task = quadratic([10.0, 10.0])
     run = pl.train(
         pl.Task(task.model, breaks_beyond_one, task.train, evaluate=task.evaluate),
@@ -857,7 +862,8 @@ def test_a_run_that_breaks_on_the_way_keeps_its_last_good_weights_and_says_where
     assert run.problem is not None
     assert all(text in run.problem for text in ("update 3", "version 2", "staleness 0"))
     assert run.model.get_parameter("x").item() == pytest.approx(1.9, abs=1e-12)
-    assert (run.history[-1].updates, run.history[-1].loss) == (2, pytest.approx(1.9, abs=1e-12))
+    assert run.history[-1].updates == 2
+    assert run.history[-1].loss == pytest.approx(1.9, abs=1e-12)
     assert [(ticket.worker, ticket.version) for ticket in run.spoiled] == [(0, 2), (1, 2)]
 
 
@@ -1023,11 +1029,11 @@ def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_written(
         (lambda: pl.Grouped([]), "at least one worker each"),
         (lambda: pl.Constant(0.0), "must be positive and finite, not 0.0"),
         (lambda: pl.Constant(math.nan), "must be positive and finite, not nan"),
-        (lambda: pl.Stop(), "a run needs an end"),
+        (pl.Stop, "a run needs an end"),
         (lambda: pl.Stop(updates=0), "updates=0"),
         (lambda: pl.Stop(seconds=math.nan), "seconds=nan"),
         (lambda: pl.Stop(target=math.inf), "target=inf"),
-        (lambda: pl.Every(), "either updates or seconds"),
+        (pl.Every, "either updates or seconds"),
         (lambda: pl.Every(updates=1, seconds=1.0), "either updates or seconds"),
         (lambda: pl.Every(seconds=0.0), "more than 0"),
         (lambda: pl.groups_by_speed([1.0], tolerance=-1.0), "tolerance of -1.0"),

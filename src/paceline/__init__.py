@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.strategies.live_compensation import LiveCompensation
     from paceline.strategies.synchronous import Synchronous
     from paceline.trace import read_trace
-    from paceline.train import simulate, train
+    from paceline.training import simulate, train
 
 __version__ = "0.1.0"
 
@@ -42,15 +42,15 @@ _HOME = {
     "paceline.strategies.live_compensation": ("LiveCompensation",),
     "paceline.strategies.synchronous": ("Synchronous",),
     "paceline.trace": ("read_trace",),
-    "paceline.train": ("simulate", "train"),
+    "paceline.training": ("simulate", "train"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Asynchronous", "ConfigError", "Constant", "Dirichlet", "Empirical", "Equal", "Every", "FastestK", "Grouped",
     "IllegalDecision", "ImpossibleEvent", "Joined", "Left", "LiveCompensation", "LogNormal", "Network", "PacelineError",
-    "Pareto", "Pathological", "Resampled", "Run", "ShiftedExponential", "Shuffled", "SimulatedFleet", "Stop", "Strategy",
-    "Synchronous", "Task", "groups_by_speed", "read_trace", "simulate", "train",
+    "Pareto", "Pathological", "Resampled", "Run", "ShiftedExponential", "Shuffled", "SimulatedFleet", "Stop",
+    "Strategy", "Synchronous", "Task", "groups_by_speed", "read_trace", "simulate", "train",
 ]  # fmt: skip
 
 

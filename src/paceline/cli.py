@@ -35,7 +35,7 @@ Strategies = Annotated[
 ]
 
 
-class Interrupted(PacelineError):  # noqa: N818 - it is not an error
+class Interrupted(PacelineError):
     """Ctrl-C, and what is on disk now."""
 
 
@@ -157,13 +157,13 @@ def _run_all(config: "Config", processes: int, json_file: Path | None) -> "Compa
     terminal = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
-    if not terminal.is_terminal:
-        _told(f"{len(jobs)} runs in {processes} process{'es' * (processes > 1)} ...")
     outcomes: list[Outcome] = []
     try:
         with bar:
             task = bar.add_task("comparing", total=len(jobs))
             for outcome in outcomes_of(config, jobs, processes):
+                if not outcomes and not terminal.is_terminal:
+                    _told(f"{len(jobs)} runs in {processes} process{'es' * (processes > 1)} ...")
                 outcomes.append(outcome)
                 bar.advance(task)
     except KeyboardInterrupt:

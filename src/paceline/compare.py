@@ -1,12 +1,12 @@
 """Run several strategies on the same fleet, data and seeds, each with its own best step, and set them side by side."""
 
-import logging
 import math
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -155,10 +155,10 @@ def run_job(config: Config, job: Job) -> Outcome:
 def outcomes_of(config: Config, jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
     """Check the configuration; then the outcomes of all jobs, as they come. Only the processes import torch."""
     if processes == 1:
-        one_thread()
-        check_in_process(config)
-        for job in jobs:
-            yield run_job(config, job)
+        with one_thread():
+            check_in_process(config)
+            for job in jobs:
+                yield run_job(config, job)
         return
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
@@ -198,11 +198,17 @@ def comparison_of(config: Config, outcomes: Sequence[Outcome]) -> Comparison:
     return Comparison(config, tuple(ordered), tuple(sorted(best.values(), key=Entry.rank)))
 
 
-def one_thread() -> None:
+@contextmanager
+def one_thread() -> Iterator[None]:
     """Runs share the cores among them, and come to the same bits however many there are."""
     import torch
 
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def usable_cores() -> int:
@@ -210,9 +216,10 @@ def usable_cores() -> int:
 
 
 def _begin_process() -> None:
+    import torch
+
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    logging.getLogger("paceline").setLevel(logging.ERROR)
-    one_thread()
+    torch.set_num_threads(1)
 
 
 def _row(entry: Entry) -> dict[str, Any]:

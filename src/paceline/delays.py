@@ -1,4 +1,4 @@
-"""How long a worker takes for one mini-batch: distributions that the simulator draws from and the theory reasons about."""
+"""How long a worker takes for one mini-batch: the distributions that the simulator draws from."""
 
 import math
 from collections.abc import Iterator, Sequence

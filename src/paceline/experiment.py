@@ -25,7 +25,7 @@ from paceline.run import Run
 from paceline.sampling.partition import deal
 from paceline.strategy_names import StrategyChoice
 from paceline.toml_tables import nearest
-from paceline.train import check_fits, train
+from paceline.training import check_fits, train
 
 Pair = tuple[Tensor, Tensor]
 
@@ -37,7 +37,7 @@ def check(config: Config) -> None:
             check_fits(choice.strategy(config.fleet.medians), config.fleet.workers, config.batch_size)
         except ConfigError as error:
             named = str(error).startswith("strategy")
-            raise ConfigError(str(error) if named else f"strategy {choice.text!r}: {error}") from None
+            raise ConfigError(str(error) if named else f"strategy {choice.short!r}: {error}") from None
     task = make_task(config.task, seed=config.seeds[0])
     for seed in config.seeds:
         samples = task.training_samples()
@@ -59,7 +59,9 @@ def run(
     progress: bool | None = False,
 ) -> Run:
     """Train once. In a directory, the configuration is kept as ``config.toml`` beside what ``train`` leaves there."""
-    logging.getLogger("paceline").setLevel(logging.ERROR)  # what was left out is in the run, and told at its end
+    log = logging.getLogger("paceline")
+    level = log.level
+    log.setLevel(logging.ERROR)  # what was left out is in the run, and told at its end
     ours = directory is not None and not (directory.is_file() or (directory.is_dir() and any(directory.iterdir())))
     try:
         return train(
@@ -80,6 +82,7 @@ def run(
             progress=progress,
         )
     finally:
+        log.setLevel(level)
         if directory is not None and ours and directory.exists():
             write_atomically(directory / "config.toml", write_config(settled(config, choice, seed, lr)))
 

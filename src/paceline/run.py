@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stop:
-    """When to stop: after so many updates, epochs, or (virtual) seconds, or at a target accuracy; whichever comes first.
+    """When to stop: after so many updates, epochs or (virtual) seconds, or at a target accuracy, whichever is first.
 
     Events at exactly ``seconds`` still count. An epoch is as many samples as the workers' shards hold in whole batches,
     counted when an update uses them.

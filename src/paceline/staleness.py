@@ -23,7 +23,7 @@ class Staleness:
         ages = [version - ticket.version for ticket in step.weights if ticket not in kept]
         if ages:
             self.total += sum(ages) / len(ages)
-            self.maximum = max(self.maximum, max(ages))
+            self.maximum = max(self.maximum, *ages)
         if step.keep or kept:
             self._kept = (kept - step.weights.keys()) | frozenset(step.keep)
         self.updates += 1

@@ -110,13 +110,13 @@ class StrategyChoice:
         """The strategy itself. Groups that were not given are formed by the workers' typical durations."""
         options = dict(self.options)
         if self.named.kind is not Grouped:
-            return build(self.named.kind, options, f"strategy {self.text!r}")
+            return build(self.named.kind, options, f"strategy {self.short!r}")
         inside = options.get("inside", StrategyChoice("synchronous", {}))
         groups = options.get("groups") or groups_by_speed(durations, options.get("tolerance", TOLERANCE))
         try:
             return Grouped(groups, inside=inside.strategy(durations))
         except ConfigError as error:
-            raise ConfigError(f"strategy {self.text!r}: {error}") from None
+            raise ConfigError(f"strategy {self.short!r}: {error}") from None
 
 
 def parse_strategy(text: str) -> StrategyChoice:

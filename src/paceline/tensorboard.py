@@ -13,7 +13,8 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ConfigError("tensorboard=True needs the package tensorboard: pip install 'paceline[tensorboard]'") from None
+            needs = "tensorboard=True needs the package tensorboard: pip install 'paceline[tensorboard]'"
+            raise ConfigError(needs) from None
         self._writer = SummaryWriter(str(directory))
 
     def row(self, row: Row) -> None:

@@ -1,7 +1,7 @@
 """The record of a run: every event, and every instruction that followed it, in order.
 
-One JSON array a line, after a first line that describes the run. Lines are handed to the operating system as things happen:
-what was written survives the death of the process, and a last line that was torn is passed over when reading.
+One JSON array a line, after a first line that describes the run. Lines are handed to the operating system as things
+happen: what was written survives the death of the process, and a last line that was torn is passed over when reading.
 
     ["joined", at, worker]                 ["start", ticket, worker, version, kind, units]
     ["left", at, worker]                   ["halt", ticket]
@@ -10,8 +10,8 @@ what was written survives the death of the process, and a last line that was tor
     ["step", {weight: [tickets]}, [kept]]  ["wake", at]
     ["remember", [parts], name, value]     ["spoiled", ticket]
 
-Instructions follow at the time of the event before them. ``spoiled`` says that the contribution was not finite, and was left
-out of the step before.
+Instructions follow at the time of the event before them. ``spoiled`` says that the contribution was not finite, and was
+left out of the step before.
 """
 
 import json

@@ -60,8 +60,6 @@ def _why(winner: Entry, synchronous: Entry) -> str:
         text += (
             f", and a step of {winner.lr:g} against {synchronous.lr:g}" if _smaller_step(winner, synchronous) else ""
         )
-    if _waste(winner) >= NOTABLE_WASTE:
-        text += f"; {_waste(winner):.0%} of its workers' computing is thrown away"
     return text + "."
 
 
@@ -122,7 +120,7 @@ def _doubts(comparison: Comparison) -> list[str]:
                 f"The times of {first.label} and {second.label} overlap between seeds: "
                 "more of them (--seeds 10) would tell them apart more surely."
             )
-    if tune is not None and len(tune.lr) > 1:
+    if tune is not None and len(tune.lr) > 2:
         edge = [each.label for each in entries if each.lr in (tune.lr[0], tune.lr[-1])]
         if edge:
             doubts.append(f"The best step of {', '.join(edge)} is at the edge of the grid: a wider one may do better.")

@@ -1,4 +1,4 @@
-"""Events in, instructions out: the ledger follows what happened, then the strategy is asked until it answers nothing."""
+"""Events in, instructions out: the ledger follows, then the strategy is asked until it answers nothing."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -36,7 +36,7 @@ class Strategy(Protocol):
 
     def check(self, workers: int, batch_size: int | None, /) -> None:
         """Raise ``ConfigError`` if the rule does not fit that many workers, or mini-batches of that size. Optional."""
-        return None
+        return None  # noqa: RET501 - a body, so that a rule need not have one
 
 
 class Coordinator:
@@ -126,7 +126,7 @@ class Coordinator:
                 ledger = _touch_within(root, decision)
                 if isinstance(inner, Remember):
                     ledger._remember(inner.name, inner.value)
-                    instructions.append(decision)
+                    instructions.append(decision if isinstance(decision, Within) else inner)
                 else:
                     root._alarms[inner.at] = ledger._alarms[inner.at] = None
                     instructions.append(inner)
@@ -150,7 +150,7 @@ class Coordinator:
         return Halt(ticket) if running else decision
 
     def _touch(self, worker: int) -> tuple[Ledger, ...]:
-        """The ledgers that a worker belongs to, from the whole to the innermost part; their parts are marked as touched."""
+        """Mark the parts that a worker belongs to; return its ledgers, from the whole to the innermost part."""
         root = self.ledger
         if not root._parts:
             return self._whole

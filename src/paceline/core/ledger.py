@@ -34,9 +34,10 @@ class Ledger:
     """
 
     __slots__ = (
-        "_alarms", "_behind", "_current", "_fresh", "_groups", "_holding", "_idle", "_kept", "_late", "_memory", "_part_of",
-        "_parts", "_recalled", "_running", "_touched", "_workers", "alarms", "behind", "fresh", "idle", "kept", "late", "memory",
-        "now", "recalled", "round", "running", "updated_at", "workers",
+        "_alarms", "_behind", "_current", "_fresh", "_groups", "_holding", "_idle", "_kept", "_late",
+        "_memory", "_part_of", "_parts", "_recalled", "_running", "_touched", "_workers", "alarms", "behind",
+        "fresh", "idle", "kept", "late", "memory", "now", "recalled", "round", "running",
+        "updated_at", "workers",
     )  # fmt: skip
 
     def __init__(self) -> None:

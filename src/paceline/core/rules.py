@@ -39,7 +39,7 @@ def check_events(ledger: Ledger, events: Sequence[Event]) -> None:
         if isinstance(event, Arrived):
             _check_arrival(ledger, event)
             if event.ticket in arrived or event.ticket.worker in gone:
-                raise ImpossibleEvent(f"{event.ticket} cannot arrive: worker {event.ticket.worker} has ended it already")
+                raise ImpossibleEvent(f"{event.ticket} cannot arrive: worker {event.ticket.worker} ended it already")
             arrived.add(event.ticket)
         elif isinstance(event, Joined):
             if event.worker in came or (event.worker in ledger.workers and event.worker not in gone):
@@ -95,7 +95,7 @@ class DecisionCheck:
     def check(self, ledger: Ledger, decision: Decision) -> None:
         """Raise ``IllegalDecision`` unless the decision is allowed after those checked before it."""
         if ledger._parts and not isinstance(decision, _NOT_ABOUT_WORKERS):
-            raise IllegalDecision(f"{decision} must be made within one of the {len(ledger._parts)} parts of this ledger")
+            raise IllegalDecision(f"{decision} must be made within one of this ledger's {len(ledger._parts)} parts")
         if isinstance(decision, Assign):
             self._check_assign(ledger, decision)
         elif isinstance(decision, Step):

@@ -68,7 +68,7 @@ class SimulatedFleet:
         if isinstance(self.delays, Sequence):
             delays = tuple(self.delays)
             if self.workers not in (0, len(delays)):
-                raise ConfigError(f"{self.workers} workers were asked for, but {len(delays)} delays given: one for each")
+                raise ConfigError(f"{self.workers} workers were asked for, but {len(delays)} delays: give one for each")
         else:
             delays = (self.delays,) * self.workers
         if not delays:
@@ -88,7 +88,7 @@ class SimulatedFleet:
             if not 0 <= change.at < math.inf:
                 raise ConfigError(f"{change} has no possible time: it must be at least 0")
             if change.worker in last and type(last[change.worker]) is type(change):
-                raise ConfigError(f"{change} cannot follow {last[change.worker]}: worker {change.worker} would do it twice")
+                raise ConfigError(f"{change} cannot follow {last[change.worker]}: the worker would do it twice")
             last[change.worker] = change
 
     @property
@@ -217,5 +217,3 @@ class _Running:
 
 def _ticks(seconds: float) -> int:
     return round(seconds * TICKS)
-
-

@@ -1,7 +1,7 @@
 """Gradients that are computed when a step needs them, and never if none does.
 
-A simulated worker's contribution is a promise: a model version and the samples of a mini-batch. A step asks for a weighted
-sum of promises, which is one backward pass per model version where the model allows it.
+A simulated worker's contribution is a promise: a model version and the samples of a mini-batch. A step asks for a
+weighted sum of promises, which is one backward pass per model version where the model allows it.
 """
 
 import math
@@ -61,6 +61,7 @@ class LazyContributions:
         self._snapshots: dict[int, Snapshot] = {}
         self._users: dict[int, int] = {}  # model version -> how many promises refer to it
         self._bundles: list[_Bundle] = []
+        self._spoiled: set[Ticket] = set()  # known not to be finite, and not settled yet
         self._even: dict[tuple[Fraction, int, int], Tensor] = {}
 
     def promise(self, ticket: Ticket, indices: Indices) -> None:
@@ -79,6 +80,7 @@ class LazyContributions:
     def settle(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
             del self._samples[ticket]
+            self._spoiled.discard(ticket)
             version = ticket.version
             self._users[version] -= 1
             if not self._users[version]:
@@ -92,10 +94,13 @@ class LazyContributions:
         self._version += 1
 
     def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
-        """Leave the weighted sum in the parameters' ``grad``; leave out and report contributions that are not finite."""
+        """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
+        if self._spoiled and not self._spoiled.isdisjoint(weights):  # kept from a step that left them out already
+            weights = share_out(weights, self._spoiled.intersection(weights))
         result = self._sum(weights, keep)
         if not result.finite:
             spoiled = [ticket for ticket in weights if not self._sum({ticket: Fraction(1)}, ()).finite]
+            self._spoiled.update(spoiled)
             rest = share_out(weights, spoiled)
             result = self._sum(rest, [ticket for ticket in keep if ticket in rest])
             result.spoiled = spoiled
@@ -162,7 +167,7 @@ class LazyContributions:
                 self._backward_alone(ticket, weights[ticket], result)
             return
         losses = self._loss.each(outputs, targets)
-        losses.backward(gradient=self._spread(tickets, batches, weights, losses))
+        torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
         values = losses.detach().cpu().numpy()
         begin = 0
         for ticket, batch in zip(tickets, batches, strict=True):
@@ -179,7 +184,7 @@ class LazyContributions:
         own_buffers = state.take_buffers_back(before)
         self._loss.settle(outputs, targets)
         whole, each = self._loss.mean(outputs, targets)
-        whole.backward(gradient=torch.full_like(whole, float(weight)))
+        torch.autograd.backward(whole, torch.full_like(whole, float(weight)))
         result.losses[ticket] = (whole.reshape(1) if each is None else each).detach().cpu().numpy()
         result.buffers[ticket] = own_buffers
 
@@ -209,8 +214,8 @@ class LazyContributions:
 def share_out(weights: Weights, spoiled: Collection[Ticket]) -> dict[Ticket, Fraction]:
     """Leave tickets out and share their weight equally among the others of the same model version.
 
-    The mean over a round so becomes the mean over those of the round that are finite. Where a version has no others, its
-    weight is lost.
+    The mean over a round so becomes the mean over those of the round that are finite. Where a version has no others,
+    its weight is lost.
     """
     rest = {ticket: weight for ticket, weight in weights.items() if ticket not in spoiled}
     for ticket in spoiled:

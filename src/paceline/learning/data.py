@@ -80,7 +80,7 @@ def samples(data: Data) -> Samples:
         inputs, targets = data
         return TensorSamples(inputs, targets)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return DatasetSamples(data)  # type: ignore[arg-type]
+        return DatasetSamples(data)
     raise ConfigError(f"data must be a pair of tensors or a map-style dataset, not {type(data).__name__}")
 
 

@@ -14,7 +14,7 @@ Loss = Callable[[Any, Any], Tensor]
 class SampleLoss:
     """Splits a batch loss into per-sample losses where it is their mean; otherwise leaves it whole.
 
-    Torch's losses are asked for ``reduction="none"``; a loss of one's own may simply return a vector, one value a sample.
+    Torch's losses are asked for ``reduction="none"``; a loss of one's own may return a vector, one value a sample.
     On the first batch the mean is compared with the loss as given. If they differ (class weights, sums, contrastive
     losses), or if there is no vector, ``separable`` is false: the batch loss is used as it is, batch by batch.
     """

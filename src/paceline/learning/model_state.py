@@ -33,9 +33,10 @@ class ModelState:
         """Make the gradients of one type of parameters views into one new vector."""
         alike = [parameter for parameter in self.parameters if (parameter.dtype, parameter.device) == (dtype, device)]
         flat = torch.zeros(sum(parameter.numel() for parameter in alike), dtype=dtype, device=device)
-        pieces = flat.split([parameter.numel() for parameter in alike])
-        for parameter, piece in zip(alike, pieces, strict=True):
-            parameter.grad = piece.view(parameter.shape)
+        begin = 0
+        for parameter in alike:
+            parameter.grad = flat[begin : begin + parameter.numel()].view(parameter.shape)
+            begin += parameter.numel()
         return flat
 
     @property

@@ -1,8 +1,8 @@
 """The step of ``torch.optim.SGD`` without what surrounds it.
 
-Around the arithmetic, torch's step spends about a sixth of a small model's whole forward and backward pass on hooks, profiler
-marks and grouping. A plain SGD needs none of it: same operations in the same order on the same state, so the same bits, and
-schedulers, ``state_dict`` and ``load_state_dict`` of the user's optimizer go on working.
+Around the arithmetic, torch's step spends about a sixth of a small model's whole forward and backward pass on hooks,
+profiler marks and grouping. A plain SGD needs none of it: same operations in the same order on the same state, so the
+same bits, and schedulers, ``state_dict`` and ``load_state_dict`` of the user's optimizer go on working.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,14 @@ from collections.abc import Callable
 import torch
 from torch.optim import SGD, Optimizer
 
+UNUSUAL = ("maximize", "foreach", "fused", "differentiable")
+
 
 def plain_sgd(optimizer: Optimizer) -> Callable[[], None] | None:
     """A quicker ``step`` for an ordinary ``torch.optim.SGD``; nothing for any other optimizer."""
     if type(optimizer) is not SGD or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return None
-    if any(group["maximize"] or group["foreach"] or group["fused"] or group["differentiable"] for group in optimizer.param_groups):
+    if any(group[option] for group in optimizer.param_groups for option in UNUSUAL):
         return None
 
     @torch.no_grad()

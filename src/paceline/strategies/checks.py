@@ -6,7 +6,9 @@ from paceline.core.errors import ConfigError
 def check_quorum(quorum: int, workers: int) -> None:
     if not 1 <= quorum <= workers:
         nearest = min(max(quorum, 1), workers)
-        raise ConfigError(f"a quorum of {quorum} does not fit {workers} workers: choose 1 to {workers}, nearest {nearest}")
+        raise ConfigError(
+            f"a quorum of {quorum} does not fit {workers} workers: choose 1 to {workers} (nearest {nearest})"
+        )
 
 
 def check_blocks(blocks: int, batch_size: int | None) -> None:

@@ -19,9 +19,9 @@ class FastestK(Strategy):
 
     where $S_t$ are the first ``quorum`` ($K$) workers to answer round $t$. No gradient is stale; the price is the
     slowest workers' work, thrown away, and a bias when their data differ from the others'. Late workers are stopped
-    (``stop_late``), and a round then takes the $K$-th order statistic of the workers' times; or they are left to finish,
-    and what they hand in is dropped. With fewer workers than the quorum a round takes all of them. The first ``warm_up``
-    rounds wait for everybody.
+    (``stop_late``), and a round then takes the $K$-th order statistic of the workers' times; or they are left to
+    finish, and what they hand in is dropped. With fewer workers than the quorum a round takes all of them. The first
+    ``warm_up`` rounds wait for everybody.
 
     Xu, *Live Gradient Compensation*, Sec. I; Chen et al., *Revisiting Distributed Synchronous SGD*, 2016.
     """

@@ -44,9 +44,10 @@ class Grouped(Strategy):
         if unknown := sorted(named - set(range(workers))):
             raise ConfigError(f"groups name {_workers(unknown)}: the fleet has workers 0 to {workers - 1}")
         check_inside = getattr(self.inside, "check", None)
-        for group in self.groups if check_inside else ():
+        for group in self.groups:
             try:
-                check_inside(len(group), batch_size)
+                if check_inside is not None:
+                    check_inside(len(group), batch_size)
             except ConfigError as error:
                 raise ConfigError(f"in the group {list(group)}: {error}") from None
 

@@ -14,19 +14,20 @@ from paceline.strategies.weights import fraction, mean
 
 @dataclass(frozen=True)
 class LiveCompensation(Strategy):
-    r"""Step on the first ``quorum`` gradients; add the late ones' share, and take back the excess, one step later (LGC-SGD).
+    r"""Step on the first ``quorum`` gradients; make up for the late ones, who hand in what they have, one step later.
 
     $$\tilde g_t = \tilde g'_t + e_{t-1}, \qquad \tilde g'_t = \frac1K \sum_{i \in S_t} g_t^{(i)}, \qquad
     e_t = \frac1N \sum_{i \notin S_t} g_t^{(i)} - \frac{N-K}{N}\, \tilde g'_t,$$
 
-    where $S_t$ are the first ``quorum`` ($K$) of the $N$ workers that take part in round $t$. Over its life every
-    gradient so carries the total weight $1/N$: $1/K - \frac{N-K}{N}\frac1K$ if it was among the first, $1/N$ if late.
+    where $S_t$ are the first ``quorum`` ($K$) of the $N$ workers that take part in round $t$ (LGC-SGD). Over its life
+    every gradient so carries the total weight $1/N$: $\frac1K - \frac{N-K}{N}\frac1K$ if it was among the first, and
+    $1/N$ if late.
 
     A mini-batch is computed in ``blocks`` ($s$). With ``recall``, late workers hand in the blocks they have ($r$) when
-    the round ends, as the fleet lets them: ``complete``, ``block`` or ``abandon``; without it they finish first. Partial
-    gradients count $\frac rs \cdot \frac1r\sum_{k \le r} g[k]$ with ``scale`` (Eq. 6), the plain mean of the $r$ blocks
-    without; a worker with no block done then counts as the mean of the others. The first ``warm_up`` rounds wait for
-    everybody. The server keeps the $K$ gradients of the last round.
+    the round ends, as the fleet lets them: ``complete``, ``block`` or ``abandon``; without it they finish first.
+    Partial gradients count $\frac rs \cdot \frac1r\sum_{k \le r} g[k]$ with ``scale`` (Eq. 6), the plain mean of the
+    $r$ blocks without; a worker with no block done then counts as the mean of the fastest. The first ``warm_up`` rounds
+    wait for everybody. The $K$ gradients of the last round are kept for one round more.
 
     Xu, *Live Gradient Compensation for Evading Stragglers in Distributed Learning*, Alg. 1, Eqs. (6), (7).
     """

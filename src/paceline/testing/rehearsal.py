@@ -34,9 +34,12 @@ def scripts(workers: int) -> st.SearchStrategy[list[Moment]]:
     leave = [Move("leave", which) for which in range(workers)]
     # one draw for each move keeps Hypothesis fast; most are arrivals, or no round would ever end
     moves = st.lists(st.sampled_from(arrive + 2 * join + leave + [Move("all leave")]), min_size=1, max_size=6)
-    moment = st.builds(lambda how, moves: Moment(how // 2, moves, how % 2 == 0), st.integers(0, 7), moves)
-    start = st.integers(1, workers).map(lambda n: Moment(0, [Move("join")] * n, True))
-    return st.builds(lambda first, rest: [first, *rest], start, st.lists(moment, max_size=12))
+    moment = st.builds(Moment, st.integers(0, 3), moves, st.booleans())
+    return st.builds(_script, st.integers(1, workers), st.lists(moment, max_size=12))
+
+
+def _script(present: int, moments: list[Moment]) -> list[Moment]:
+    return [Moment(0, [Move("join")] * present, at_once=True), *moments]
 
 
 class Rehearsal:

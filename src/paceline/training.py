@@ -58,8 +58,8 @@ def train(
     tensorboard  write curves into the directory too
     progress     show a line on the terminal; by default where there is one
 
-    Ctrl-C ends the run after the event at hand, saves it, and raises ``KeyboardInterrupt``. A run that diverges ends with
-    its last good weights, and says so in ``run.problem``.
+    Ctrl-C ends the run after the event at hand, saves it, and raises ``KeyboardInterrupt``. A run that diverges ends
+    with its last good weights, and says so in ``run.problem``.
     """
     check_fits(strategy, fleet.workers, batch_size)
     if clip_norm is not None and not clip_norm > 0:
@@ -97,7 +97,7 @@ def train(
         )
         opened = RunDirectory(Path(directory), config) if directory is not None else None
         message_bytes = server.state.message_bytes
-        writer = TraceWriter(opened and opened.trace, about(fleet, message_bytes))
+        writer = TraceWriter(opened.trace if opened else None, about(fleet, message_bytes))
         loop = Loop(strategy, fleet.open(seed, message_bytes), server, writer, stop.seconds)
         listeners: list[Listener] = [] if opened is None else [opened]
         if opened is not None and tensorboard:
@@ -114,7 +114,7 @@ def train(
             ended=ended.why,
             problem=ended.problem,
             spoiled=server.spoiled,
-            directory=opened and opened.path,
+            directory=opened.path if opened else None,
         )
         if opened is not None:
             opened.close(run.model, run.summary())
@@ -165,7 +165,7 @@ def _until(stop: Stop, loop: Loop, judge: Judge, line: Progress, epoch_samples: 
 def simulate(
     strategy: Strategy, fleet: SimulatedFleet, stop: Stop, *, seed: int = 0, trace: Path | str | None = None
 ) -> Trace:
-    """Run a strategy without a model, where only time and order matter; return the trace. Give ``Stop`` updates or seconds."""
+    """Run a strategy without a model, where only time and order matter; return the trace."""
     check_fits(strategy, fleet.workers, None)
     if stop.updates is None and stop.seconds is None:
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")

@@ -1,0 +1,261 @@
+"""The command line: exit codes, messages, and what it leaves on disk."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from paceline.trace import read_trace
+
+ROOT = Path(__file__).parents[1]
+TINY = """
+seeds = [0, 1]
+batch_size = 8
+target = 0.3
+strategy = ["ssgd", "asgd", "k-sgd:quorum=2", "lgc:quorum=2,blocks=4", "gsgd"]
+[task]
+data = "digits"
+model = "linear"
+[[fleet.workers]]
+count = 2
+delay = "log-normal"
+median = 1.0
+sigma = 0.2
+[[fleet.workers]]
+count = 2
+delay = "constant"
+value = 3.0
+[partition]
+name = "pathological"
+classes_per_worker = 4
+[optimizer]
+name = "SGD"
+[tune]
+lr = [0.1, 0.5]
+[stop]
+seconds = 12
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "tiny.toml"
+    file.write_text(TINY)
+    return file
+
+
+def changed(file: Path, old: str, new: str) -> str:
+    assert old in TINY
+    file.write_text(TINY.replace(old, new, 1))
+    return str(file)
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of a refusal, after which nothing has changed on disk."""
+    before = sorted(Path.cwd().rglob("*"))
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1
+    assert sorted(Path.cwd().rglob("*")) == before
+    return output.err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("k-sgd:quorum=2", "k-sgd:quorum=5", "'k-sgd:quorum=5': a quorum of 5 does not fit 4 workers: choose 1 to 4"),
+        ('"gsgd"', '"gsgd:groups=0-2/2-3"', "groups overlap: worker 2 named more than once"),
+        ('"gsgd"', '"gsgd:groups=0-1/3"', "groups miss worker 2"),
+        ('"gsgd"', '"gsgd:groups=0-4"', "groups name worker 4: the fleet has workers 0 to 3"),
+        ("blocks=4", "blocks=3", "3 blocks do not divide a batch of 8 evenly: nearest 2"),
+        ("value = 3.0", "value = 0", "value must be positive and finite, not 0"),
+        ("value = 3.0", "value = nan", "value must be positive and finite, not nan"),
+        ('name = "pathological"\nclasses_per_worker = 4', 'name = "dirichlet"\nalpha = 0.0001', "leaves worker"),
+        ("classes_per_worker = 4", "classes_per_worker = 1", "leaves classes out"),
+        ("batch_size", "batchsize", "unknown key 'batchsize': did you mean 'batch_size'?"),
+        ("batch_size = 8", "batch_size = 2000", "the data set has 1438 samples, fewer than one batch of 2000"),
+        ('"SGD"', '"SDG"', "torch has no 'SDG': did you mean 'SGD'?"),
+        ('"SGD"', '"LBFGS"', "LBFGS evaluates the loss by itself"),
+        ('"SGD"', '"SGD"\nmomentun = 0.9', "SGD has no option 'momentun': did you mean 'momentum'?"),
+        ('"SGD"', '"SGD"\nmomentum = -1.0', "SGD refuses"),
+        ("[tune]", '[scheduler]\nname = "StepLR"\n[tune]', "StepLR refuses {}"),
+        ("lr = [0.1, 0.5]", "lr = []", "has no steps to try"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    tiny: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    assert said in refused(["compare", changed(tiny, old, new), "--jobs", "1", "--json", "out.json"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", "none.toml"], "cannot read none.toml"),
+        (["compare", "tiny.toml", "--strategy", "lgcc"], "did you mean 'lgc'?"),
+        (["compare", "tiny.toml", "--json", "out.txt"], "out.txt must end with .json"),
+        (["compare", "tiny.toml", "--figure", "tiny.toml/x.png"], "cannot write tiny.toml/x.png"),
+        (["compare", "--sedes", "3"], "No such option"),
+        (["compare", "--seeds", "0"], "--seeds"),
+        (["comprae"], "comprae"),
+        (["train"], "Missing argument"),
+        (["train", "tiny.toml"], "names 5 strategies: choose one with --strategy"),
+        (["train", "tiny.toml", "--strategy", "ssgd"], "has no single step: set lr in [optimizer], or give --lr"),
+        (["train", "tiny.toml", "--strategy", "lgc:quorum=9", "--lr", "0.1"], "a quorum of 9 does not fit 4 workers"),
+        (["train", "tiny.toml", "--strategy", "ssgd", "--lr", "0.1", "--directory", "full"], "full is not empty"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(
+    tiny: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    Path("full").mkdir()
+    Path("full/mine.txt").write_text("keep")
+    assert said in refused(arguments, capsys)
+
+
+def test_compare_shows_a_table_and_writes_figure_and_json(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(tiny), "--jobs", "1", "--json", "out.json", "--figure", "curves.png"]) == 0
+    output = capsys.readouterr()
+    for word in ("lgc:quorum=2,blocks=4", "time to 30%", "wins: it reaches 30.0% accuracy", "Curves: curves.png"):
+        assert word in output.out
+    assert output.err == "20 runs in 1 process ...\n"
+    assert Path("curves.png").read_bytes().startswith(b"\x89PNG")
+    told = json.loads(Path("out.json").read_text())
+    assert told["complete"]
+    assert len(told["runs"]) == 5 * 2 * 2
+    assert told["settings"]["strategy"][2] == {"name": "fastest-k", "quorum": 2}
+    assert [row["strategy"] for row in told["rows"]][0] in output.out
+    times = [row["seconds_to_target"] for row in told["rows"] if row["seconds_to_target"] is not None]
+    assert times == sorted(times)
+    by_name = {row["strategy"]: row for row in told["rows"]}
+    assert by_name["ssgd"]["mean_staleness"] == 0 == by_name["ssgd"]["wasted_share"]
+    assert by_name["k-sgd:quorum=2"]["wasted_share"] > 0.2
+    assert by_name["asgd"]["updates"] > by_name["gsgd"]["updates"] > by_name["ssgd"]["updates"]
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["curves.png", "out.json", "tiny.toml"]
+
+
+def test_the_number_of_processes_changes_nothing(tiny: Path) -> None:
+    arguments = ["compare", str(tiny), "--strategy", "ssgd", "--strategy", "asgd", "--seeds", "1", "--figure", "f.png"]
+    assert main([*arguments, "--jobs", "1", "--json", "one.json"]) == 0
+    assert main([*arguments, "--jobs", "2", "--json", "two.json"]) == 0
+    assert Path("one.json").read_text() == Path("two.json").read_text()
+
+
+def test_a_strategy_that_diverged_is_shown_as_such(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed(tiny, "lr = [0.1, 0.5]", "lr = [1e38]")
+    assert main(["compare", str(tiny), "--strategy", "ssgd", "--seeds", "1", "--jobs", "1"]) == 0
+    assert "diverged at update" in capsys.readouterr().out
+
+
+def test_train_keeps_everything_in_a_directory(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(tiny), "--strategy", "lgc:quorum=2,blocks=4", "--lr", "0.3", "--seed", "5"]) == 0
+    path = Path("runs/tiny-lgc-seed5")
+    assert f"Run: {path}" in capsys.readouterr().out
+    files = ["config.json", "config.toml", "metrics.jsonl", "model.safetensors", "summary.json", "trace.jsonl"]
+    assert sorted(each.name for each in path.iterdir()) == files
+    assert 'name = "live-compensation"' in (path / "config.toml").read_text()
+    assert read_trace(path).about["workers"] == 4
+
+
+def test_a_run_repeats_from_the_config_that_it_saved(tiny: Path) -> None:
+    assert main(["train", str(tiny), "--strategy", "gsgd", "--lr", "0.3", "--directory", "one"]) == 0
+    assert main(["train", "one/config.toml", "--directory", "two"]) == 0
+    for name in ("config.toml", "metrics.jsonl", "trace.jsonl", "model.safetensors"):
+        assert Path("one", name).read_bytes() == Path("two", name).read_bytes()
+
+
+def test_a_second_run_gets_a_directory_of_its_own(tiny: Path) -> None:
+    for _ in range(2):
+        assert main(["train", str(tiny), "--strategy", "ssgd", "--lr", "0.1"]) == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["tiny-ssgd-seed0", "tiny-ssgd-seed0-2"]
+
+
+def test_a_run_that_diverged_exits_with_one(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(tiny), "--strategy", "ssgd", "--lr", "1e38"]) == 1
+    assert "diverged at update" in capsys.readouterr().out
+
+
+def test_the_example_is_valid_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = str(ROOT / "examples/compare.toml")
+    assert main(["compare", example, "--strategy", "gsgd", "--strategy", "ssgd", "--seeds", "1", "--jobs", "1"]) == 0
+
+
+def test_strategies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strategies"]) == 0
+    listed = capsys.readouterr().out
+    for word in ("ssgd", "asgd", "k-sgd", "lgc", "gsgd", "Group SGD", "Live Gradient"):
+        assert word in listed
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    script = (
+        "import sys; from paceline.cli import main; codes = main(['--help']), main(['--version']), main([]);"
+        "heavy = {'torch', 'numpy', 'ray', 'matplotlib', 'sklearn'} & set(sys.modules); assert not heavy, heavy;"
+        "assert codes == (0, 0, 0), codes"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "compare" in done.stdout
+    assert "paceline 0." in done.stdout
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_ctrl_c_ends_with_one_line_and_130(tiny: Path, command: str) -> None:
+    changed(tiny, "seconds = 12", "seconds = 1e7")
+    options = {
+        "train": ["--strategy", "asgd", "--lr", "0.1", "--directory", "run"],
+        "compare": ["--jobs", "2", "--json", "out.json"],
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline.cli", command, str(tiny), *options[command]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _wait_until_busy(command, process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (130, "")
+    assert err.count("\n") == 1
+    assert err.startswith("interrupted")
+    if command == "train":
+        assert "everything so far is in run" in err
+        files = {path.name for path in Path("run").iterdir()}
+        assert {"config.toml", "model.safetensors", "summary.json", "trace.jsonl"} <= files
+        assert json.loads(Path("run/summary.json").read_text())["ended"] == "interrupted"
+    else:
+        assert sorted(path.name for path in Path.cwd().iterdir()) == ["tiny.toml"]
+
+
+def _wait_until_busy(command: str, process: "subprocess.Popen[str]") -> None:
+    """Until a run has made updates; of ``compare`` only the processes that it started can be seen."""
+    deadline = time.monotonic() + 60
+    metrics = Path("run/metrics.jsonl")
+    while time.monotonic() < deadline and process.poll() is None:
+        if command == "train" and metrics.exists() and metrics.read_text().count("\n") > 3:
+            return
+        if command == "compare" and len(_descendants(process.pid)) >= 4:  # fork server, resource tracker, two workers
+            time.sleep(1.0)
+            return
+        time.sleep(0.05)
+    pytest.fail(f"paceline {command} did not get to work: {process.poll()}")
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found += [child, *_descendants(child)]
+    return found

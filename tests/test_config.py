@@ -1,0 +1,196 @@
+"""The TOML configuration: read strictly, refused in one line, written back whole."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.config import Config, parse_config, read_config, write_config
+from paceline.core.errors import ConfigError
+from paceline.core.facts import Joined, Left
+from paceline.delays import Constant, ShiftedExponential
+from paceline.run import Stop
+from paceline.sampling.partition import Dirichlet
+from paceline.strategies.fastest_k import FastestK
+from paceline.strategies.grouped import Grouped
+from paceline.strategies.live_compensation import LiveCompensation
+from paceline.strategies.synchronous import Synchronous
+from paceline.strategy_names import BY_NAME, STRATEGIES, StrategyChoice, parse_strategy
+from paceline.toml_tables import to_toml
+
+ROOT = Path(__file__).parents[1]
+SMALL = """
+strategy = ["ssgd"]
+[task]
+data = "digits"
+model = "linear"
+[[fleet.workers]]
+count = 2
+delay = "constant"
+value = 1.0
+[optimizer]
+name = "SGD"
+lr = 0.1
+[stop]
+updates = 3
+"""
+
+
+def small(old: str = "", new: str = "") -> Config:
+    assert old in SMALL
+    return parse_config(SMALL.replace(old, new, 1), "small.toml")
+
+
+def refusal(old: str, new: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        small(old, new)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("small.toml")
+    return message
+
+
+def test_defaults_are_filled_in() -> None:
+    config = small()
+    assert config.fleet.medians == (1.0, 1.0)
+    assert config.stop == Stop(updates=3)
+    assert (config.batch_size, config.seeds, config.target) == (32, (0,), None)
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "examples/compare.toml", ROOT / "src/paceline/demo.toml"], ids=lambda p: p.name
+)
+def test_a_written_config_reads_back_the_same(path: Path) -> None:
+    config = read_config(path)
+    assert parse_config(write_config(config)) == config
+
+
+def test_the_example_shows_every_part_of_a_fleet() -> None:
+    fleet = read_config(ROOT / "examples/compare.toml").fleet
+    assert fleet._delays == (Constant(1.0),) * 4 + (ShiftedExponential(1.5, 0.5, h=10),) * 4
+    assert fleet.changes == (Left(20.0, 7), Joined(30.0, 7))
+    assert fleet.network.latency == 0.01
+
+
+def test_the_demo_has_all_five_strategies_and_three_seeds() -> None:
+    config = read_config(ROOT / "src/paceline/demo.toml")
+    assert {choice.named for choice in config.strategies} == set(STRATEGIES)
+    assert len(config.seeds) >= 3
+    assert config.fleet.workers == 16
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("updates = 3", "update = 3", "stop: unknown key 'update': did you mean 'updates'?"),
+        ("[stop]", "[stp]", "unknown key 'stp': did you mean 'stop'?"),
+        ("value = 1.0", "vlaue = 1.0", "fleet.workers[0]: unknown key 'vlaue': did you mean 'value'?"),
+        ('"constant"', '"constnat"', "fleet.workers[0].delay: unknown name 'constnat': did you mean 'constant'?"),
+        ('"digits"', '"digit"', "task.data: 'digit' is unknown: did you mean 'digits'?"),
+        ("value = 1.0", "value = 0.0", "value must be positive and finite, not 0.0"),
+        ("value = 1.0", "value = nan", "value must be positive and finite, not nan"),
+        ("value = 1.0", 'value = "1"', "fleet.workers[0].value: must be a number, not '1'"),
+        ("value = 1.0", "", "fleet.workers[0]: 'value' is missing: give value = a number"),
+        ("updates = 3", "updates = 3.5", "stop.updates: must be a whole number, not 3.5"),
+        ("updates = 3", "updates = true", "stop.updates: must be a whole number, not true"),
+        ("updates = 3", "", "stop: a run needs an end"),
+        ("count = 2", "count = 0", "fleet.workers[0].count: 0 workers are not possible"),
+        ("[stop]\nupdates = 3", "", "the section [stop] is missing"),
+        ("lr = 0.1", "", "no step is given"),
+        ('["ssgd"]', "[]", "strategy: the list is empty"),
+        ('["ssgd"]', "[3]", "strategy[0]: must be a table of keys and values, not 3"),
+        ('["ssgd"]', '["sgsd"]', "unknown strategy 'sgsd': did you mean"),
+        ("strategy", "seeds = [0, 0]\nstrategy", "seeds=[0, 0]: give different whole numbers"),
+        ("strategy", "seeds = 3\nstrategy", "seeds: must be a list, each a whole number, not 3"),
+        ("strategy", "target = 92\nstrategy", "target=92.0 is no accuracy"),
+        ('"linear"', '"mlp"', "an mlp needs the widths of its hidden layers"),
+        ("count = 2", "count = = 2", "small.toml is not valid TOML"),
+        ("[optimizer]", '[fleet]\nrecall = "blok"\n[optimizer]', "small.toml is not valid TOML"),
+    ],
+)
+def test_a_refusal_says_where_what_and_what_would_do(old: str, new: str, said: str) -> None:
+    assert said in refusal(old, new)
+
+
+def test_an_unknown_way_to_answer_recalls_is_refused() -> None:
+    assert "recall='blok' is unknown" in refusal("[[fleet.workers]]", '[fleet]\nrecall = "blok"\n[[fleet.workers]]')
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*: No such file"):
+        read_config(tmp_path / "none.toml")
+
+
+def test_texts_with_quotes_and_odd_keys_survive_toml() -> None:
+    import tomllib
+
+    table = {"a b": 'x"\\\n\x7fé', "n": [1, 2.5, True], "far": float("inf"), "t": {"u": [{"v": 1}, {"w": "2"}]}}
+    assert tomllib.loads(to_toml(table)) == table
+
+
+# Strategies by name
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy"),
+    [
+        ("ssgd", Synchronous()),
+        ("Full-SGD", Synchronous()),
+        ("k-sgd:quorum=7", FastestK(quorum=7)),
+        ("fastest-k:quorum=7,stop_late=false", FastestK(quorum=7, stop_late=False)),
+        ("lgc:quorum=7,blocks=4,recall=false", LiveCompensation(quorum=7, blocks=4, recall=False)),
+        ("gsgd:groups=0+2/1+3", Grouped([[0, 2], [1, 3]])),
+        ("gsgd", Grouped([[0, 1], [2], [3]])),
+        ("gsgd:tolerance=1", Grouped([[0, 1, 2], [3]])),
+        ("gsgd:groups=0-3,inside=lgc:quorum=2,blocks=4", Grouped([range(4)], inside=LiveCompensation(2, blocks=4))),
+    ],
+)
+def test_a_text_names_a_strategy(text: str, strategy: object) -> None:
+    assert parse_strategy(text).strategy([1.0, 1.1, 2.0, 3.0]) == strategy
+
+
+@pytest.mark.parametrize(
+    "text", ["ssgd", "lgc:quorum=7,blocks=4,recall=false", "gsgd:groups=0-3/4+6,inside=k-sgd:quorum=1"]
+)
+def test_a_choice_is_spelt_as_it_was_read(text: str) -> None:
+    choice = parse_strategy(text)
+    assert choice.short == text
+    assert parse_strategy(choice.text) == choice
+    assert parse_config(SMALL.replace('["ssgd"]', f'["{text}"]')).strategies == (choice,)
+
+
+def test_a_table_names_a_strategy() -> None:
+    tables = '{name = "gsgd", tolerance = 0.5, inside = {name = "lgc", quorum = 2}}'
+    inside = StrategyChoice("live-compensation", {"quorum": 2})
+    expected = StrategyChoice("grouped", {"tolerance": 0.5, "inside": inside})
+    assert small('["ssgd"]', tables).strategies == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lgcc", "unknown strategy 'lgcc': did you mean 'lgc'?"),
+        ("lgc:quorm=7", "unknown key 'quorm': did you mean 'quorum'?"),
+        ("lgc", "quorum is missing: give a whole number, as in lgc:quorum=7,blocks=4"),
+        ("lgc:quorum=x", "quorum: must be a whole number, not 'x'"),
+        ("lgc:quorum", "'quorum' is not an option: write name:option=value"),
+        ("lgc:quorum=2,quorum=3", "quorum is given twice"),
+        ("gsgd:groups=0-3/a", "'a' names no workers: write groups as 0-3/4-7"),
+        ("gsgd:groups=0-3,tolerance=1", "either groups or a tolerance"),
+        ("gsgd:inside=lgg:quorum=2", "unknown strategy 'lgg': did you mean 'lgc'?"),
+        ("", "unknown strategy ''"),
+    ],
+)
+def test_an_unknown_name_or_option_is_one_clear_line(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_strategy(text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_overlapping_groups_are_refused_when_the_strategy_is_made() -> None:
+    with pytest.raises(ConfigError, match="groups overlap: worker 3 named more than once"):
+        parse_strategy("gsgd:groups=0-3/3-4").strategy([1.0] * 5)
+
+
+def test_no_name_is_used_twice() -> None:
+    assert len(BY_NAME) == sum(len(named.names) for named in STRATEGIES)
