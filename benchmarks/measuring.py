@@ -42,7 +42,8 @@ def save(name: str, result: Mapping[str, Any]) -> None:
     text = json.dumps(
         {
             "command": " ".join(["python", *sys.argv]),
-            "machine": f"{torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}",
+            "threads": torch.get_num_threads(),
+            "versions": f"Python {platform.python_version()}, torch {torch.__version__}",
             **result,
         },
         indent=2,

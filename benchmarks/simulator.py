@@ -2,9 +2,9 @@
 
     python benchmarks/simulator.py [--save] [--rounds N]
 
-naive / simulated   how many times as fast the whole simulated run is as a loop that computes the same, worker by worker
-simulated / fused   what a simulated update costs, in terms of the one forward and backward pass over its 16 mini-batches,
-                    whose samples are fetched anew for each pass, as they must be
+naive / simulated   how many times as fast the simulated run is as a loop that computes the same, worker by worker
+simulated / fused   what a simulated update costs, in terms of the one forward and backward pass over its 16
+                    mini-batches, whose samples are fetched anew for each pass, as they must be
 simulated / cached  the same, in terms of a pass over always the same samples, which stay in the processor's cache
 """
 
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
+from paceline.learning.data import TensorSamples
 from paceline.randomness import stream
 from paceline.sampling.partition import deal
-from paceline.learning.data import TensorSamples
 
 WORKERS, BATCH, SAMPLES = 16, 32, 16_000
 
@@ -43,11 +43,15 @@ def narrow_vgg() -> nn.Module:
 
 
 def wide_mlp() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(3072, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(3072, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+    )
 
 
 def batch_norm_net() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(392, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(392, 10)
+    )
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
@@ -59,7 +63,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
-def alternatives(make: Callable[[], nn.Module], shape: tuple[int, ...], updates: int) -> dict[str, Callable[[], object]]:
+def alternatives(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], updates: int
+) -> dict[str, Callable[[], object]]:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(SAMPLES, *shape, generator=generator)
     targets = torch.randint(10, (SAMPLES,), generator=generator)
@@ -113,7 +119,15 @@ def main() -> None:
             "simulated / cached": round(ratio(times, "simulated", "cached"), 3),
         }
         print(name, rows[name], flush=True)
-    save("simulator", {"workers": WORKERS, "batch": BATCH, "bars": "3.5 and 1.4 (LR), 1.1 and 1.05 (LeNet), none slower than naive", "ratios": rows})
+    save(
+        "simulator",
+        {
+            "workers": WORKERS,
+            "batch": BATCH,
+            "bars": "3.5 and 1.4 (LR), 1.1 and 1.05 (LeNet), none slower than naive",
+            "ratios": rows,
+        },
+    )
 
 
 if __name__ == "__main__":

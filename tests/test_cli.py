@@ -40,6 +40,7 @@ lr = [0.1, 0.5]
 [stop]
 seconds = 12
 """
+DIVERGING = TINY.replace('"linear"', '"mlp"\nhidden = [8]').replace("lr = [0.1, 0.5]", "lr = [1e25]")
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("blocks=4", "blocks=3", "3 blocks do not divide a batch of 8 evenly: nearest 2"),
         ("value = 3.0", "value = 0", "value must be positive and finite, not 0"),
         ("value = 3.0", "value = nan", "value must be positive and finite, not nan"),
-        ('name = "pathological"\nclasses_per_worker = 4', 'name = "dirichlet"\nalpha = 0.0001', "leaves worker"),
+        ('2\ndelay = "constant"', '300\ndelay = "constant"', "with 4 samples, fewer than one batch of 8"),
         ("classes_per_worker = 4", "classes_per_worker = 1", "leaves classes out"),
         ("batch_size", "batchsize", "unknown key 'batchsize': did you mean 'batch_size'?"),
         ("batch_size = 8", "batch_size = 2000", "the data set has 1438 samples, fewer than one batch of 2000"),
@@ -94,6 +95,12 @@ def test_what_cannot_be_is_refused_in_one_line(
     tiny: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
 ) -> None:
     assert said in refused(["compare", changed(tiny, old, new), "--jobs", "1", "--json", "out.json"], capsys)
+
+
+def test_a_partition_that_leaves_a_worker_empty_is_refused(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    many = TINY.replace("count = 2", "count = 10").replace("classes_per_worker = 4", "alpha = 0.0001")
+    tiny.write_text(many.replace('"pathological"', '"dirichlet"'))
+    assert "Dirichlet(alpha=0.0001) leaves worker" in refused(["compare", str(tiny), "--jobs", "1"], capsys)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +139,7 @@ def test_compare_shows_a_table_and_writes_figure_and_json(tiny: Path, capsys: py
     assert told["complete"]
     assert len(told["runs"]) == 5 * 2 * 2
     assert told["settings"]["strategy"][2] == {"name": "fastest-k", "quorum": 2}
-    assert [row["strategy"] for row in told["rows"]][0] in output.out
+    assert f"{told['rows'][0]['strategy']} wins" in output.out
     times = [row["seconds_to_target"] for row in told["rows"] if row["seconds_to_target"] is not None]
     assert times == sorted(times)
     by_name = {row["strategy"]: row for row in told["rows"]}
@@ -150,7 +157,7 @@ def test_the_number_of_processes_changes_nothing(tiny: Path) -> None:
 
 
 def test_a_strategy_that_diverged_is_shown_as_such(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changed(tiny, "lr = [0.1, 0.5]", "lr = [1e38]")
+    tiny.write_text(DIVERGING)
     assert main(["compare", str(tiny), "--strategy", "ssgd", "--seeds", "1", "--jobs", "1"]) == 0
     assert "diverged at update" in capsys.readouterr().out
 
@@ -179,7 +186,8 @@ def test_a_second_run_gets_a_directory_of_its_own(tiny: Path) -> None:
 
 
 def test_a_run_that_diverged_exits_with_one(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(tiny), "--strategy", "ssgd", "--lr", "1e38"]) == 1
+    tiny.write_text(DIVERGING)
+    assert main(["train", str(tiny), "--strategy", "ssgd", "--lr", "1e25"]) == 1
     assert "diverged at update" in capsys.readouterr().out
 
 
@@ -223,6 +231,7 @@ def test_ctrl_c_ends_with_one_line_and_130(tiny: Path, command: str) -> None:
     )
     try:
         _wait_until_busy(command, process)
+        helpers = _descendants(process.pid)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:
@@ -230,6 +239,7 @@ def test_ctrl_c_ends_with_one_line_and_130(tiny: Path, command: str) -> None:
     assert (process.returncode, out) == (130, "")
     assert err.count("\n") == 1
     assert err.startswith("interrupted")
+    _wait_until_gone(helpers)
     if command == "train":
         assert "everything so far is in run" in err
         files = {path.name for path in Path("run").iterdir()}
@@ -251,6 +261,20 @@ def _wait_until_busy(command: str, process: "subprocess.Popen[str]") -> None:
             return
         time.sleep(0.05)
     pytest.fail(f"paceline {command} did not get to work: {process.poll()}")
+
+
+def _wait_until_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while left := [pid for pid in pids if _alive(pid)]:
+        assert time.monotonic() < deadline, f"processes {left} were left behind"
+        time.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _descendants(pid: int) -> list[int]:

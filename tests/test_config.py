@@ -9,7 +9,6 @@ from paceline.core.errors import ConfigError
 from paceline.core.facts import Joined, Left
 from paceline.delays import Constant, ShiftedExponential
 from paceline.run import Stop
-from paceline.sampling.partition import Dirichlet
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
@@ -104,15 +103,11 @@ def test_the_demo_has_all_five_strategies_and_three_seeds() -> None:
         ("strategy", "target = 92\nstrategy", "target=92.0 is no accuracy"),
         ('"linear"', '"mlp"', "an mlp needs the widths of its hidden layers"),
         ("count = 2", "count = = 2", "small.toml is not valid TOML"),
-        ("[optimizer]", '[fleet]\nrecall = "blok"\n[optimizer]', "small.toml is not valid TOML"),
+        ("[optimizer]", '[fleet]\nrecall = "blok"\n[optimizer]', "recall='blok' is unknown: choose one of complete"),
     ],
 )
 def test_a_refusal_says_where_what_and_what_would_do(old: str, new: str, said: str) -> None:
     assert said in refusal(old, new)
-
-
-def test_an_unknown_way_to_answer_recalls_is_refused() -> None:
-    assert "recall='blok' is unknown" in refusal("[[fleet.workers]]", '[fleet]\nrecall = "blok"\n[[fleet.workers]]')
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

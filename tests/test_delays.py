@@ -28,7 +28,7 @@ QUANTILES: list[tuple[Delay, Callable[[float], float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("delay", "quantile"), QUANTILES, ids=repr)
+@pytest.mark.parametrize(("delay", "quantile"), QUANTILES, ids=[repr(delay) for delay, _ in QUANTILES])
 def test_a_tenth_a_half_and_nine_tenths_are_below_the_quantiles(
     delay: Delay, quantile: Callable[[float], float]
 ) -> None:
@@ -166,3 +166,16 @@ def test_other_impossible_delays_are_refused() -> None:
     for shift in (-1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match="shift"):
             pl.ShiftedExponential(shift, 1.0)
+
+
+def test_durations_are_read_back_from_a_trace_without_the_transfers() -> None:
+    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(3.0)], network=pl.Network(latency=0.25))
+    trace = pl.simulate(pl.Asynchronous(), fleet, pl.Stop(seconds=7.0))
+    assert pl.Empirical.from_trace(trace, worker=1).values == (3.0, 3.0)
+    assert pl.Empirical.from_trace(trace).median == 1.0
+
+
+def test_a_trace_without_finished_work_gives_no_delay() -> None:
+    trace = pl.simulate(pl.Synchronous(), pl.SimulatedFleet([pl.Constant(9.0)]), pl.Stop(seconds=1.0))
+    with pytest.raises(pl.ConfigError, match="no finished work of worker 0"):
+        pl.Empirical.from_trace(trace, worker=0)

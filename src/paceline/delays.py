@@ -4,12 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, repeat
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
+from paceline.trace import Trace, read_trace
 
 DRAWN_AT_ONCE = 64
 
@@ -121,6 +123,17 @@ class Empirical:
         for value in self.values:
             if not 0 < value < math.inf:
                 raise ConfigError(f"Empirical cannot have a duration of {value}: each must be positive and finite")
+
+    @classmethod
+    def from_trace(cls, trace: Trace | Path | str, worker: int | None = None, in_order: bool = False) -> "Empirical":
+        """What a recorded run took for each piece of work that was finished: of one worker, or of all."""
+        recorded = trace if isinstance(trace, Trace) else read_trace(trace)
+        values = [seconds for who, seconds in recorded.durations() if worker is None or who == worker]
+        if not values:
+            raise ConfigError(
+                f"the trace has no finished work of {'any worker' if worker is None else f'worker {worker}'}"
+            )
+        return cls(values, in_order)
 
     @property
     def median(self) -> float:

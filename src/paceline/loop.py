@@ -2,12 +2,12 @@
 
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.errors import IllegalDecision
+from paceline.core.errors import Diverged, IllegalDecision
 from paceline.core.facts import Arrived, Drop, Halt, Recall, Start, Step, Ticket, WakeAt
 from paceline.fleets.fleet import Crew
 from paceline.trace import TraceWriter
@@ -96,8 +96,7 @@ class Loop:
                     hands.start(instruction.ticket)
                     crew.start(instruction.ticket)
                 elif isinstance(instruction, Step):
-                    if spoiled := hands.step(instruction):
-                        self._trace.spoiled(spoiled)
+                    self._step(instruction)
                     version += 1
                     yield Update(at, version - 1, instruction)
                 elif isinstance(instruction, Halt):
@@ -111,3 +110,12 @@ class Loop:
                     crew.wake_at(instruction.at)
         if workers := coordinator.ledger.workers:
             raise IllegalDecision(f"{coordinator.strategy} leaves {len(workers)} workers with nothing to do, for ever")
+
+    def _step(self, step: Step) -> None:
+        try:
+            spoiled: Sequence[Ticket] = self._hands.step(step)
+        except Diverged as diverged:
+            self._trace.spoiled(diverged.spoiled)
+            raise
+        if spoiled:
+            self._trace.spoiled(spoiled)

@@ -57,19 +57,30 @@ class Agenda:
 
     def __init__(self, every: Every | None) -> None:
         self._every = every
-        self._next: float = 1 if every is None else every.updates or every.seconds or 1
+        self._next = 0.0
+        self._plan(0, 0.0)
 
     def due(self, updates: int, seconds: float) -> bool:
-        every = self._every
-        reached = seconds if every is not None and every.seconds is not None else updates
-        if reached < self._next:
+        by_time = self._every is not None and self._every.seconds is not None
+        if (_picoseconds(seconds) if by_time else updates) < self._next:
             return False
+        self._plan(updates, seconds)
+        return True
+
+    def _plan(self, updates: int, seconds: float) -> None:
+        every = self._every
         if every is None:
             self._next = max(updates + 1, updates * self.GROWTH)
+        elif every.updates is not None:
+            self._next = (updates // every.updates + 1) * every.updates
         else:
-            step = every.updates or every.seconds or 1
-            self._next = (math.floor(reached / step) + 1) * step
-        return True
+            period = max(1, _picoseconds(every.seconds or 0.0))
+            self._next = (_picoseconds(seconds) // period + 1) * period
+
+
+def _picoseconds(seconds: float) -> int:
+    """Whole numbers, in which the third multiple of 0.1 is 0.3."""
+    return round(seconds * 10**12)
 
 
 class Row(NamedTuple):

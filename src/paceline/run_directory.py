@@ -40,10 +40,15 @@ class RunDirectory:
         values = {name: None if math.isnan(value) else value for name, value in row._asdict().items()}
         self._metrics.write(json.dumps(values) + "\n")
 
-    def close(self, model: "nn.Module", summary: Mapping[str, Any]) -> None:
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._metrics.close()
+
+    def finish(self, model: "nn.Module", summary: Mapping[str, Any]) -> None:
         from safetensors.torch import save
 
-        self._metrics.close()
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
         write_atomically(self.path / "model.safetensors", save(tensors))
         write_atomically(self.path / "summary.json", _json(summary))

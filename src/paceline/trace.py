@@ -120,7 +120,28 @@ class Trace:
             except ValueError:
                 torn = line  # allowed once, at the very end
                 continue
-            yield _decode(record, tickets)
+            try:
+                fact = _decode(record, tickets)
+            except (KeyError, ValueError, TypeError):
+                raise PacelineError(f"line {number} of the trace cannot be understood: {line[:60]!r}") from None
+            yield fact
+
+    def durations(self) -> Iterator[tuple[int, float]]:
+        """Worker and seconds of each piece of work that was computed to its end, without the transfers."""
+        transfers = 2 * self.about["transfer_seconds"]
+        started: dict[Ticket, float] = {}
+        now = 0.0
+        for fact in self:
+            if isinstance(fact, Event):
+                now = fact.at
+            if isinstance(fact, Start):
+                started[fact.ticket] = now
+            elif isinstance(fact, Halt):
+                started.pop(fact.ticket, None)
+            elif isinstance(fact, Arrived):
+                seconds = fact.at - started.pop(fact.ticket) - transfers
+                if fact.done == fact.ticket.work.units:
+                    yield fact.ticket.worker, seconds
 
 
 def read_trace(path: Path | str) -> Trace:
@@ -235,4 +256,4 @@ def _decode(record: list[Any], tickets: dict[int, Ticket]) -> Fact:
             for part in reversed(parts):
                 decision = Within(part, decision)
             return decision
-    raise PacelineError(f"unknown line in the trace: {record!r}")
+    raise ValueError(record)

@@ -71,6 +71,8 @@ def train(
             f"optimizer must be a function from parameters to a torch optimizer, not {type(optimizer).__name__}: "
             "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
         )
+    if stop.target is not None and math.isnan(task.judge()(task.model)[1]):
+        raise ConfigError(f"a target of {stop.target} can never be reached: the evaluation tells no accuracy")
     shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
     config = {
         "strategy": repr(strategy),
@@ -95,7 +97,7 @@ def train(
             fused=fleet.evaluation == "fused",
             seed=seed,
         )
-        opened = RunDirectory(Path(directory), config) if directory is not None else None
+        opened = stack.enter_context(RunDirectory(Path(directory), config)) if directory is not None else None
         message_bytes = server.state.message_bytes
         writer = TraceWriter(opened.trace if opened else None, about(fleet, message_bytes))
         loop = Loop(strategy, fleet.open(seed, message_bytes), server, writer, stop.seconds)
@@ -117,7 +119,7 @@ def train(
             directory=opened.path if opened else None,
         )
         if opened is not None:
-            opened.close(run.model, run.summary())
+            opened.finish(run.model, run.summary())
     if run.ended == "interrupted":
         raise KeyboardInterrupt
     return run

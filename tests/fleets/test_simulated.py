@@ -390,3 +390,19 @@ def test_fleets_with_a_common_delay_have_as_many_workers_as_asked_for() -> None:
     fleet = pl.SimulatedFleet(pl.LogNormal(2.0, 1.0), workers=3)
     assert (fleet.workers, fleet.medians) == (3, (2.0, 2.0, 2.0))
     assert pl.SimulatedFleet(constant(1.0, 2.0)).medians == (1.0, 2.0)
+
+
+def test_a_batch_holds_events_of_one_instant_only_although_others_were_stopped() -> None:
+    fleet = pl.SimulatedFleet(constant(1.0, 1.0, 2.0, 2.0), ties="batch")
+    trace = pl.simulate(pl.FastestK(2), fleet, pl.Stop(seconds=4.0))
+    assert [fact.at for fact in trace if isinstance(fact, Arrived)] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
+
+
+def test_alarms_that_fall_on_one_picosecond_ring_once() -> None:
+    crew = pl.SimulatedFleet(constant(9.0)).open(seed=0)
+    crew.wait()
+    crew.wake_at(0.5 + 1e-15)
+    crew.wake_at(0.5 + 2e-15)
+    (rang,) = crew.wait()
+    assert rang.at >= 0.5 + 2e-15
+    assert list(crew.wait()) == []

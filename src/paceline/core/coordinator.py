@@ -123,13 +123,16 @@ class Coordinator:
                     ledger._recall(inner.ticket)
                 instructions.append(inner)
             else:
-                ledger = _touch_within(root, decision)
+                path = _touch_within(root, decision)
+                ledger = path[-1]
                 if isinstance(inner, Remember):
                     ledger._remember(inner.name, inner.value)
                     instructions.append(decision if isinstance(decision, Within) else inner)
                 else:
-                    root._alarms[inner.at] = ledger._alarms[inner.at] = None
-                    instructions.append(inner)
+                    if inner.at not in root._alarms:
+                        instructions.append(inner)
+                    for outer in path:
+                        outer._alarms[inner.at] = None
 
     def _start(self, decision: Assign) -> Start:
         worker = decision.worker
@@ -162,10 +165,12 @@ class Coordinator:
         return path
 
 
-def _touch_within(ledger: Ledger, decision: Decision) -> Ledger:
-    """Mark the parts that a decision was made within; return the innermost."""
+def _touch_within(ledger: Ledger, decision: Decision) -> list[Ledger]:
+    """Mark the parts that a decision was made within; return them, the innermost last."""
+    path = [ledger]
     while isinstance(decision, Within):
         ledger._touched[decision.part] = None
         ledger = ledger._parts[decision.part]
+        path.append(ledger)
         decision = decision.decision
-    return ledger
+    return path

@@ -1,5 +1,9 @@
 """Whose fault an error is shows in its type."""
 
+from collections.abc import Sequence
+
+from paceline.core.facts import Ticket
+
 
 class PacelineError(Exception):
     """The root of every error that Paceline raises on purpose."""
@@ -18,4 +22,8 @@ class ImpossibleEvent(PacelineError):
 
 
 class Diverged(PacelineError):
-    """A whole round of contributions was not finite. The model keeps its last good weights."""
+    """A whole round of contributions (``spoiled``) was not finite, or a step. The model keeps its last good weights."""
+
+    def __init__(self, message: str, spoiled: Sequence[Ticket] = ()) -> None:
+        super().__init__(message)
+        self.spoiled = spoiled

@@ -36,6 +36,8 @@ def check_events(ledger: Ledger, events: Sequence[Event]) -> None:
     for event in events:
         _check_time(event, now)
         now = event.at
+        if now != events[0].at:
+            raise ImpossibleEvent(f"{events[0]} and {event} cannot be told together: they are not of one instant")
         if isinstance(event, Arrived):
             _check_arrival(ledger, event)
             if event.ticket in arrived or event.ticket.worker in gone:
@@ -55,8 +57,8 @@ def check_events(ledger: Ledger, events: Sequence[Event]) -> None:
 
 
 def _check_time(event: Event, now: float) -> None:
-    if not event.at >= now:
-        raise ImpossibleEvent(f"{event} cannot happen: the time is already {now:g}")
+    if not now <= event.at < math.inf:
+        raise ImpossibleEvent(f"{event} cannot happen: the time is already {now:g}, and always finite")
 
 
 def _check_arrival(ledger: Ledger, event: Arrived) -> None:
@@ -85,9 +87,10 @@ _NOT_ABOUT_WORKERS = (Within, WakeAt, Remember)
 class DecisionCheck:
     """Goes through a list of decisions before any is carried out, and knows what the earlier ones will have changed."""
 
-    __slots__ = ("_assigned", "_ended", "_recalled")
+    __slots__ = ("_alarms", "_assigned", "_ended", "_recalled")
 
     def __init__(self) -> None:
+        self._alarms: set[tuple[int, float]] = set()
         self._assigned: set[int] = set()
         self._ended: set[Ticket] = set()  # halted, dropped or settled
         self._recalled: set[Ticket] = set()
@@ -118,8 +121,10 @@ class DecisionCheck:
                 raise IllegalDecision(f"cannot recall {ticket}: it was recalled already")
             self._recalled.add(ticket)
         elif isinstance(decision, WakeAt):
-            if not (ledger.now < decision.at < math.inf) or decision.at in ledger.alarms:
+            asked = (id(ledger), decision.at)
+            if not ledger.now < decision.at < math.inf or decision.at in ledger.alarms or asked in self._alarms:
                 raise IllegalDecision(f"cannot wake at {decision.at:g}: past, never, or asked for already")
+            self._alarms.add(asked)
         elif not isinstance(decision, Remember):
             raise IllegalDecision(f"not a decision: {decision!r}")
 
@@ -128,8 +133,10 @@ class DecisionCheck:
         if worker not in ledger.workers:
             raise IllegalDecision(f"cannot assign worker {worker}: it is not here")
         running = ledger.running.get(worker)
-        if (running is not None and running not in self._ended) or worker in self._assigned:
-            raise IllegalDecision(f"cannot assign worker {worker}: it still runs {running or 'what it was just given'}")
+        if worker in self._assigned:
+            raise IllegalDecision(f"cannot assign worker {worker}: it was just given something else")
+        if running is not None and running not in self._ended:
+            raise IllegalDecision(f"cannot assign worker {worker}: it still runs {running}")
         if decision.work.units < 1:
             raise IllegalDecision(f"cannot assign worker {worker} {decision.work.units} units: at least 1")
         self._assigned.add(worker)

@@ -21,7 +21,7 @@ CHOICES = {
     "ties": ("index", "reverse", "batch"),
     "evaluation": ("fused", "exact"),
 }
-ARRIVAL, LEAVING, JOINING, ALARM = range(4)  # what comes first of things at one instant
+ARRIVAL, CHANGE, ALARM = range(3)  # what comes first of things at one instant
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ class SimulatedCrew:
         self._sign = -1 if fleet.ties == "reverse" else 1
         self._now = 0
         self._pushed = 0
+        self._alarms: set[int] = set()
         self._running: dict[int, _Running] = {}
         # (tick, what, worker in the order of ties, serial number, the event or the entry of a running ticket)
         self._heap: list[tuple[int, int, int, int, Event | _Running]] = []
@@ -117,8 +118,7 @@ class SimulatedCrew:
         for change in sorted(fleet.changes, key=lambda change: change.at):
             absent.setdefault(change.worker, isinstance(change, Joined))
             tick = _ticks(change.at)
-            kind = JOINING if isinstance(change, Joined) else LEAVING
-            self._push(tick, kind, change.worker, type(change)(tick / TICKS, change.worker))
+            self._push(tick, CHANGE, change.worker, type(change)(tick / TICKS, change.worker))
         heapify(self._heap)
         self._present: Sequence[Event] = [Joined(0.0, i) for i in range(fleet.workers) if not absent.get(i, False)]
 
@@ -131,14 +131,15 @@ class SimulatedCrew:
             return ()
         events = [event]
         if self._fleet.ties == "batch":
-            while self._heap and self._heap[0][0] == self._now and (event := self._next()) is not None:
+            while (event := self._next(by=self._now)) is not None:
                 events.append(event)
         return events
 
-    def _next(self) -> Event | None:
+    def _next(self, by: float = math.inf) -> Event | None:
+        """The next event up to a tick."""
         heap = self._heap
-        while heap:
-            tick, kind, worker, serial, entry = heappop(heap)
+        while heap and heap[0][0] <= by:
+            tick, kind, _, serial, entry = heappop(heap)
             if kind == ARRIVAL:
                 assert isinstance(entry, _Running)
                 if entry.serial != serial:
@@ -148,8 +149,10 @@ class SimulatedCrew:
                 return Arrived(tick / TICKS, entry.ticket, entry.done)
             assert not isinstance(entry, _Running)
             self._now = tick
-            if kind == LEAVING:
-                self._forget(self._sign * worker)
+            if isinstance(entry, Left):
+                self._forget(entry.worker)
+            if kind == ALARM:
+                self._alarms.discard(tick)
             return entry
         return None
 
@@ -186,7 +189,9 @@ class SimulatedCrew:
         tick = _ticks(at)
         while tick / TICKS < at:
             tick += 1
-        self._push(tick, ALARM, 0, Rang(tick / TICKS))
+        if tick not in self._alarms:  # several parts may ask for one instant: it rings once
+            self._alarms.add(tick)
+            self._push(tick, ALARM, 0, Rang(tick / TICKS))
 
     def _due(self, entry: "_Running", tick: int) -> None:
         self._pushed += 1

@@ -160,9 +160,7 @@ class LazyContributions:
         indices = np.concatenate(batches) if len(batches) > 1 else batches[0]
         inputs, targets = to_device(self._data.fetch(indices), self._device)
         outputs: Any = self._state.model(inputs)
-        self._loss.settle(outputs, targets)
-        if not self._loss.separable:
-            self._fuses = False
+        if not self._loss.separable(outputs, targets):
             for ticket in tickets:
                 self._backward_alone(ticket, weights[ticket], result)
             return
@@ -182,7 +180,6 @@ class LazyContributions:
         before = state.lend_buffers()
         outputs: Any = state.model(inputs)
         own_buffers = state.take_buffers_back(before)
-        self._loss.settle(outputs, targets)
         whole, each = self._loss.mean(outputs, targets)
         torch.autograd.backward(whole, torch.full_like(whole, float(weight)))
         result.losses[ticket] = (whole.reshape(1) if each is None else each).detach().cpu().numpy()
@@ -212,14 +209,15 @@ class LazyContributions:
 
 
 def share_out(weights: Weights, spoiled: Collection[Ticket]) -> dict[Ticket, Fraction]:
-    """Leave tickets out and share their weight equally among the others of the same model version.
+    """Leave tickets out and share their weight equally among the others of the same model version and weight.
 
-    The mean over a round so becomes the mean over those of the round that are finite. Where a version has no others,
-    its weight is lost.
+    The mean over a round so becomes the mean over those of the round that are finite. Where no other has the same
+    weight, those of the same version share it; where a version has no others, its weight is lost.
     """
     rest = {ticket: weight for ticket, weight in weights.items() if ticket not in spoiled}
     for ticket in spoiled:
-        others = [other for other in rest if other.version == ticket.version]
+        of_version = [other for other in rest if other.version == ticket.version]
+        others = [other for other in of_version if weights[other] == weights[ticket]] or of_version
         for other in others:
             rest[other] += weights[ticket] / len(others)
     return rest

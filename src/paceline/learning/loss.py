@@ -14,41 +14,54 @@ Loss = Callable[[Any, Any], Tensor]
 class SampleLoss:
     """Splits a batch loss into per-sample losses where it is their mean; otherwise leaves it whole.
 
-    Torch's losses are asked for ``reduction="none"``; a loss of one's own may return a vector, one value a sample.
-    On the first batch the mean is compared with the loss as given. If they differ (class weights, sums, contrastive
-    losses), or if there is no vector, ``separable`` is false: the batch loss is used as it is, batch by batch.
+    Torch's losses are asked for ``reduction="none"``; a loss of one's own may return a vector, one value a sample. A
+    loss is not their mean with class weights, where a target of the batch is to be ignored, and wherever the first
+    batch shows a difference (sums, contrastive losses) or there is no vector. Then it is used as it is, batch by batch.
     """
 
     def __init__(self, loss: Loss) -> None:
         self.whole = loss
         self._each = _unreduced(loss)
-        self._separable: bool | None = None
+        self._ignored = _option(loss, "ignore_index")
+        self._separable: bool | None = None if _option(loss, "weight") is None else False
 
-    @property
-    def separable(self) -> bool:
-        return bool(self._separable)
-
-    def settle(self, outputs: Any, targets: Any) -> None:
-        """Find out, on a first batch, whether the loss is the mean of per-sample losses."""
+    def separable(self, outputs: Any, targets: Any) -> bool:
+        """Is the loss of this batch the mean of its samples' losses?"""
         if self._separable is None:
-            with torch.no_grad():
-                each, whole = self._each(outputs, targets), self.whole(outputs, targets)
-                vector = each.dim() == 1 and len(each) == len(targets)
-                mean = each.mean()
-                same = whole.dim() > 0 or torch.allclose(mean, whole, rtol=1e-4, atol=1e-6, equal_nan=True)
-                self._separable = bool(vector and same)
+            self._separable = self._is_mean(outputs, targets)
+        if self._separable and self._ignored is not None and not targets.is_floating_point():
+            return not bool((targets == self._ignored).any())
+        return self._separable
+
+    def _is_mean(self, outputs: Any, targets: Any) -> bool:
+        with torch.no_grad():
+            each, whole = self._each(outputs, targets), self.whole(outputs, targets)
+            vector = each.dim() == 1 and len(each) == len(targets)
+            same = whole.dim() > 0 or torch.allclose(each.mean(), whole, rtol=1e-4, atol=1e-6, equal_nan=True)
+            return bool(vector and same)
 
     def each(self, outputs: Any, targets: Any) -> Tensor:
-        """One loss for each sample. Only for a separable loss."""
+        """One loss for each sample. Only where the loss is separable."""
         return self._each(outputs, targets)
 
     def mean(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
         """The batch loss, and the samples' own losses where they can be told."""
-        if self.separable:
+        if self.separable(outputs, targets):
             each = self._each(outputs, targets)
             return each.mean(), each
         whole = self.whole(outputs, targets)
         return (whole if whole.dim() == 0 else whole.mean()), None
+
+
+def _option(loss: Loss, name: str) -> Any:
+    """An option that a torch loss has, was given by ``functools.partial``, or has by default."""
+    if isinstance(loss, nn.Module):
+        return getattr(loss, name, None)
+    try:
+        parameter = inspect.signature(loss).parameters.get(name)
+    except (TypeError, ValueError):
+        return None
+    return None if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
 
 
 def _unreduced(loss: Loss) -> Loss:

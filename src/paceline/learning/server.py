@@ -86,7 +86,7 @@ class Server:
         contributions.settle(ticket for ticket in step.weights if ticket not in kept)
         contributions.before_update()
         if len(result.spoiled) < len(step.weights):
-            self._move(result)
+            self._move(result, oldest=min(ticket.version for ticket in step.weights))
         self.updates += 1
         return result.spoiled
 
@@ -101,7 +101,7 @@ class Server:
         losses = [result.losses[ticket] for ticket in new if ticket in result.losses]
         if losses:
             together = np.concatenate(losses)
-            self._loss_sum += float(together.sum())
+            self._loss_sum += float(together.sum(dtype=np.float64))
             self._loss_count += len(together)
         for ticket in new:
             if (own := result.losses.get(ticket)) is not None:
@@ -128,10 +128,11 @@ class Server:
             oldest = min(ticket.version for ticket in new)
             raise Diverged(
                 f"diverged at update {self.updates + 1}: none of the last {self._spoiled_in_a_row} contributions is "
-                f"finite (model version {oldest}, staleness {self.updates - oldest}); the last good weights are kept"
+                f"finite (model version {oldest}, staleness {self.updates - oldest}); the last good weights are kept",
+                spoiled,
             )
 
-    def _move(self, result: Evaluated) -> None:
+    def _move(self, result: Evaluated, oldest: int) -> None:
         if result.buffers:
             self.state.average_buffers(list(result.buffers.values()))
         aside = self.state.copy() if result.norm > SUSPICIOUS_NORM else None
@@ -145,5 +146,5 @@ class Server:
             self.state.swap_in(aside)
             raise Diverged(
                 f"diverged at update {self.updates + 1}: the step along a gradient of norm {result.norm:g} is not "
-                "finite; the last good weights are kept"
+                f"finite (model version {oldest}, staleness {self.updates - oldest}); the last good weights are kept"
             )

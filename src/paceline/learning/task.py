@@ -68,7 +68,6 @@ def _loss_and_accuracy(model: nn.Module, data: Samples, loss: SampleLoss) -> tup
         indices = np.arange(begin, min(begin + EVALUATED_AT_ONCE, len(data)))
         inputs, targets = to_device(data.fetch(indices), device)
         outputs: Any = model(inputs)
-        loss.settle(outputs, targets)
         total += float(loss.mean(outputs, targets)[0]) * len(indices)
         classified = classified and _are_classes(outputs, targets)
         if classified:

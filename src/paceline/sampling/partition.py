@@ -100,6 +100,7 @@ def deal(
     if len(samples) < batch_size:
         raise ConfigError(f"the data set has {len(samples)} samples, fewer than one batch of {batch_size}")
     shards = partition.shards(samples, workers, generator)
+    _check_dealt(partition, shards, len(samples), workers)
     smallest = min(range(workers), key=lambda worker: len(shards[worker]))
     if (size := len(shards[smallest])) < batch_size:
         what = "empty" if size == 0 else f"with {size} samples, fewer than one batch of {batch_size}"
@@ -108,6 +109,16 @@ def deal(
             f"use fewer workers than {workers}, a smaller batch, or a more even partition"
         )
     return shards
+
+
+def _check_dealt(partition: Partition, shards: Sequence[Indices], samples: int, workers: int) -> None:
+    if len(shards) != workers:
+        raise ConfigError(f"{partition} made {len(shards)} shards for {workers} workers: it must make one for each")
+    dealt = np.concatenate([np.asarray(shard) for shard in shards])
+    if len(dealt) and not (np.issubdtype(dealt.dtype, np.integer) and dealt.min() >= 0 and dealt.max() < samples):
+        raise ConfigError(f"{partition} dealt out samples that do not exist: indices are whole numbers below {samples}")
+    if len(np.unique(dealt)) < len(dealt):
+        raise ConfigError(f"{partition} dealt out a sample twice: each goes to one worker at most")
 
 
 def _classes(samples: Labelled) -> tuple[NDArray[Any], NDArray[Any]]:

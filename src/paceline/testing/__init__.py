@@ -95,7 +95,8 @@ class StrategyContract:
         self._always(_versions_count_updates)
 
     def test_indices_equal_recounted_ones(self) -> None:
-        self._always(_indices_equal_recounted_ones)
+        check = _indices_equal_recounted_ones
+        self._for_every_script(check, lambda rehearsal: None, self.strategy, on_news=check)
 
     def _always(self, check: Callable[[Rehearsal], None], strategy: Strategy | None = None) -> None:
         """Check after each moment of every script."""
@@ -106,11 +107,16 @@ class StrategyContract:
         self._for_every_script(lambda rehearsal: None, check, self.strategy)
 
     def _for_every_script(
-        self, each: Callable[[Rehearsal], None], end: Callable[[Rehearsal], None], strategy: Strategy
+        self,
+        each: Callable[[Rehearsal], None],
+        end: Callable[[Rehearsal], None],
+        strategy: Strategy,
+        on_news: Callable[[Rehearsal], None] | None = None,
     ) -> None:
         @given(scripts(self.workers))
         def rehearse(script: list[Moment]) -> None:
             rehearsal = Rehearsal(strategy, self.workers)
+            rehearsal.on_news = on_news
             for moment in script:
                 rehearsal.play(moment)
                 each(rehearsal)

@@ -38,6 +38,10 @@ def recount(history: Sequence[Fact], members: set[int], numbers: tuple[int, ...]
     settled |= {fact.ticket for fact in facts if isinstance(fact, Drop | Halt)}
     recalls = {fact.ticket for fact in facts if isinstance(fact, Recall)}
     here = {fact.worker: isinstance(fact, Joined) for fact in facts if isinstance(fact, Joined | Left)}
+    left = {fact.worker: i for i, fact in enumerate(facts) if isinstance(fact, Left)}
+    settled |= {
+        ticket for ticket, i in given_out.items() if i < left.get(ticket.worker, -1) and ticket not in handed_in
+    }
     running = {ticket for ticket in given_out if ticket not in settled and ticket not in handed_in}
     held = {ticket: done for ticket, done in handed_in.items() if ticket not in settled}
     old = {ticket for ticket, i in given_out.items() if i < last_step}

@@ -1,12 +1,12 @@
 """A strategy on trial: a script of what happens, a fleet that follows it, and the history that comes of it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hypothesis import strategies as st
 
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.facts import Arrived, Event, Halt, Joined, Left, Rang, Recall, Start, Ticket, WakeAt
+from paceline.core.facts import Arrived, Decision, Event, Halt, Joined, Left, Rang, Recall, Start, Ticket, WakeAt
 from paceline.core.ledger import Ledger
 from paceline.testing.recount import Fact
 
@@ -55,6 +55,7 @@ class Rehearsal:
         self.running: dict[int, Ticket] = {}
         self.recalled: set[Ticket] = set()
         self.alarms: list[float] = []
+        self.on_news: Callable[[Rehearsal], None] | None = None  # called before the strategy is asked about an event
 
     @property
     def ledger(self) -> Ledger:
@@ -123,8 +124,11 @@ class Rehearsal:
     def _happen(self, events: Sequence[Event]) -> None:
         if not events:
             return
+        self.history += events
+        if self.on_news is not None:
+            self.coordinator.strategy = _AfterNews(self)
         instructions = self.coordinator.receive(*events)
-        self.history += [*events, *instructions]
+        self.history += instructions
         for instruction in instructions:
             if isinstance(instruction, Start):
                 self.running[instruction.ticket.worker] = instruction.ticket
@@ -135,3 +139,18 @@ class Rehearsal:
                 self.recalled.add(instruction.ticket)
             elif isinstance(instruction, WakeAt):
                 self.alarms.append(instruction.at)
+
+
+class _AfterNews(Strategy):
+    """Lets somebody look at the ledger before the strategy is asked for the first time."""
+
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        self._rehearsal = rehearsal
+        self._asked = False
+
+    def decide(self, ledger: Ledger) -> Sequence[Decision]:
+        rehearsal = self._rehearsal
+        if rehearsal.on_news is not None and not self._asked:
+            rehearsal.on_news(rehearsal)
+        self._asked = True
+        return rehearsal.strategy.decide(ledger)

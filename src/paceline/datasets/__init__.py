@@ -1,0 +1,1 @@
+"""Real data sets: fetched as published, read in their original formats."""

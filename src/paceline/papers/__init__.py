@@ -1,0 +1,1 @@
+"""What the papers trained: their models and losses."""
