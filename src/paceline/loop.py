@@ -18,7 +18,9 @@ class Hands(Protocol):
 
     def start(self, ticket: Ticket, /) -> None: ...
 
-    def arrived(self, ticket: Ticket, done: int, /) -> None: ...
+    def shorten(self, ticket: Ticket, done: int, /) -> None:
+        """Only some units of a ticket were handed in."""
+        ...
 
     def drop(self, ticket: Ticket, /) -> None: ...
 
@@ -33,7 +35,7 @@ class NoHands:
     def start(self, ticket: Ticket) -> None:
         pass
 
-    def arrived(self, ticket: Ticket, done: int) -> None:
+    def shorten(self, ticket: Ticket, done: int) -> None:
         pass
 
     def drop(self, ticket: Ticket) -> None:
@@ -87,8 +89,8 @@ class Loop:
                 self.out_of_time = True
                 return
             for event in events:
-                if type(event) is Arrived:
-                    hands.arrived(event.ticket, event.done)
+                if type(event) is Arrived and event.done < event.ticket.work.units:
+                    hands.shorten(event.ticket, event.done)
             instructions = coordinator.receive(*events)
             self._trace.record(events, instructions)
             for instruction in instructions:

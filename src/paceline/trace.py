@@ -43,6 +43,7 @@ from paceline.core.facts import (
 )
 
 FORMAT = 1
+WRITTEN_AT_ONCE = 10_000  # facts of a trace in memory, which is quicker than one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +63,28 @@ class TraceWriter:
         self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o644)
         self._path = path
         self._text: list[str] = []
+        self._facts: list[Fact] = []  # not written yet; only of a trace in memory
         self._write(json.dumps({"paceline_trace": FORMAT, **about}, sort_keys=True) + "\n")
 
     def record(self, events: Iterable[Event], instructions: Iterable[Instruction]) -> None:
-        encoders = _ENCODERS
-        text = ""
-        for event in events:
-            text += encoders[type(event)](event)
-        for instruction in instructions:
-            text += encoders[type(instruction)](instruction)
         if self._file is None:
-            self._text.append(text)
+            facts = self._facts
+            facts.extend(events)
+            facts.extend(instructions)
+            if len(facts) >= WRITTEN_AT_ONCE:
+                self._write_facts()
         else:
-            self._write(text)
+            self._facts = [*events, *instructions]
+            self._write_facts()
 
     def spoiled(self, tickets: Iterable[Ticket]) -> None:
-        self._write("".join(f'["spoiled",{ticket.serial}]\n' for ticket in tickets))
+        self._facts.extend(Spoiled(ticket) for ticket in tickets)
+        self._write_facts()
+
+    def _write_facts(self) -> None:
+        encoders = _ENCODERS
+        self._write("".join([encoders[type(fact)](fact) for fact in self._facts]))
+        self._facts.clear()
 
     def _write(self, text: str) -> None:
         if self._file is None:
@@ -89,6 +96,7 @@ class TraceWriter:
 
     def close(self) -> "Trace":
         """End writing; what was written, to read."""
+        self._write_facts()
         if self._file is None:
             return Trace(lambda: (line for chunk in self._text for line in chunk.splitlines()))
         os.close(self._file)
@@ -220,6 +228,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Drop: lambda i: f'["drop",{i.ticket.serial}]\n',
     Recall: lambda i: f'["recall",{i.ticket.serial}]\n',
     WakeAt: lambda i: f'["wake",{i.at!r}]\n',
+    Spoiled: lambda i: f'["spoiled",{i.ticket.serial}]\n',
     Remember: _encode_remember,
     Within: _encode_within,
 }

@@ -63,7 +63,7 @@ def test_mnist_is_read_as_it_was_written(tmp_path: Path, inside: str, packed: bo
     for split, (images, labels) in zip((found.train, found.test), written, strict=True):
         assert np.array_equal(split.images, images)
         assert np.array_equal(split.labels, labels)
-        assert (split.images.dtype, split.labels.dtype) == (np.uint8, np.int64)
+        assert (split.images.dtype.name, split.labels.dtype.name) == ("uint8", "int64")
         assert split.images.flags.writeable
         assert len(split) == len(labels)
 

@@ -65,8 +65,7 @@ def test_vgg11_has_its_parameters(width: float, norm: Norm, count: int) -> None:
     by_hand = sum((9 * before + 1) * after for before, after in narrow) + (narrow[-1][1] + 1) * 10
     if norm != "none":
         by_hand += sum(2 * after for _, after in narrow)
-    with torch.device("meta"):  # counted without memory
-        assert parameters(vgg11(width, norm)) == by_hand == count
+    assert parameters(vgg11(width, norm)) == by_hand == count
 
 
 @pytest.mark.parametrize(("norm", "kind"), [("group", "GroupNorm"), ("batch", "BatchNorm2d"), ("none", None)])
@@ -79,13 +78,17 @@ def test_vgg11_has_eight_convolutions_and_one_connected_layer(norm: Norm, kind: 
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("width", [1 / 64, 1 / 8, 0.3, 1, 1.5])
+@pytest.mark.parametrize("width", [1 / 64, 0.1, 0.3])
 def test_vgg11_has_groups_at_any_width(width: float) -> None:
-    with torch.device("meta"):
-        norms = [module for module in vgg11(width) if isinstance(module, nn.GroupNorm)]
+    norms = [module for module in vgg11(width) if isinstance(module, nn.GroupNorm)]
     assert len(norms) == 8
-    if width in (1 / 8, 1):
-        assert {norm.num_groups for norm in norms} == {round(32 * width)}
+    assert {norm.num_channels % norm.num_groups for norm in norms} == {0}
+
+
+@pytest.mark.parametrize("width", [1 / 8, 1 / 2])
+def test_vgg11_has_as_many_channels_in_a_group_at_any_width(width: float) -> None:
+    norms = [module for module in vgg11(width) if isinstance(module, nn.GroupNorm)]
+    assert [norm.num_channels // norm.num_groups for norm in norms] == [after // 32 for _, after in FULL]
 
 
 def test_models_are_drawn_by_the_seed() -> None:
@@ -102,7 +105,8 @@ def test_a_signal_passes_through_all_layers_without_a_norm() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, pictures = vgg11(1 / 4, "none"), torch.randn(8, 3, 32, 32)
-    last = model[:-1](pictures)
+    with torch.no_grad():
+        last = model[:-1](pictures)
     assert 0.1 < float(last.std()) < 10
 
 
@@ -169,9 +173,10 @@ def test_the_logistic_loss_does_not_overflow() -> None:
 def test_losses_are_of_single_samples_so_that_passes_can_be_fused(loss: Loss, penalty: float) -> None:
     model, x, digits = problem(penalty)
     targets = (odd if loss is logistic else odd_sign)(digits).double()
-    split = SampleLoss(loss)
-    split.settle(model(x), targets)
-    assert split.separable
+    mean, each = SampleLoss(loss).mean(model(x), targets)
+    assert each is not None
+    assert each.shape == (12,)
+    assert torch.equal(mean, each.mean())
 
 
 def test_a_column_of_scores_does_too() -> None:
@@ -211,7 +216,7 @@ def test_penalty_and_weight_decay_are_the_same_for_synchronous_rules_only() -> N
     penalised, decayed = (trained(pl.Synchronous(), penalty=lam, decay=0.1 - lam) for lam in (0.1, 0.0))
     assert torch.allclose(penalised, decayed, rtol=1e-12)
     penalised, decayed = (trained(pl.Asynchronous(), penalty=lam, decay=0.1 - lam) for lam in (0.1, 0.0))
-    assert torch.allclose(penalised, decayed, rtol=0.1)
+    assert torch.allclose(penalised, decayed, atol=0.05)
     assert not torch.allclose(penalised, decayed, rtol=1e-6)
 
 

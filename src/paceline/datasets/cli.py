@@ -40,7 +40,8 @@ def fetch(
     except KeyboardInterrupt:
         from paceline.cli import Interrupted
 
-        raise Interrupted(f"interrupted; what came so far is in {to}: the same command goes on from there") from None
+        kept = f"the same command goes on with what is in {to}" if to.exists() else "nothing was written"
+        raise Interrupted(f"interrupted; {kept}") from None
     typer.echo(f"{name} is {'' if told else 'already '}in {folder}: use it with --data {to}")
 
 

@@ -35,11 +35,11 @@ PASSING = (408, 425, 429, 500, 502, 503, 504)  # answers that may be other ones 
 class Patience:
     """With a mirror that breaks off: give up after so many ``attempts`` in a row that brought nothing new.
 
-    ``timeout`` is how many seconds of silence break a connection; ``pause``, how many go by before the second attempt.
-    Each attempt in vain doubles the pause.
+    ``timeout`` is how many seconds of silence break a connection; ``pause``, how many go by before the next attempt.
+    Each further attempt in vain doubles it.
     """
 
-    attempts: int = 4
+    attempts: int = 3
     timeout: float = 30.0
     pause: float = 1.0
 
@@ -157,7 +157,7 @@ class _Source:
                 furthest = max(furthest, length)
                 if in_vain >= self.patience.attempts:
                     return str(error)
-                time.sleep(self.patience.pause * 2**in_vain)
+                time.sleep(self.patience.pause * 2 ** max(0, in_vain - 1))
                 continue
             if _is_whole(partial, file):
                 return None

@@ -5,10 +5,10 @@ weighted sum of promises, which is one backward pass per model version where the
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,11 +31,33 @@ Weights = Mapping[Ticket, Fraction]
 class Evaluated:
     """What the contributions of a step came to; their weighted sum itself lies in the parameters' ``grad``."""
 
-    losses: dict[Ticket, Losses]  # of each sample, or of the whole batch where a sample's cannot be told
+    passes: list["Pass"]
     buffers: dict[Ticket, list[Tensor]]  # of each worker after its pass; empty for a model without float buffers
     spoiled: list[Ticket]  # left out, because not finite
     norm: float
     finite: bool
+
+
+class Pass(NamedTuple):
+    """One pass through the model, and its losses: of each sample, or of the whole batch where those cannot be told."""
+
+    tickets: Sequence[Ticket]
+    samples: Sequence[int]  # of each ticket
+    losses: Losses
+
+    def of_tickets(self) -> Iterator[tuple[Ticket, Losses]]:
+        """Each ticket with the losses of its samples, where they can be told."""
+        if len(self.losses) == sum(self.samples):
+            yield from zip(self.tickets, np.split(self.losses, np.cumsum(self.samples)[:-1]), strict=True)
+
+    def without(self, tickets: Collection[Ticket]) -> "Pass":
+        """The rest of the pass."""
+        own = dict(self.of_tickets()) if len(self.tickets) > 1 else {self.tickets[0]: self.losses}
+        rest = [
+            (ticket, count) for ticket, count in zip(self.tickets, self.samples, strict=True) if ticket not in tickets
+        ]
+        losses = [own[ticket] for ticket, _ in rest]
+        return Pass([t for t, _ in rest], [n for _, n in rest], np.concatenate(losses) if losses else self.losses[:0])
 
 
 @dataclass(slots=True)
@@ -81,6 +103,8 @@ class LazyContributions:
         for ticket in tickets:
             del self._samples[ticket]
             self._spoiled.discard(ticket)
+            if self._bundles:
+                self._bundles = [bundle for bundle in self._bundles if ticket not in bundle.weights]
             version = ticket.version
             self._users[version] -= 1
             if not self._users[version]:
@@ -101,6 +125,7 @@ class LazyContributions:
         if not result.finite:
             spoiled = [ticket for ticket in weights if not self._sum({ticket: Fraction(1)}, ()).finite]
             self._spoiled.update(spoiled)
+            self._bundles = []
             rest = share_out(weights, spoiled)
             result = self._sum(rest, [ticket for ticket in keep if ticket in rest])
             result.spoiled = spoiled
@@ -110,11 +135,10 @@ class LazyContributions:
         state = self._state
         for flat in state.gradients:
             flat.zero_()
-        result = Evaluated({}, {}, [], 0.0, True)
+        result = Evaluated([], {}, [], 0.0, True)
         known = [(bundle, _ratio(weights, bundle.weights)) for bundle in self._bundles]
         bundled = {ticket for bundle, ratio in known if ratio for ticket in bundle.weights}
         tickets = [ticket for ticket in weights if ticket not in bundled] if bundled else list(weights)
-        self._bundles = []
         present = state.view()
         if keep:
             keep = frozenset(keep)
@@ -166,11 +190,7 @@ class LazyContributions:
             return
         losses = self._loss.each(outputs, targets)
         torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
-        values = losses.detach().cpu().numpy()
-        begin = 0
-        for ticket, batch in zip(tickets, batches, strict=True):
-            result.losses[ticket] = values[begin : begin + len(batch)]
-            begin += len(batch)
+        result.passes.append(Pass(tickets, [len(batch) for batch in batches], losses.detach().cpu().numpy()))
 
     def _backward_alone(self, ticket: Ticket, weight: Fraction, result: Evaluated) -> None:
         state = self._state
@@ -182,7 +202,8 @@ class LazyContributions:
         own_buffers = state.take_buffers_back(before)
         whole, each = self._loss.mean(outputs, targets)
         torch.autograd.backward(whole, torch.full_like(whole, float(weight)))
-        result.losses[ticket] = (whole.reshape(1) if each is None else each).detach().cpu().numpy()
+        losses = (whole.reshape(1) if each is None else each).detach().cpu().numpy()
+        result.passes.append(Pass([ticket], [len(self._samples[ticket])], losses))
         result.buffers[ticket] = own_buffers
 
     def _spread(self, tickets: list[Ticket], batches: list[Indices], weights: Weights, like: Tensor) -> Tensor:

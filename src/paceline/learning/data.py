@@ -50,6 +50,9 @@ class TensorSamples:
     def targets(self) -> NDArray[Any]:
         return self._targets.cpu().numpy()
 
+    def may_have_target(self, value: int) -> bool:
+        return not self._targets.is_floating_point() and bool((self._targets == value).any())
+
 
 class DatasetSamples:
     """A map-style dataset whose items are (input, target)."""
@@ -69,6 +72,9 @@ class DatasetSamples:
         if listed is None:
             listed = [self._dataset[i][1] for i in range(len(self))]
         return np.asarray(listed)
+
+    def may_have_target(self, value: int) -> bool:
+        return True  # to be sure, one would have to go through all of them
 
 
 Samples = TensorSamples | DatasetSamples

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.learning.data import Samples
+
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -19,17 +21,18 @@ class SampleLoss:
     batch shows a difference (sums, contrastive losses) or there is no vector. Then it is used as it is, batch by batch.
     """
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, loss: Loss, data: Samples) -> None:
         self.whole = loss
         self._each = _unreduced(loss)
-        self._ignored = _option(loss, "ignore_index")
+        ignored = _option(loss, "ignore_index")
+        self._ignored = ignored if ignored is not None and data.may_have_target(ignored) else None
         self._separable: bool | None = None if _option(loss, "weight") is None else False
 
     def separable(self, outputs: Any, targets: Any) -> bool:
         """Is the loss of this batch the mean of its samples' losses?"""
         if self._separable is None:
             self._separable = self._is_mean(outputs, targets)
-        if self._separable and self._ignored is not None and not targets.is_floating_point():
+        if self._separable and self._ignored is not None:
             return not bool((targets == self._ignored).any())
         return self._separable
 

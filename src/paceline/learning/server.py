@@ -17,7 +17,7 @@ from paceline.learning.loss import SampleLoss
 from paceline.learning.model_state import ModelState, all_finite
 from paceline.learning.plain_sgd import plain_sgd
 from paceline.learning.task import Task
-from paceline.sampling.batches import Batches
+from paceline.sampling.batches import Batches, Watchful
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
 MakeScheduler = Callable[[Optimizer], LRScheduler]
@@ -49,9 +49,9 @@ class Server:
         self._step = plain_sgd(self._optimizer) or self._optimizer.step
         self._scheduler = recipe.scheduler(self._optimizer) if recipe.scheduler else None
         self._clip_norm = recipe.clip_norm
-        self._contributions = LazyContributions(
-            self.state, task.training_samples(), SampleLoss(task.loss), fused=fused, seed=seed
-        )
+        samples = task.training_samples()
+        loss = SampleLoss(task.loss, samples)
+        self._contributions = LazyContributions(self.state, samples, loss, fused=fused, seed=seed)
         self._batches = batches
         self._workers = workers
         self._kept: set[Ticket] = set()
@@ -61,11 +61,9 @@ class Server:
     def start(self, ticket: Ticket) -> None:
         self._contributions.promise(ticket, self._batches.draw(ticket.worker))
 
-    def arrived(self, ticket: Ticket, done: int) -> None:
-        units = ticket.work.units
-        if done < units:
-            size = len(self._contributions.samples(ticket))
-            self._batches.put_back(ticket.worker, self._contributions.shorten(ticket, size * done // units))
+    def shorten(self, ticket: Ticket, done: int) -> None:
+        samples = len(self._contributions.samples(ticket)) * done // ticket.work.units
+        self._batches.put_back(ticket.worker, self._contributions.shorten(ticket, samples))
 
     def drop(self, ticket: Ticket) -> None:
         if ticket in self._kept:
@@ -79,7 +77,7 @@ class Server:
         contributions, kept = self._contributions, self._kept
         result = contributions.evaluate(step.weights, step.keep)
         new = [ticket for ticket in step.weights if ticket not in kept]
-        self._observe(new, result)
+        self._observe(result)
         self._count_spoiled(new, result)
         kept.difference_update(step.weights)
         kept.update(step.keep)
@@ -96,19 +94,18 @@ class Server:
         self._loss_sum, self._loss_count = 0.0, 0
         return mean
 
-    def _observe(self, new: list[Ticket], result: Evaluated) -> None:
+    def _observe(self, result: Evaluated) -> None:
         """Hand the losses out, each sample's once."""
-        losses = [result.losses[ticket] for ticket in new if ticket in result.losses]
-        if losses:
-            together = np.concatenate(losses)
-            self._loss_sum += float(together.sum(dtype=np.float64))
-            self._loss_count += len(together)
-        for ticket in new:
-            if (own := result.losses.get(ticket)) is not None:
-                indices = self._contributions.samples(ticket)
-                self.samples += len(indices)
-                if len(own) == len(indices):
-                    self._batches.observe(ticket.worker, indices, own)
+        kept, batches = self._kept, self._batches
+        for each in result.passes:
+            # those that were kept were computed once before
+            first = each if kept.isdisjoint(each.tickets) else each.without(kept)
+            self.samples += sum(first.samples)
+            self._loss_sum += float(first.losses.sum(dtype=np.float64))
+            self._loss_count += len(first.losses)
+            if isinstance(batches, Watchful):
+                for ticket, losses in first.of_tickets():
+                    batches.observe(ticket.worker, self._contributions.samples(ticket), losses)
 
     def _count_spoiled(self, new: list[Ticket], result: Evaluated) -> None:
         spoiled = result.spoiled

@@ -39,7 +39,7 @@ class Task:
             own = self.evaluate
             return lambda model: _in_eval_mode(model, lambda: _pick(own(model)))
         data = samples(self.train if self.test is None else self.test)
-        loss = SampleLoss(self.loss)
+        loss = SampleLoss(self.loss, data)
         return lambda model: _in_eval_mode(model, lambda: _loss_and_accuracy(model, data, loss))
 
 

@@ -6,7 +6,7 @@ the next time; otherwise the data of slow workers would be seen less often.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,12 @@ class Batches(Protocol):
     def put_back(self, worker: int, indices: Indices) -> None:
         """These samples were drawn, but not used."""
         ...
+
+
+
+@runtime_checkable
+class Watchful(Batches, Protocol):
+    """Mini-batches that are chosen by how the samples perform."""
 
     def observe(self, worker: int, indices: Indices, losses: Losses) -> None:
         """The losses that these samples had when their gradient was used."""
@@ -79,9 +85,6 @@ class ShardBatches:
     def put_back(self, worker: int, indices: Indices) -> None:
         if len(indices):
             self._returned.setdefault(worker, []).insert(0, indices)
-
-    def observe(self, worker: int, indices: Indices, losses: Losses) -> None:
-        pass
 
 
 def _shuffled(shard: Indices, batch_size: int, seed: int, worker: int) -> Iterator[Indices]:

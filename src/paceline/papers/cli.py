@@ -1,0 +1,78 @@
+"""``paceline reproduce``: a paper's experiments from the command line. What runs them is imported when it is needed."""
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol, cast
+
+import typer
+
+from paceline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.papers.card import Card, Options
+
+PAPERS = {"group-sgd": "paceline.papers.group_sgd", "lgc": "paceline.papers.lgc"}
+
+
+class Paper(Protocol):
+    """What the module of a paper has."""
+
+    def reproduce(self, options: "Options", /) -> "Card": ...
+
+    def figures(self, card: "Card", directory: Path, /) -> list[Path]:
+        """Draw the card's runs; the files that were written."""
+        ...
+
+
+def reproduce(  # noqa: PLR0917 - typer names the options
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="group-sgd or lgc.")],
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets are.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Under a minute: training on a reduced scale.")] = False,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write card and runs there.")] = None,
+    work_directory: Annotated[
+        Path | None, typer.Option("--work", metavar="DIR", help="Keeps finished runs; else runs/reproduce-PAPER.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Draw the figures there.")] = None,
+) -> None:
+    """Run a paper's experiments and set its claims beside what is found; a claim that does not hold is shown so."""
+    module = paper_module(paper)
+    if json is not None:
+        _check_place(json)
+    if figures is not None:
+        _check_place(figures / "figure.png")
+    work = work_directory or Path("runs") / f"reproduce-{paper}"
+    from paceline.papers.card import Options, card_table
+    from paceline.tables import console
+
+    try:
+        card = module.reproduce(Options(data, quick, work))
+    except KeyboardInterrupt:
+        from paceline.cli import Interrupted
+
+        kept = f"finished runs are in {work}: the same command goes on from there" if work.exists() else "nothing kept"
+        raise Interrupted(f"interrupted; {kept}") from None
+    console().print(card_table(card))
+    if json is not None:
+        card.write(json)
+        typer.echo(f"Card and runs: {json}")
+    if figures is not None:
+        typer.echo(f"Figures: {', '.join(map(str, module.figures(card, figures)))}")
+
+
+def paper_module(name: str) -> Paper:
+    """The module of a paper by its name."""
+    from paceline.toml_tables import nearest
+
+    if name not in PAPERS:
+        raise ConfigError(f"there is no paper {name!r} to reproduce: {nearest(name, PAPERS)}")
+    return cast(Paper, import_module(PAPERS[name]))
+
+
+def _check_place(path: Path) -> None:
+    """Refuse at once what could not be written after minutes of work."""
+    if path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a directory")
+    parent = next(each for each in path.absolute().parents if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: {parent} is no directory that can be written to")

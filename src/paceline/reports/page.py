@@ -1,0 +1,169 @@
+"""Runs as one HTML file that needs nothing else: tables, curves, the timeline of the workers, staleness, stragglers.
+
+Everything that comes from files is escaped, and the page forbids itself any request. Curves are drawn by uPlot (MIT),
+which is part of the file.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from paceline import __version__
+from paceline.reports.measure import Measures, measure
+from paceline.reports.page_tables import runs_table, straggler_tables
+from paceline.reports.picture import Picture, gather
+from paceline.reports.saved import SavedRun
+from paceline.reports.timeline import KINDS
+
+MARKS = 12_000  # of one run's timeline: some 0.3 MB
+WORKERS = 64  # rows of one run's timeline
+POINTS = 1_000  # of one curve
+BINS = 40  # of one histogram
+
+
+@dataclass(frozen=True)
+class Described:
+    """A run, and what its trace says."""
+
+    name: str
+    saved: SavedRun
+    measures: Measures
+    picture: Picture
+    drawn: Sequence[int]  # the workers whose timeline is drawn
+
+
+def describe(name: str, saved: SavedRun, *, marks: int = MARKS) -> Described:
+    """Read a run's trace."""
+    measures = measure(saved.trace)
+    drawn = spread([each.worker for each in measures.workers], WORKERS)
+    return Described(name, saved, measures, gather(saved.trace, limit=marks, workers=frozenset(drawn)), drawn)
+
+
+def spread(values: Sequence[int], most: int) -> list[int]:
+    """All values, or as many as allowed, evenly spread."""
+    if len(values) <= most:
+        return list(values)
+    return [values[number * len(values) // most] for number in range(most)]
+
+
+def page(runs: Sequence[Described]) -> str:
+    """The whole file."""
+    data = {"kinds": KINDS, "clock": _clock(runs), "runs": [_data(run) for run in runs]}
+    parts = {
+        "title": escape(", ".join(run.name for run in runs)),
+        "subtitle": escape(_subtitle(runs)),
+        "runs-table": runs_table(runs),
+        "limits": "".join(f"<p class=note>{escape(text)}</p>" for run in runs for text in limits(run)),
+        "stragglers": straggler_tables(runs),
+        "data": script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False)),
+        "style": _asset("uPlot.min.css") + _asset("report.css"),
+        "licence": escape(_asset("uPlot.LICENSE")),
+        "library": _asset("uPlot.iife.min.js"),
+        "script": "\n".join(map(_asset, ("charts.js", "timeline.js", "report.js"))),
+    }
+    pieces = _asset("report.html").split("@@")  # text, name, text, name, ..., text
+    return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def script_safe(text: str) -> str:
+    """JSON that can stand inside a script element, whatever strings it holds."""
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def limits(run: Described) -> list[str]:
+    """What the page leaves out of a run's timeline, in words."""
+    picture, told = run.picture, []
+    if math.isfinite(picture.until):
+        told.append(
+            f"{run.name}: the timeline shows the first {picture.until:,.4g} of {picture.end:,.4g} seconds; "
+            "tables and histogram cover the whole run."
+        )
+    if len(run.drawn) < len(run.measures.workers):
+        told.append(
+            f"{run.name}: the timeline shows {len(run.drawn)} of {len(run.measures.workers):,} workers, evenly chosen."
+        )
+    return told
+
+
+def _asset(name: str) -> str:
+    return (files("paceline.reports") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _clock(runs: Sequence[Described]) -> str:
+    clocks = {str(run.saved.trace.about.get("clock", "")) for run in runs}
+    return "virtual seconds" if clocks == {"virtual"} else "seconds"
+
+
+def _subtitle(runs: Sequence[Described]) -> str:
+    fleets = sorted({len(run.measures.workers) for run in runs})
+    workers = " or ".join(f"{number:,}" for number in fleets)
+    count = "one run" if len(runs) == 1 else f"{len(runs)} runs"
+    return f"{count}, {workers} worker{'s' * (fleets != [1])}, {_clock(runs)} · Paceline {__version__}"
+
+
+def _data(run: Described) -> dict[str, Any]:
+    rows = run.saved.rows
+    kept = spread(range(len(rows)), POINTS)
+    if kept and kept[-1] != len(rows) - 1:
+        kept.append(len(rows) - 1)
+    return {
+        "name": run.name,
+        "strategy": run.saved.strategy,
+        "target": run.saved.target,
+        "curves": {
+            "seconds": [rows[number].seconds for number in kept],
+            "updates": [rows[number].updates for number in kept],
+            "loss": [_number(rows[number].loss) for number in kept],
+            "accuracy": [_number(rows[number].accuracy) for number in kept],
+        },
+        "histogram": histogram(run.picture),
+        "timeline": _timeline(run),
+    }
+
+
+def histogram(picture: Picture) -> dict[str, Any]:
+    """How many contributions were how stale: counts for bins of equal ``width``, from 0 on."""
+    width = max(picture.staleness, default=0) // BINS + 1
+    counts = [0] * (max(picture.staleness, default=-1) // width + 1)
+    for staleness, count in picture.staleness.items():
+        counts[staleness // width] += count
+    return {"width": width, "counts": counts}
+
+
+def _timeline(run: Described) -> dict[str, Any]:
+    picture = run.picture
+    digits = 7 - math.ceil(math.log10(picture.end)) if picture.end > 0 else 0
+    place = {worker: row for row, worker in enumerate(run.drawn)}
+    rows: list[list[float]] = [[] for _ in run.drawn]
+    for span in picture.spans:
+        ticket = -1 if span.ticket is None else span.ticket
+        staleness = -1 if span.staleness is None else span.staleness
+        start, end = round(span.start, digits), round(span.end, digits)
+        rows[place[span.worker]] += [start, end, KINDS.index(span.kind), ticket, staleness]
+    return {
+        "end": round(picture.end, digits),
+        "until": round(picture.until, digits) if math.isfinite(picture.until) else None,
+        "workers": list(run.drawn),
+        "rows": rows,
+        "updates": [
+            [
+                round(each.at, digits),
+                each.number,
+                len(each.workers),
+                -1 if each.waited_for is None else each.waited_for,
+                [place[worker] for worker in each.workers if worker in place],
+            ]
+            for each in picture.updates
+        ],
+        "recalls": [[round(each.at, digits), place[each.worker]] for each in picture.recalls],
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,0 +1,75 @@
+"""A timeline gathered for drawing: exact for a window of time from the start, in sums for the whole run."""
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from paceline.reports.timeline import KINDS, Recalled, Span, Updated, timeline
+from paceline.trace import Trace
+
+
+@dataclass
+class WorkerSums:
+    """One worker over the whole run, in seconds."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
+    waited_for: int = 0  # updates of several workers for which it came last
+    held_up: float = 0.0  # how much earlier these would have been at the arrival of the last but one
+    thrown_away: int = 0  # pieces of work that were dropped, whole or in part
+
+
+@dataclass
+class Picture:
+    """What happened up to ``until`` (infinite: everything), and what the whole run adds up to."""
+
+    end: float = 0.0
+    until: float = math.inf
+    spans: list[Span] = field(default_factory=list)
+    updates: list[Updated] = field(default_factory=list)
+    recalls: list[Recalled] = field(default_factory=list)
+    workers: dict[int, WorkerSums] = field(default_factory=dict)
+    staleness: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def marks(self) -> int:
+        return len(self.spans) + len(self.updates) + len(self.recalls)
+
+    def _shorten(self) -> None:
+        """Halve the window, and forget what is no longer in it."""
+        self.until = max([*(span.start for span in self.spans), *(update.at for update in self.updates)]) / 2
+        self.spans = [span for span in self.spans if span.start < self.until]
+        self.updates = [update for update in self.updates if update.at < self.until]
+        self.recalls = [recall for recall in self.recalls if recall.at < self.until]
+
+
+def gather(trace: Trace, *, limit: int, workers: Collection[int] | None = None) -> Picture:
+    """Go through a trace once. Of some ``workers``, or of all, keep at most ``limit`` marks: so long is the window."""
+    picture = Picture()
+    for mark in timeline(trace):
+        if isinstance(mark, Span):
+            _sum_up(picture, mark)
+            picture.end = max(picture.end, mark.end)
+            if mark.start < picture.until and (workers is None or mark.worker in workers):
+                picture.spans.append(mark)
+        elif isinstance(mark, Updated):
+            picture.end = max(picture.end, mark.at)
+            picture.staleness.update(mark.staleness)
+            if mark.waited_for is not None:
+                sums = picture.workers.setdefault(mark.waited_for, WorkerSums())
+                sums.waited_for += 1
+                sums.held_up += mark.held_up
+            if mark.at < picture.until:
+                picture.updates.append(mark)
+        elif mark.at < picture.until and (workers is None or mark.worker in workers):
+            picture.recalls.append(mark)
+        while picture.marks > limit and picture.until > 0:
+            picture._shorten()
+    picture.spans = [span._replace(end=min(span.end, picture.until)) for span in picture.spans]
+    return picture
+
+
+def _sum_up(picture: Picture, span: Span) -> None:
+    sums = picture.workers.setdefault(span.worker, WorkerSums())
+    sums.seconds[span.kind] += span.end - span.start
+    sums.thrown_away += span.kind == "dropped"

@@ -1,0 +1,239 @@
+"""From a trace to the timeline of its workers: what each of them did at every moment that it was there.
+
+    compute   work that the next update of its group used
+    late      work that its group made an update without, and used in a later one
+    dropped   work that was thrown away: halted, dropped, not finite, or a block that a recall broke off
+    transfer  the model on its way to the worker, or the contribution on its way back
+    wait      nothing to do
+    pending   the trace ends before it says what became of the work
+
+A group is made of the workers whose work goes into common updates. The spans of one worker come in order, do not
+overlap, and leave no gap while it is there. How far a block had come that a recall broke off, a trace does not tell:
+half of it is assumed, as in ``measure``.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from paceline.core.facts import Arrived, Drop, Event, Halt, Joined, Left, Recall, Start, Step, Ticket
+from paceline.reports.measure import INSTANT
+from paceline.trace import Fact, Spoiled, Trace
+
+KINDS = ("compute", "late", "dropped", "transfer", "wait", "pending")
+
+
+class Span(NamedTuple):
+    """What one worker did from ``start`` to ``end``, in seconds."""
+
+    worker: int
+    start: float
+    end: float
+    kind: str  # one of KINDS
+    ticket: int | None = None  # serial number of the work
+    staleness: int | None = None  # of work that was used: updates between its download of the model and its use
+
+
+class Updated(NamedTuple):
+    """An instant at which the model changed."""
+
+    at: float
+    number: int
+    workers: tuple[int, ...]  # whose contributions it used for the first time
+    staleness: tuple[int, ...]  # of each of these
+    waited_for: int | None  # the worker that came last, of several
+    held_up: float  # seconds between the last but one and the last
+
+
+class Recalled(NamedTuple):
+    """An instant at which a worker was asked to hand in what it had."""
+
+    at: float
+    worker: int
+    ticket: int
+
+
+Mark = Span | Updated | Recalled
+
+
+def timeline(trace: Trace) -> Iterator[Mark]:
+    """Go through a trace once; what is kept in mind grows with the workers and the work not yet settled only."""
+    reader = _Reader(float(trace.about.get("transfer_seconds", 0.0)))
+    for fact in trace:
+        yield from reader.follow(fact)
+    yield from reader.end()
+
+
+class _Piece:
+    """A span whose kind may not be known yet."""
+
+    __slots__ = ("end", "kind", "staleness", "start", "ticket")
+
+    def __init__(self, start: float, end: float, kind: str | None, ticket: int | None = None) -> None:
+        self.start, self.end, self.kind, self.ticket = start, end, kind, ticket
+        self.staleness: int | None = None
+
+
+class _HandedIn(NamedTuple):
+    at: float
+    piece: _Piece
+
+
+class _Groups:
+    """Workers whose work goes into common updates, and the last update of each such group."""
+
+    def __init__(self) -> None:
+        self._above: dict[int, int] = {}
+        self._updated: dict[int, int] = {}
+
+    def join(self, workers: Iterable[int]) -> int:
+        """Make one group of all groups that these workers belong to; it is called by the number returned."""
+        roots = {self._root(worker) for worker in workers}
+        top = min(roots)
+        last = max(self._updated.pop(root, -1) for root in roots)
+        for root in roots:
+            self._above[root] = top
+        self._updated[top] = last
+        return top
+
+    def updated(self, group: int, number: int) -> int:
+        """Note an update; the number of the one before it, or -1."""
+        before, self._updated[group] = self._updated[group], number
+        return before
+
+    def _root(self, worker: int) -> int:
+        root = worker
+        while (above := self._above.setdefault(root, root)) != root:
+            root = above
+        while worker != root:
+            self._above[worker], worker = root, self._above[worker]
+        return root
+
+
+class _Reader:
+    """Follows the facts of a trace and gives out spans as soon as they are settled."""
+
+    def __init__(self, transfer: float) -> None:
+        self._transfer = transfer
+        self._now = 0.0
+        self._updates = 0
+        self._present: set[int] = set()
+        self._waits_since: dict[int, float] = {}
+        self._started: dict[Ticket, float] = {}
+        self._recalled: dict[Ticket, float] = {}
+        self._handed_in: dict[Ticket, _HandedIn] = {}
+        self._used: dict[Ticket, _Piece] = {}  # since the last event: one of them may turn out not to be finite
+        self._last: Ticket | None = None
+        self._groups = _Groups()
+        self._pieces: dict[int, deque[_Piece]] = {}
+        self._touched: set[int] = set()
+
+    def follow(self, fact: Fact) -> Iterator[Mark]:
+        if isinstance(fact, Event):
+            yield from self._settled()
+            self._now = fact.at
+        match fact:
+            case Arrived(_, ticket, done):
+                self._arrived(ticket, done)
+            case Start(ticket):
+                self._wait_ends(ticket.worker)
+                self._started[ticket] = self._now
+            case Step(weights):
+                yield self._step(list(weights))
+            case Recall(ticket):
+                self._recalled[ticket] = self._now
+                yield Recalled(self._now, ticket.worker, ticket.serial)
+            case Halt(ticket):
+                self._broken_off(ticket, "dropped")
+                if ticket.worker in self._present:
+                    self._waits_since[ticket.worker] = self._now
+            case Drop(ticket):
+                if (handed_in := self._handed_in.pop(ticket, None)) is not None:  # a kept one was used already
+                    self._settle(ticket, handed_in.piece, "dropped")
+            case Spoiled(ticket):
+                if (piece := self._used.pop(ticket, None)) is not None:
+                    self._settle(ticket, piece, "dropped")
+            case Joined(_, worker):
+                self._present.add(worker)
+                self._waits_since[worker] = self._now
+            case Left(_, worker):
+                self._present.discard(worker)
+                self._wait_ends(worker)
+
+    def end(self) -> Iterator[Mark]:
+        for worker in list(self._waits_since):
+            self._wait_ends(worker)
+        for ticket in list(self._started):
+            self._broken_off(ticket, "pending")
+        for ticket, handed_in in self._handed_in.items():
+            self._settle(ticket, handed_in.piece, "pending")
+        yield from self._settled()
+
+    def _arrived(self, ticket: Ticket, done: int) -> None:
+        now, begun = self._now, self._started.pop(ticket)
+        recalled_at = self._recalled.pop(ticket, None)
+        at_once = recalled_at is not None and now - recalled_at < INSTANT  # nothing done, or completed by decree
+        there = min(begun + self._transfer, now)
+        sent = now if at_once else max(there, now - self._transfer)
+        useful_until = sent
+        if recalled_at is not None and done < ticket.work.units and sent - recalled_at < INSTANT:
+            useful_until = there + (sent - there) * done / (done + 0.5)  # broken off in the middle of a block
+        self._add(ticket.worker, begun, there, "transfer", ticket)
+        piece = self._add(ticket.worker, there, useful_until, None, ticket)
+        self._add(ticket.worker, useful_until, sent, "dropped", ticket)
+        self._add(ticket.worker, sent, now, "transfer", ticket)
+        self._handed_in[ticket] = _HandedIn(now, piece)
+        self._last = ticket
+        self._waits_since[ticket.worker] = now
+
+    def _broken_off(self, ticket: Ticket, kind: str) -> None:
+        begun = self._started.pop(ticket)
+        self._recalled.pop(ticket, None)
+        there = min(begun + self._transfer, self._now)
+        self._add(ticket.worker, begun, there, "transfer", ticket)
+        self._add(ticket.worker, there, self._now, kind, ticket)
+
+    def _step(self, tickets: list[Ticket]) -> Updated:
+        number, self._updates = self._updates, self._updates + 1
+        used = {ticket: self._handed_in.pop(ticket) for ticket in tickets if ticket in self._handed_in}
+        before = -1
+        if tickets:
+            before = self._groups.updated(self._groups.join(ticket.worker for ticket in tickets), number)
+        for ticket, handed_in in used.items():
+            handed_in.piece.staleness = number - ticket.version
+            self._settle(ticket, handed_in.piece, "late" if before >= ticket.version else "compute")
+            self._used[ticket] = handed_in.piece
+        waited_for, held_up = None, 0.0
+        if len(used) > 1 and self._last is not None and self._last in used:
+            waited_for = self._last.worker
+            others = max(handed_in.at for ticket, handed_in in used.items() if ticket != self._last)
+            held_up = used[self._last].at - others
+        ages = tuple(number - ticket.version for ticket in used)
+        return Updated(self._now, number + 1, tuple(ticket.worker for ticket in used), ages, waited_for, held_up)
+
+    def _wait_ends(self, worker: int) -> None:
+        since = self._waits_since.pop(worker, None)
+        if since is not None:
+            self._add(worker, since, self._now, "wait")
+
+    def _add(self, worker: int, start: float, end: float, kind: str | None, ticket: Ticket | None = None) -> _Piece:
+        piece = _Piece(start, end, kind, None if ticket is None else ticket.serial)
+        if end > start or kind is None:
+            self._pieces.setdefault(worker, deque()).append(piece)
+            self._touched.add(worker)
+        return piece
+
+    def _settle(self, ticket: Ticket, piece: _Piece, kind: str) -> None:
+        piece.kind = kind
+        self._touched.add(ticket.worker)
+
+    def _settled(self) -> Iterator[Span]:
+        """The spans whose kind can no longer change, up to each worker's first that still can."""
+        self._used.clear()
+        for worker in sorted(self._touched):
+            pieces = self._pieces[worker]
+            while pieces and pieces[0].kind is not None:
+                piece = pieces.popleft()
+                if piece.end > piece.start:
+                    yield Span(worker, piece.start, piece.end, piece.kind or "", piece.ticket, piece.staleness)
+        self._touched.clear()

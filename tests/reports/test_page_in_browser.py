@@ -1,0 +1,203 @@
+"""The report page in a real browser: it loads, draws, toggles, zooms and prints, in silence and without the network."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.chromium import Chromium, find_chromium
+from support.saved_runs import save_run
+
+import paceline as pl
+from paceline.reports.page import describe, page
+from paceline.reports.saved import read_run
+
+PROGRAM = find_chromium()
+pytestmark = [
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium"),
+    pytest.mark.timeout(240),
+]
+EVIL = "lgc <img src=x onerror=alert(1)>"
+LIGHT, DARK = "rgb(255, 255, 255)", "rgb(17, 21, 28)"
+COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled", "Page.javascriptDialogOpening")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page")
+    runs = {"ssgd": pl.Synchronous(), EVIL: pl.LiveCompensation(quorum=3, blocks=4), "k": pl.FastestK(quorum=3)}
+    described = []
+    for number, (name, strategy) in enumerate(runs.items()):
+        save_run(path / str(number), strategy)
+        described.append(describe(name, read_run(path / str(number))))
+    (path / "page.html").write_text(page(described), encoding="utf-8")
+    return (path / "page.html").as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    assert PROGRAM is not None
+    with Chromium(PROGRAM, tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def tab(browser: Chromium, url: str) -> Iterator[Chromium]:
+    """The page, freshly loaded on a light desktop. Whatever a test does with it, nothing may be complained of."""
+    browser.events.clear()
+    browser.screen(1280, 900)
+    browser.open(url)
+    yield browser
+    browser.settle()
+    assert [event for event in browser.events if event["method"] in COMPLAINTS] == []
+    assert {event["params"]["request"]["url"] for event in requests(browser)} == {url}
+
+
+def requests(tab: Chromium) -> list[dict[str, Any]]:
+    return [event for event in tab.events if event["method"] == "Network.requestWillBeSent"]
+
+
+def background(tab: Chromium) -> str:
+    return str(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+def middle(tab: Chromium, selector: str) -> tuple[float, float]:
+    """Scroll an element into view; where its middle then is."""
+    x, y = tab.evaluate(
+        f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center'}});"
+        " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+    )
+    return x, y
+
+
+def click(tab: Chromium, selector: str) -> None:
+    x, y = middle(tab, selector)
+    tab.mouse("mouseMoved", x, y)
+    tab.mouse("mousePressed", x, y, held=True)
+    tab.mouse("mouseReleased", x, y)
+    tab.settle()
+
+
+def painted(tab: Chromium, host: str, colour: str) -> int:
+    """How many pixels of a chart have a colour of the page, about."""
+    return int(
+        tab.evaluate(
+            f"(() => {{ const c = document.querySelector('#{host} canvas'), wanted = css({colour!r});"
+            " const [r, g, b] = [1, 3, 5].map((at) => parseInt(wanted.slice(at, at + 2), 16));"
+            " const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0;"
+            " for (let i = 0; i < d.length; i += 4) n += d[i + 3] > 200 && Math.abs(d[i] - r) < 12"
+            " && Math.abs(d[i + 1] - g) < 12 && Math.abs(d[i + 2] - b) < 12; return n; })()"
+        )
+    )
+
+
+def test_the_page_draws_every_chart(tab: Chromium) -> None:
+    assert tab.evaluate("charts.length") == 4 + 3 + 3
+    assert tab.evaluate("document.querySelectorAll('canvas').length") == 10
+    assert tab.evaluate("document.querySelectorAll('.nothing').length") == 0
+    assert painted(tab, "loss-seconds", "run0") > 100
+    for kind in ("compute", "wait", "transfer"):
+        assert painted(tab, "timeline-panels", kind) > 100
+    assert "reached" in tab.evaluate("document.getElementById('verdict').textContent")
+
+
+def test_names_from_files_stay_text(tab: Chromium) -> None:
+    assert tab.evaluate("document.querySelectorAll('img').length") == 0
+    assert tab.evaluate("document.querySelectorAll('#legend button')[1].textContent") == EVIL
+
+
+def test_the_legend_toggles_a_curve_everywhere(tab: Chromium) -> None:
+    chosen, panel = "#legend button:nth-child(2)", "document.querySelector('figure.panel[data-run=\"1\"]').hidden"
+    before = painted(tab, "loss-seconds", "run1")
+    assert before > 50
+    click(tab, chosen)
+    assert tab.evaluate(f"document.querySelector({chosen!r}).getAttribute('aria-pressed')") == "false"
+    assert painted(tab, "loss-seconds", "run1") < before / 10
+    assert painted(tab, "accuracy-updates", "run1") < before / 10
+    assert tab.evaluate(panel) is True
+    click(tab, chosen)
+    assert painted(tab, "loss-seconds", "run1") == before
+    assert tab.evaluate(panel) is False
+
+
+def test_kinds_of_spans_can_be_hidden(tab: Chromium) -> None:
+    click(tab, "#kinds button:nth-child(1)")
+    assert painted(tab, "timeline-panels", "compute") == 0
+
+
+def test_the_page_is_light_or_dark_as_the_reader_wishes(tab: Chromium) -> None:
+    assert background(tab) == LIGHT
+    tab.screen(1280, 900, scheme="dark")
+    assert background(tab) == DARK
+    assert painted(tab, "loss-seconds", "run0") > 100
+    click(tab, "#theme")
+    assert background(tab) == LIGHT
+    click(tab, "#theme")
+    assert background(tab) == DARK
+
+
+def test_a_timeline_is_zoomed_by_dragging_and_by_buttons(tab: Chromium) -> None:
+    before = tab.evaluate("state.view")
+    x, y = middle(tab, "#timeline-panels .u-over")
+    tab.mouse("mouseMoved", x - 100, y)
+    tab.mouse("mousePressed", x - 100, y, held=True)
+    tab.mouse("mouseMoved", x + 100, y, held=True)
+    tab.mouse("mouseReleased", x + 100, y)
+    tab.settle()
+    zoomed = tab.evaluate("state.view")
+    assert before[0] < zoomed[0] < zoomed[1] < before[1]
+    click(tab, "[data-zoom=all]")
+    assert tab.evaluate("state.view") == tab.evaluate("wholeView()")
+    scales = tab.evaluate("charts.filter((c) => c.timeline).map((c) => [c.scales.x.min, c.scales.x.max])")
+    assert scales == [tab.evaluate("state.view")] * 3
+
+
+def test_charts_over_the_same_abscissa_are_zoomed_together(tab: Chromium) -> None:
+    tab.evaluate("charts[0].setScale('x', {min: 5, max: 10})")
+    tab.settle()
+    scales = tab.evaluate("charts.slice(0, 4).map((c) => [c.across, c.scales.x.min === 5 && c.scales.x.max === 10])")
+    assert scales == [["seconds", True], ["updates", False], ["seconds", True], ["updates", False]]
+
+
+@pytest.mark.parametrize(
+    ("chart", "expected"), [("#loss-seconds", "ssgd"), ("#timeline-panels", "worker"), ("#histograms", "contributions")]
+)
+def test_the_cursor_is_told_what_it_is_over(tab: Chromium, chart: str, expected: str) -> None:
+    x, y = middle(tab, f"{chart} .u-over")
+    tab.mouse("mouseMoved", x - 5, y)
+    tab.mouse("mouseMoved", x, y)
+    tab.settle()
+    assert expected in tab.evaluate(f"document.querySelector({f'{chart} .tip:not([hidden])'!r}).textContent")
+
+
+def test_another_target_gives_other_times(tab: Chromium) -> None:
+    change = "(() => {{ const t = document.getElementById('target'); t.value = {}; t.dispatchEvent(new Event('input')); }})()"
+    reached = "[...document.querySelectorAll('.reached')].map((e) => e.textContent)"
+    tab.evaluate(change.format("'1'"))
+    assert tab.evaluate(reached) == ["0.0 s"] * 3
+    tab.evaluate(change.format("'100'"))
+    assert tab.evaluate(reached) == ["not reached"] * 3
+    tab.evaluate(change.format("''"))
+    assert tab.evaluate(reached) == ["–"] * 3
+
+
+@pytest.mark.parametrize("width", [360, 768])
+def test_nothing_is_wider_than_a_small_screen(tab: Chromium, width: int) -> None:
+    tab.screen(width, 740)
+    tab.evaluate("location.reload()")
+    tab.until(lambda: tab.evaluate("innerWidth") == width and tab.evaluate("document.readyState") == "complete")
+    tab.settle()
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_print_is_light_with_every_table_open(tab: Chromium) -> None:
+    tab.screen(1280, 900, scheme="dark")
+    tab.evaluate("document.querySelector('#stragglers details').open = false")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    tab.settle()
+    assert tab.evaluate("document.querySelectorAll('#stragglers details:not([open])').length") == 0
+    assert background(tab) == LIGHT
+    assert tab.evaluate("Math.max(...charts.map((chart) => chart.width))") == 690
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    tab.settle()
+    assert background(tab) == DARK
+    assert tab.ask("Page.printToPDF", printBackground=True)["data"]
