@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline.core.errors import ConfigError
+from paceline.learning.data import TensorSamples
 from paceline.learning.loss import Loss, SampleLoss
 from paceline.papers.losses import Scored, correct, logistic, odd, odd_sign, smooth_svm
 from paceline.papers.models import LinearClassifier, Norm, lenet, vgg11
@@ -173,7 +174,7 @@ def test_the_logistic_loss_does_not_overflow() -> None:
 def test_losses_are_of_single_samples_so_that_passes_can_be_fused(loss: Loss, penalty: float) -> None:
     model, x, digits = problem(penalty)
     targets = (odd if loss is logistic else odd_sign)(digits).double()
-    mean, each = SampleLoss(loss).mean(model(x), targets)
+    mean, each = SampleLoss(loss, TensorSamples(x, targets)).mean(model(x), targets)
     assert each is not None
     assert each.shape == (12,)
     assert torch.equal(mean, each.mean())

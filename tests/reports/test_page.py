@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.saved_runs import save_run
 
 import paceline as pl
 from paceline.reports.cli import report
@@ -15,6 +14,7 @@ from paceline.reports.measure import measure
 from paceline.reports.page import describe, histogram, limits, page, script_safe, spread
 from paceline.reports.picture import Picture
 from paceline.reports.saved import names_of, read_run
+from support.saved_runs import save_run
 
 EVIL = "</script><img src=x onerror=alert(1)>&'\"\u2028"
 
@@ -212,9 +212,9 @@ def test_the_command_refuses_in_one_line(directory: Path, run: Path, tmp_path: P
     with pytest.raises(pl.ConfigError, match=r"no config\.json"):
         report([tmp_path], out, None)
     (run / "trace.jsonl").write_text((run / "trace.jsonl").read_text().replace('["step"', '["stop"'))
-    with pytest.raises(pl.ConfigError, match="lgc: line .* of the trace cannot be understood"):
+    with pytest.raises(pl.ConfigError, match=r"lgc: line .* of the trace cannot be understood"):
         report([directory / "ssgd", run], out, None)
     (run / "metrics.jsonl").write_text("nonsense\n" + (run / "metrics.jsonl").read_text())
-    with pytest.raises(pl.ConfigError, match="line 1 of .* cannot be understood: 'nonsense'"):
+    with pytest.raises(pl.ConfigError, match=r"line 1 of .* cannot be understood: 'nonsense'"):
         report([run], out, None)
     assert not out.exists()

@@ -53,11 +53,9 @@ class Pass(NamedTuple):
     def without(self, tickets: Collection[Ticket]) -> "Pass":
         """The rest of the pass."""
         own = dict(self.of_tickets()) if len(self.tickets) > 1 else {self.tickets[0]: self.losses}
-        rest = [
-            (ticket, count) for ticket, count in zip(self.tickets, self.samples, strict=True) if ticket not in tickets
-        ]
-        losses = [own[ticket] for ticket, _ in rest]
-        return Pass([t for t, _ in rest], [n for _, n in rest], np.concatenate(losses) if losses else self.losses[:0])
+        rest = [(t, count) for t, count in zip(self.tickets, self.samples, strict=True) if t not in tickets]
+        losses = np.concatenate([self.losses[:0], *(own[ticket] for ticket, _ in rest)])
+        return Pass([ticket for ticket, _ in rest], [count for _, count in rest], losses)
 
 
 @dataclass(slots=True)

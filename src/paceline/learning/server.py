@@ -53,6 +53,7 @@ class Server:
         loss = SampleLoss(task.loss, samples)
         self._contributions = LazyContributions(self.state, samples, loss, fused=fused, seed=seed)
         self._batches = batches
+        self._watchful = batches if isinstance(batches, Watchful) else None
         self._workers = workers
         self._kept: set[Ticket] = set()
         self._spoiled_in_a_row = 0
@@ -96,16 +97,16 @@ class Server:
 
     def _observe(self, result: Evaluated) -> None:
         """Hand the losses out, each sample's once."""
-        kept, batches = self._kept, self._batches
+        kept, watchful = self._kept, self._watchful
         for each in result.passes:
             # those that were kept were computed once before
             first = each if kept.isdisjoint(each.tickets) else each.without(kept)
             self.samples += sum(first.samples)
             self._loss_sum += float(first.losses.sum(dtype=np.float64))
             self._loss_count += len(first.losses)
-            if isinstance(batches, Watchful):
+            if watchful is not None:
                 for ticket, losses in first.of_tickets():
-                    batches.observe(ticket.worker, self._contributions.samples(ticket), losses)
+                    watchful.observe(ticket.worker, self._contributions.samples(ticket), losses)
 
     def _count_spoiled(self, new: list[Ticket], result: Evaluated) -> None:
         spoiled = result.spoiled

@@ -16,7 +16,18 @@ STRAGGLERS = 32  # rows of one run's table
 
 def runs_table(runs: Sequence["Described"]) -> str:
     """One row a run. The script fills in the time to the target, which the reader may change."""
-    headings = ("run", "ended by", "time to target", "updates", "samples", "staleness", "wasted", "idle", "loss", "accuracy")
+    headings = (
+        "run",
+        "ended by",
+        "time to target",
+        "updates",
+        "samples",
+        "staleness",
+        "wasted",
+        "idle",
+        "loss",
+        "accuracy",
+    )
     body = "".join(
         f'<tr data-run="{number}">{_cells(headings, _run_cells(number, run))}</tr>' for number, run in enumerate(runs)
     )
@@ -91,9 +102,7 @@ def _bar(sums: WorkerSums) -> str:
         return "–"
     shares = {kind: sums.seconds[kind] / whole for kind in KINDS}
     words = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items() if share >= 0.005)
-    pieces = "".join(
-        f'<i class="{kind}" style="width:{share:.3%}"></i>' for kind, share in shares.items() if share > 0
-    )
+    pieces = "".join(f'<i class="{kind}" style="width:{share:.3%}"></i>' for kind, share in shares.items() if share > 0)
     return f'<span class=bar role=img title="{words}" aria-label="{words}">{pieces}</span>'
 
 
