@@ -16,6 +16,8 @@ import typer
 
 from paceline import __version__
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.datasets.cli import data_app
+from paceline.papers.cli import reproduce
 
 if TYPE_CHECKING:
     from paceline.compare import Comparison, Outcome
@@ -26,6 +28,8 @@ DIVERGED, REFUSED, INTERRUPTED = 1, 2, 130
 FIGURE = Path("paceline-compare.png")
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.add_typer(data_app, name="data")
+app.command()(reproduce)
 
 Strategies = Annotated[
     list[str] | None,
@@ -124,6 +128,18 @@ def train(  # noqa: PLR0917 - typer names the options
     _tell(result, choice.short)
     if result.ended == "diverged":
         raise typer.Exit(DIVERGED)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of runs, as train leaves them.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.html", help="One page, without network.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(metavar="FILE.json", help="A timeline for Perfetto.")] = None,
+) -> None:
+    """Show runs side by side: curves, a timeline of the workers, staleness, and who was waited for."""
+    from paceline.reports.cli import report as write_report
+
+    write_report(runs, out, perfetto)
 
 
 @app.command()

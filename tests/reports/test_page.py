@@ -156,6 +156,14 @@ def test_the_target_may_come_from_the_configuration_file(run: Path) -> None:
     assert read_run(run).target == 0.92
 
 
+def test_a_run_that_the_clock_ended_is_drawn_to_its_end(run: Path) -> None:
+    assert read_run(run).stopped_at == 30
+    assert describe("lgc", read_run(run)).picture.end == 30
+    (run / "summary.json").unlink()
+    assert read_run(run).stopped_at == 0
+    assert describe("lgc", read_run(run)).picture.end == measure(read_run(run).trace).seconds < 30
+
+
 def test_the_page_says_what_it_leaves_out(directory: Path) -> None:
     saved = read_run(directory / "lgc")
     assert limits(describe("lgc", saved)) == []
@@ -163,7 +171,7 @@ def test_the_page_says_what_it_leaves_out(directory: Path) -> None:
     (told,) = limits(described)
     shown, whole = described.picture.until, described.picture.end
     assert 0 < shown < whole
-    assert told.startswith(f"lgc: the timeline shows the first {shown:.4g} of {whole:.4g} seconds;")
+    assert told.startswith(f"lgc: the timeline shows the first {shown:,.1f} of {whole:,.1f} seconds;")
     assert told in Reader(page([described])).text
 
 

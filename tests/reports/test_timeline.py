@@ -111,6 +111,15 @@ def test_what_is_not_finite_is_dropped() -> None:
     assert of_worker(by_hand(spoiled=True), 0) == [("compute", 0, 1), ("wait", 1, 2), ("dropped", 2, 3)]
 
 
+def test_what_went_on_after_the_last_event_is_drawn_to_the_end() -> None:
+    trace = simulated(pl.Synchronous(), constant(1, 3), seconds=5)
+    last = {mark.worker: mark for mark in timeline(trace, end=5) if isinstance(mark, Span)}
+    assert [(last[0].kind, last[0].start, last[0].end), (last[1].kind, last[1].start, last[1].end)] == [
+        ("wait", 4, 5),
+        ("pending", 3, 5),
+    ]
+
+
 def test_a_trace_of_nothing_has_no_timeline() -> None:
     assert list(timeline(TraceWriter(None, {"workers": 2}).close())) == []
 

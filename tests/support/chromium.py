@@ -42,13 +42,20 @@ class Chromium:
         their_in, self._out = _pipe()
         self._in, their_out = _pipe()
         silent = os.open(os.devnull, os.O_WRONLY)
-        actions = [(os.POSIX_SPAWN_DUP2, silent, 2), (os.POSIX_SPAWN_DUP2, their_in, 3)]
-        actions.append((os.POSIX_SPAWN_DUP2, their_out, 4))
+        places = ((silent, 1), (silent, 2), (their_in, 3), (their_out, 4))
+        actions = [(os.POSIX_SPAWN_DUP2, ours, theirs) for ours, theirs in places]
         arguments = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self._pid = os.posix_spawn(program, arguments, dict(os.environ), file_actions=actions, setpgroup=0)
         for descriptor in (their_in, their_out, silent):
             os.close(descriptor)
         self._session: str | None = None
+        try:
+            self._attach()
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def _attach(self) -> None:
         targets = self.ask("Target.getTargets")["targetInfos"]
         tab = next(each["targetId"] for each in targets if each["type"] == "page")
         self._session = self.ask("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]

@@ -17,6 +17,7 @@ from paceline.papers.lgc_timing import ITERATIONS, Timing, run_timing, timing_cl
 from paceline.papers.lgc_training import VALIDATED, Training, run_training
 
 __all__ = ["figures", "reproduce"]
+NETWORKS = {"vgg": "VGG-11 of 1/8 width with GroupNorm", "lenet": "LeNet"}
 
 
 def reproduce(options: Options) -> Card:
@@ -63,9 +64,10 @@ def _settings(plan: Plan, runs: Runs) -> dict[str, Any]:
         "plan": plan.name,
         "timing": f"at the paper's settings: N=10, K=7, 0.05+Exp(0.02) s, {ITERATIONS} iterations, "
         f"{plan.repeats} of its 3 repeats",
+        "networks": [NETWORKS[model] for model in plan.models],
         "training": (
-            f"scaled down: {size.samples} of 50000 training samples, {size.epochs} epochs ({size.updates} updates) of "
-            f"60 (9360), judged on {size.tested} test samples; VGG-11 of 1/8 width with GroupNorm, and LeNet"
+            f"{plan.name}: {size.samples} of 50000 training samples, {size.epochs} epochs ({size.updates} updates) of "
+            f"60 (9360), judged on {size.tested} test samples"
         ),
         "as_in_the_paper": "batches of 32, s=4, momentum 0.9, weight decay 0.0005, step / 10 half-way, 2/60 warm-up",
         "late_workers": "complete their batch at no cost in time, as the paper assumes; in Fig. 6, r of 4 blocks",

@@ -1,7 +1,7 @@
 """What the paper says of accuracy, set beside what the runs came to. Gaps are in points, means over paired seeds."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import log
 from statistics import fmean
@@ -61,17 +61,20 @@ class Findings:
 
 
 def accuracy_claims(found: Findings) -> list[Claim]:
-    """All claims on accuracy and training loss."""
-    models = found.runs.plan.models
-    claims = [*_at_c3_h10(found)]
-    for model in models:
-        claims += [*_lgc_is_close(found, model), *_k_is_close_at_h1(found, model), *_smaller_step(found, model)]
-        claims += [*_lgc_beats_k(found, model), *_k_gap_grows(found, model), *_k_diverges(found, model)]
-    for model in dict.fromkeys(model for model, _ in found.runs.plan.frontier):
-        claims += _frontier(found, model)
-    for model in dict.fromkeys(model for model, _ in found.runs.plan.partial):
-        claims += _partial(found, model)
-    return claims
+    """All claims on accuracy and training loss, each marked with the plan that it rests on."""
+    return [replace(claim, note=f"{found.runs.plan.name}; {claim.note}") for claim in _claims(found)]
+
+
+def _claims(found: Findings) -> Iterable[Claim]:
+    plan = found.runs.plan
+    yield from _at_c3_h10(found)
+    for model in plan.models:
+        for claims in (_lgc_is_close, _smaller_step, _lgc_beats_k, _k_is_close_at_h1, _k_gap_grows, _k_diverges):
+            yield from claims(found, model)
+    for model in dict.fromkeys(model for model, _ in plan.frontier):
+        yield from _frontier(found, model)
+    for model in dict.fromkeys(model for model, _ in plan.partial):
+        yield from _partial(found, model)
 
 
 def _at_c3_h10(found: Findings) -> Iterable[Claim]:

@@ -26,6 +26,7 @@ class Grid:
 class Plan:
     """What to train. The first grid is that of the claims on c = 3, h = 10.
 
+    name      what is said of every claim that rests on it
     steps     candidates, largest first; the one of which Full-SGD (c = 3, first seed) comes to the highest accuracy on
               validation samples is used by all methods of that model
     frontier  the models and seeds for which every quorum is tried, at c = 3 and h = 10
@@ -47,15 +48,17 @@ class Plan:
         return list(dict.fromkeys(grid.model for grid in self.grids))
 
 
+# Under a minute of two cores, the simulations included.
 QUICK = Plan(
-    name="quick: a reduced run",
+    name="reduced run",
     size=Size(samples=4_000, epochs=12, tested=2_000),
     steps=(0.1,),
     grids=(Grid("lenet", (3,), (10,), (0,)),),
     repeats=1,
 )
+# About 25 minutes of two cores.
 SMALL = Plan(
-    name="small: scaled down to about 25 minutes of two cores",
+    name="scaled down",
     size=Size(),
     steps=(0.2, 0.1, 0.05, 0.02),
     grids=(
@@ -68,8 +71,9 @@ SMALL = Plan(
     frontier=(("lenet", 0),),
     partial=(("lenet", 0),),
 )
+# The paper's data, epochs and repeats, on the narrow networks: about 36 hours of two cores.
 FULL = Plan(
-    name="full: the paper's data, epochs and repeats, on the narrow networks: about 36 hours of two cores",
+    name="full length",
     size=Size(samples=50_000, epochs=60),
     steps=(0.2, 0.1, 0.05, 0.02),
     grids=(Grid("vgg", (3, 2, 1, 10), PERIODS, (0, 1, 2)), Grid("lenet", (3, 2, 1, 10), PERIODS, (0, 1, 2))),

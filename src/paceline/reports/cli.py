@@ -53,7 +53,7 @@ def _write_perfetto(saved: Mapping[str, "SavedRun"], path: Path) -> None:
     pictures = {}
     for name, run in saved.items():
         with _blaming(run):
-            pictures[name] = gather(run.trace, limit=LIMIT)
+            pictures[name] = gather(run.trace, limit=LIMIT, end=run.stopped_at)
     write_perfetto(pictures, path)
     typer.echo(f"Timeline: {path} (open it at https://ui.perfetto.dev)")
 

@@ -40,7 +40,8 @@ def describe(name: str, saved: SavedRun, *, marks: int = MARKS) -> Described:
     """Read a run's trace."""
     measures = measure(saved.trace)
     drawn = spread([each.worker for each in measures.workers], WORKERS)
-    return Described(name, saved, measures, gather(saved.trace, limit=marks, workers=frozenset(drawn)), drawn)
+    picture = gather(saved.trace, limit=marks, workers=frozenset(drawn), end=saved.stopped_at)
+    return Described(name, saved, measures, picture, drawn)
 
 
 def spread(values: Sequence[int], most: int) -> list[int]:
@@ -81,7 +82,7 @@ def limits(run: Described) -> list[str]:
     picture, told = run.picture, []
     if math.isfinite(picture.until):
         told.append(
-            f"{run.name}: the timeline shows the first {picture.until:,.4g} of {picture.end:,.4g} seconds; "
+            f"{run.name}: the timeline shows the first {picture.until:,.1f} of {picture.end:,.1f} seconds; "
             "tables and histogram cover the whole run."
         )
     if len(run.drawn) < len(run.measures.workers):

@@ -43,10 +43,10 @@ class Picture:
         self.recalls = [recall for recall in self.recalls if recall.at < self.until]
 
 
-def gather(trace: Trace, *, limit: int, workers: Collection[int] | None = None) -> Picture:
+def gather(trace: Trace, *, limit: int, workers: Collection[int] | None = None, end: float = 0.0) -> Picture:
     """Go through a trace once. Of some ``workers``, or of all, keep at most ``limit`` marks: so long is the window."""
     picture = Picture()
-    for mark in timeline(trace):
+    for mark in timeline(trace, end=end):
         if isinstance(mark, Span):
             _sum_up(picture, mark)
             picture.end = max(picture.end, mark.end)

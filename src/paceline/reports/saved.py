@@ -34,6 +34,11 @@ class SavedRun:
         return "not finished" if self.summary is None else str(self.summary.get("ended"))
 
     @property
+    def stopped_at(self) -> float:
+        """When the clock ended the run, perhaps long after its last event; 0 if something else did."""
+        return (_stop(self.config, "seconds") or 0.0) if self.ended == "seconds" else 0.0
+
+    @property
     def problem(self) -> str | None:
         problem = None if self.summary is None else self.summary.get("problem")
         return None if problem is None else str(problem)
@@ -107,13 +112,21 @@ def _row(values: Mapping[str, Any]) -> Row:
 
 def _target(path: Path, config: Mapping[str, Any]) -> float | None:
     """The accuracy that the run was to reach, where its configuration names one."""
-    found = re.search(r"\btarget=([0-9.eE+-]+)", str(config.get("stop", "")))
+    if (target := _stop(config, "target")) is not None:
+        return target
     try:
-        if found:
-            return float(found[1])
         if (path / "config.toml").is_file():
             target = tomllib.loads((path / "config.toml").read_text(encoding="utf-8")).get("target")
             return None if target is None else float(target)
     except (ValueError, TypeError):
         pass
     return None
+
+
+def _stop(config: Mapping[str, Any], name: str) -> float | None:
+    """A field of ``Stop(...)``, as the configuration spells it."""
+    found = re.search(rf"\b{name}=([0-9.eE+-]+)", str(config.get("stop", "")))
+    try:
+        return float(found[1]) if found else None
+    except ValueError:
+        return None

@@ -56,12 +56,16 @@ class Recalled(NamedTuple):
 Mark = Span | Updated | Recalled
 
 
-def timeline(trace: Trace) -> Iterator[Mark]:
-    """Go through a trace once; what is kept in mind grows with the workers and the work not yet settled only."""
+def timeline(trace: Trace, *, end: float = 0.0) -> Iterator[Mark]:
+    """Go through a trace once; what is kept in mind grows with the workers and the work not yet settled only.
+
+    A run that was stopped by the clock may have gone on after its last event, with workers that computed or waited:
+    ``end`` is when it was stopped.
+    """
     reader = _Reader(float(trace.about.get("transfer_seconds", 0.0)))
     for fact in trace:
         yield from reader.follow(fact)
-    yield from reader.end()
+    yield from reader.end(end)
 
 
 class _Piece:
@@ -160,7 +164,9 @@ class _Reader:
                 self._present.discard(worker)
                 self._wait_ends(worker)
 
-    def end(self) -> Iterator[Mark]:
+    def end(self, at: float) -> Iterator[Mark]:
+        yield from self._settled()
+        self._now = max(self._now, at)
         for worker in list(self._waits_since):
             self._wait_ends(worker)
         for ticket in list(self._started):

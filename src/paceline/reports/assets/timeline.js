@@ -39,7 +39,7 @@ function panel(host, line_) {
   const paint = { colours: report.kinds.map(css), ground: css("ground"), text: css("text"), dim: css("dim") };
   const chart = draw(host, {
     height: Math.round(count * row) + 62,
-    padding: [14, 8, 0, 0],
+    padding: [14, 18, 0, 0],
     scales: { x: { time: false, range: () => state.view }, y: { range: () => [0, count], dir: -1 } },
     axes: [axis({ label: report.clock, size: 30, grid: { show: false } }),
            axis({ size: 58, grid: { show: false }, ticks: { show: false }, splits: () => line_.workers.map((_, at) => at + 0.5).filter((_, at) => at % every === 0),
@@ -87,10 +87,10 @@ function paintRows(u, line_, paint) {
       ctx.fillRect(left, top, Math.max(width - (width > 5 * pixel ? pixel : 0), 0.6), height - gap);
     }
   });
-  paintUpdates(u, line_, paint, x);
+  const room = paintUpdates(u, line_, paint, x);
   ctx.fillStyle = paint.text;
   for (const [at, number] of line_.recalls) {
-    if (at < from || at > to) continue;
+    if (!room || at < from || at > to) continue;
     const left = x(at), top = bbox.top + number * height, size = Math.min(4 * pixel, height * 0.3);
     ctx.beginPath();
     ctx.moveTo(left - size, top);
@@ -109,7 +109,7 @@ function paintRows(u, line_, paint) {
 function paintUpdates(u, line_, paint, x) {
   const { ctx, bbox } = u, [from, to] = state.view, pixel = devicePixelRatio;
   const seen = line_.updates.filter(([at]) => at >= from && at <= to);
-  const sparse = seen.length < bbox.width / pixel / 12;
+  const sparse = seen.length < bbox.width / pixel / 16;
   ctx.lineWidth = pixel;
   ctx.strokeStyle = paint.text;
   const height = bbox.height / line_.rows.length;
@@ -129,6 +129,7 @@ function paintUpdates(u, line_, paint, x) {
     ctx.stroke();
   }
   ctx.globalAlpha = 1;
+  return sparse;
 }
 
 function describeSpan(u, box, line_, paint) {
@@ -140,10 +141,13 @@ function describeSpan(u, box, line_, paint) {
   if (at < row.length && row[at] <= time) {
     const [start, end, kind, ticket, staleness] = row.slice(at, at + FIELDS);
     line(box, report.kinds[kind] + " ", short(end - start) + " s", paint.colours[kind]);
-    if (ticket >= 0) line(box, `ticket ${ticket}` + (staleness >= 0 ? `, used ${staleness} updates behind` : ""));
+    if (ticket >= 0) line(box, `ticket ${ticket}` + (staleness >= 0 ? `, staleness ${staleness}` : ""));
   } else line(box, "not there");
-  const next = line_.updates.find(([moment]) => moment >= time);
-  if (next) line(box, `next update: ${next[1]}, in ${short(next[0] - time)} s, of ${next[2]}` + (next[3] >= 0 ? `; worker ${next[3]} came last` : ""));
+  const next = line_.updates.find(([moment, , , , rows]) => moment >= time && rows.includes(number));
+  if (next) {
+    const last = next[3] < 0 ? "" : `; worker ${next[3]} came last`;
+    line(box, `its next update: number ${next[1]} in ${short(next[0] - time)} s, with ${next[2]} contribution${next[2] > 1 ? "s" : ""}${last}`);
+  }
   return true;
 }
 
