@@ -77,7 +77,8 @@ def naive(setting: Setting) -> float:
     def gradient(at: Tensor, worker: int) -> Tensor:
         at = at.clone().requires_grad_()
         rows = torch.from_numpy(drawn[worker])
-        (model.loss(pixels[rows] @ at, targets[rows]).mean() + model.penalty / 2 * at.square().sum()).backward()
+        loss = model.loss(pixels[rows] @ at, targets[rows]).mean() + model.penalty / 2 * at.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
         assert at.grad is not None
         return at.grad
 

@@ -57,5 +57,5 @@ def save(name: str, result: Mapping[str, Any]) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=9)
     return parser.parse_args()

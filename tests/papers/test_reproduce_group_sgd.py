@@ -101,7 +101,7 @@ def test_the_card_has_every_claim_that_it_must(card: Card) -> None:
     assert set(required) <= {claim.name for claim in card.claims}
     for model in MODELS:
         for steps in ("common", "tuned"):
-            assert card.claim(f"{model}.{steps}_steps.gsgd_lowest").note.startswith("control, not in the paper")
+            assert card.claim(f"{model}.{steps}_step.gsgd_lowest").note.startswith("control, not in the paper")
     trained = [claim for claim in card.claims if claim.name.startswith(tuple(MODELS))]
     assert all("reduced: a test" in claim.note for claim in trained)
     assert card.settings["scale"] == "reduced: a test"

@@ -35,10 +35,10 @@ def timing_claims(toy: Toy, toy_updates: int) -> list[Claim]:
     claims = []
     for name, made in periods.items():
         first = sum(each.at <= PERIOD for each in made)
-        claims.append(within(f"updates_per_6_units.{name}", UPDATES[name], first, 0))
+        claims.append(within(f"updates_per_6_units.{name}", UPDATES[name], first, 0, "follows from the paper's times"))
     for name, made in periods.items():
         mean = fmean(each.staleness for each in made if each.at > PERIOD)
-        note = "after the first period; ties in the order of the workers" if name == "gsgd" else ""
+        note = "follows from the paper's times; after the first period, ties in the order of the workers"
         claims.append(within(f"mean_staleness.{name}", STALENESS[name], mean, 0, note))
     return claims + [theorem_claim(name, toy, toy_updates) for name in STRATEGIES]
 
@@ -95,7 +95,7 @@ def _losses_at_the_end(model: str, loss: Values, units: float) -> list[Claim]:
     return [
         Claim(
             f"{model}.loss_at_{units:g}.{name}", said[name][0], fmean(loss[name]), _in_every_seed(count), said[name][1],
-            f"step {step[name]:g}; from {min(loss[name]):.5f} to {max(loss[name]):.5f}",
+            _joined(f"step {step[name]:g}", f"from {min(loss[name]):.5f} to {max(loss[name]):.5f}" * (count > 1)),
         )
         for name in STRATEGIES
     ]  # fmt: skip
@@ -120,8 +120,9 @@ def _control(model: str, steps: str, mine: Runs) -> Claim:
     """Whether GSGD would still end best if the steps were chosen by a rule that is the same for all."""
     runs = [run for run in mine if run["steps"] == steps]
     chosen = {run["strategy"]: run["step"] for run in runs}
-    note = f"control, not in the paper; {steps} steps: " + ", ".join(f"{s} {chosen[s]:g}" for s in STRATEGIES)
-    name, said = f"{model}.{steps}_steps.gsgd_lowest", "(gsgd has the lowest loss)"
+    listed = f"{chosen['gsgd']:g}" if steps == "common" else ", ".join(f"{s} {chosen[s]:g}" for s in STRATEGIES)
+    note = f"control, not in the paper; {steps} step{'s' * (steps == 'tuned')}: {listed}"
+    name, said = f"{model}.{steps}_step.gsgd_lowest", "(gsgd has the lowest loss)"
     return _ordered(name, said, _ends(runs, "loss"), "gsgd", highest=False, note=note)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, PercentFormatter
+from matplotlib.ticker import FormatStrFormatter, MultipleLocator, PercentFormatter
 
 from paceline.files import write_atomically
 from paceline.papers.card import Card
@@ -53,6 +53,7 @@ def _paper(figure: Figure, runs: Runs, model: str, seeds: str) -> None:
         axes[1][across].set_xlabel({"updates": "updates (logarithmic)", "units": "units of time"}[abscissa])
         axes[0][across].set_title(f"against {'time' if across else 'updates'}", fontsize=11)
         axes[1][across].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes[1][across].yaxis.set_major_locator(MultipleLocator(0.05))
         axes[1][across].set_ylim(0.7, 0.92)
     axes[0][0].set_ylabel("training loss with penalty (log.)")
     axes[1][0].set_ylabel("test accuracy")
@@ -110,7 +111,7 @@ def _theorem(figure: Figure, toy: Toy, updates: int) -> None:
         axis.plot(bound.left, color=COLOURS[number], linewidth=1.8, label="expected loss, exact")
         if bound.applies:
             axis.plot(bound.right, color="0.35", linestyle=DASHES[1], linewidth=1.5, label="bound of theorem 3.1")
-        said = f"gamma {bound.gamma:.4f}" + ("" if bound.applies else " > 1: the theorem does not apply")
+        said = f"gamma {bound.gamma:.4f}" + ("" if bound.applies else " > 1:\nthe theorem does not apply")
         axis.set_title(f"{strategy.upper()}, {said}", fontsize=10)
         axis.set_yscale("log")
         axis.set_xlabel("updates")

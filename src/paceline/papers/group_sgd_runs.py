@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.core.errors import Diverged
 from paceline.core.facts import Event, Step
 from paceline.datasets.readers import Labelled, read_mnist
 from paceline.delays import Constant
@@ -29,6 +30,7 @@ PERIOD = 6.0  # after which everything repeats
 FLEET = SimulatedFleet([Constant(units) for units in UNITS])
 STRATEGIES = {"ssgd": Synchronous(), "gsgd": Grouped(groups_by_speed(UNITS)), "asgd": Asynchronous()}
 BATCH = 32
+BEYOND = 1e4  # a norm of weights that no stable run comes near: they end with one of about 2
 AT_ONCE = 2000  # images judged together: they stay in the processor's cache
 
 
@@ -92,18 +94,13 @@ def run_once(setting: Setting) -> dict[str, Any]:
     """
     model = MODELS[setting.model]
     train_images, test_images = _mnist(setting.data)
-    weights: list[Tensor] = []
-
-    def put_aside(classifier: nn.Module) -> dict[str, float]:
-        weights.append(next(classifier.parameters()).detach().flatten().clone())
-        return {}
-
+    aside = _Aside()
     run = train(
         Task(
             LinearClassifier(784, model.penalty),
             model.loss,
             (train_images.pixels, model.targets(train_images.labels)),
-            evaluate=put_aside,
+            evaluate=aside,
         ),
         strategy=STRATEGIES[setting.strategy],
         fleet=FLEET,
@@ -116,7 +113,7 @@ def run_once(setting: Setting) -> dict[str, Any]:
         progress=False,
     )
     chosen = _chosen(run, setting)
-    together = torch.stack([weights[place] for place in chosen])
+    together = torch.stack([aside.weights[place] for place in chosen])
     rows = [run.history[place] for place in chosen]
     return {
         "ended": run.ended,
@@ -125,6 +122,22 @@ def run_once(setting: Setting) -> dict[str, Any]:
         "loss": _rounded(_losses(together, train_images, model)),
         "accuracy": _rounded(_accuracies(together, test_images, model)),
     }
+
+
+class _Aside:
+    """Keeps the weights at each judgement, and ends a run whose weights are beyond all return."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []
+        self._ended = False
+
+    def __call__(self, classifier: nn.Module) -> dict[str, float]:
+        weights = next(classifier.parameters()).detach().flatten()
+        if not self._ended and not float(weights @ weights) < BEYOND**2:
+            self._ended = True  # the last weights are judged all the same
+            raise Diverged(f"the weights' norm is above {BEYOND:g}")
+        self.weights.append(weights.clone())
+        return {}
 
 
 def update_grid(most: int) -> list[int]:
@@ -189,4 +202,4 @@ def _accuracies(weights: Tensor, images: _Images, model: Model) -> Tensor:
 
 
 def _rounded(values: Tensor) -> list[float]:
-    return [float(f"{value:.7g}") for value in values.tolist()]
+    return [float(f"{value:.6g}") for value in values.tolist()]
