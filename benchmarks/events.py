@@ -20,7 +20,7 @@ from paceline.loop import Loop, NoHands, seldom_collecting
 from paceline.trace import TraceWriter
 
 EVENTS = {16: 60_000, 10_000: 150_000}
-ROUNDS = 3
+ROUNDS = 2
 
 
 def strategies(workers: int) -> dict[str, pl.Strategy]:

@@ -55,7 +55,7 @@ def batch_norm_net() -> nn.Module:
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
-    "logistic regression": (lambda: nn.Linear(784, 10), (784,), 150),
+    "logistic regression": (lambda: nn.Linear(784, 10), (784,), 400),
     "LeNet": (lenet, (3, 32, 32), 8),
     "VGG-11 with a norm, an eighth as wide": (narrow_vgg, (3, 32, 32), 1),
     "MLP of 4 M": (wide_mlp, (3, 32, 32), 2),
