@@ -29,7 +29,6 @@ class Batches(Protocol):
         ...
 
 
-
 @runtime_checkable
 class Watchful(Batches, Protocol):
     """Mini-batches that are chosen by how the samples perform."""
