@@ -81,15 +81,6 @@ def test_an_unknown_paper_suggests_the_nearest() -> None:
         paper_module("groupsgd")
 
 
-def _wired() -> bool:
-    from paceline.cli import app
-
-    return any(
-        command.callback is not None and command.callback.__name__ == "reproduce" for command in app.registered_commands
-    )
-
-
-@pytest.mark.skipif(not _wired(), reason="paceline reproduce is not wired yet")
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -44,8 +44,8 @@ MNIST = PublishedSet(
         ),
     ),
 )
-# The archive's size and SHA-256 as in tensorflow-datasets (url_checksums/cifar10.txt); the SHA-256 of the six files in
-# it as in red-datasets (cifar.rb).
+# The archive's size and SHA-256 as in tensorflow-datasets (url_checksums/cifar10.txt); the sums of the six
+# files in it are those of files that agree with the MD5 sums in public use (SHA-256 of the first three too).
 CIFAR10 = PublishedSet(
     name="cifar10",
     mirrors=(
