@@ -10,9 +10,11 @@ import torch
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError, Diverged
+from paceline.fleets.fleet import Fleet
 from paceline.fleets.simulated import SimulatedFleet
 from paceline.interrupts import Interrupts
 from paceline.judge import Judge, Listener
+from paceline.learning.job import job_of
 from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe, Server
 from paceline.learning.task import Task
 from paceline.loop import Loop, NoHands, seldom_collecting
@@ -30,7 +32,7 @@ def train(
     task: Task,
     *,
     strategy: Strategy,
-    fleet: SimulatedFleet,
+    fleet: Fleet,
     optimizer: MakeOptimizer,
     stop: Stop,
     batch_size: int = 32,
@@ -61,51 +63,33 @@ def train(
     Ctrl-C ends the run after the event at hand, saves it, and raises ``KeyboardInterrupt``. A run that diverges ends
     with its last good weights, and says so in ``run.problem``.
     """
+    recipe = Recipe(optimizer, scheduler, clip_norm)
     check_fits(strategy, fleet.workers, batch_size)
-    if clip_norm is not None and not clip_norm > 0:
-        raise ConfigError(f"clip_norm={clip_norm} would stop every update: it must be positive")
     if tensorboard and directory is None:
         raise ConfigError("tensorboard=True needs a directory to write to")
-    if not callable(optimizer):
-        raise ConfigError(
-            f"optimizer must be a function from parameters to a torch optimizer, not {type(optimizer).__name__}: "
-            "optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
-        )
     if stop.target is not None and math.isnan(task.judge()(task.model)[1]):
         raise ConfigError(f"a target of {stop.target} can never be reached: the evaluation tells no accuracy")
     shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
-    config = {
-        "strategy": repr(strategy),
-        "fleet": repr(fleet),
-        "partition": repr(partition),
-        "sampling": repr(sampling),
-        "stop": repr(stop),
-        "every": repr(every),
-        "batch_size": batch_size,
-        "clip_norm": clip_norm,
-        "seed": seed,
-    }
+    asked = {"strategy": strategy, "fleet": fleet, "partition": partition, "sampling": sampling, "stop": stop}
+    config: dict[str, object] = {name: repr(value) for name, value in {**asked, "every": every}.items()}
+    config |= {"batch_size": batch_size, "clip_norm": clip_norm, "seed": seed}
     with ExitStack() as stack:
         stack.enter_context(seldom_collecting())
         stack.enter_context(torch.random.fork_rng())
         torch.manual_seed(seed)
-        server = Server(
-            task,
-            Recipe(optimizer, scheduler, clip_norm),
-            sampling.open(shards, batch_size, seed),
-            workers=fleet.workers,
-            fused=fleet.evaluation == "fused",
-            seed=seed,
-        )
+        job = job_of(task, batch_size)
+        crew, contributions = fleet.hire(job, seed)
+        stack.callback(crew.close)
+        batches = sampling.open(shards, batch_size, seed)
+        server = Server(job.state, recipe, batches, contributions, fleet.workers)
         opened = stack.enter_context(RunDirectory(Path(directory), config)) if directory is not None else None
-        message_bytes = server.state.message_bytes
-        writer = TraceWriter(opened.trace if opened else None, about(fleet, message_bytes))
-        loop = Loop(strategy, fleet.open(seed, message_bytes), server, writer, stop.seconds)
-        listeners: list[Listener] = [] if opened is None else [opened]
+        writer = TraceWriter(opened.trace if opened else None, crew.about)
+        loop = Loop(strategy, crew, server, writer, stop.seconds)
+        line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
+        listeners: list[Listener] = [line] if opened is None else [opened, line]
         if opened is not None and tensorboard:
             listeners.append(stack.enter_context(TensorBoard(opened.path / "tensorboard")))
-        line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
-        judge = Judge(task, server, every, [*listeners, line])
+        judge = Judge(task, server, every, listeners)
         ended = _until(stop, loop, judge, line, epoch_samples=sum(len(s) // batch_size * batch_size for s in shards))
         run = Run(
             model=server.model,
@@ -171,9 +155,10 @@ def simulate(
     check_fits(strategy, fleet.workers, None)
     if stop.updates is None and stop.seconds is None:
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
-    writer = TraceWriter(Path(trace) if trace else None, about(fleet, 0))
+    crew = fleet.open(seed)
+    writer = TraceWriter(Path(trace) if trace else None, crew.about)
     with seldom_collecting():
-        for update in Loop(strategy, fleet.open(seed), NoHands(), writer, stop.seconds):
+        for update in Loop(strategy, crew, NoHands(), writer, stop.seconds):
             if update.version + 1 == stop.updates:
                 break
     return writer.close()
@@ -184,12 +169,3 @@ def check_fits(strategy: Strategy, workers: int, batch_size: int | None) -> None
     check: Callable[[int, int | None], None] | None = getattr(strategy, "check", None)
     if check is not None:
         check(workers, batch_size)
-
-
-def about(fleet: SimulatedFleet, message_bytes: int) -> dict[str, object]:
-    """What the first line of a trace says of the run."""
-    return {
-        "clock": "virtual",
-        "workers": fleet.workers,
-        "transfer_seconds": fleet.network.seconds(message_bytes),
-    }

@@ -1,13 +1,22 @@
 """What a fleet offers to the training loop, whichever machines and clock are behind it."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.core.facts import Event, Ticket
+
+if TYPE_CHECKING:
+    from paceline.learning.contributions import Contributions
+    from paceline.learning.job import Job
 
 
 class Crew(Protocol):
     """The workers of one run, at work."""
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        """What the first line of a trace says of the fleet and its clock."""
+        ...
 
     def wait(self) -> Sequence[Event]:
         """The next event, or several of one instant; nothing when nothing can happen any more."""
@@ -21,11 +30,17 @@ class Crew(Protocol):
 
     def wake_at(self, at: float) -> None: ...
 
+    def close(self) -> None:
+        """The run is over: let the workers go. What they contributed may still be asked for."""
+        ...
+
 
 class Fleet(Protocol):
-    """The description of a fleet; opened once for every run."""
+    """The description of a fleet; hired once for every run."""
 
     @property
     def workers(self) -> int: ...
 
-    def open(self, seed: int, message_bytes: int) -> Crew: ...
+    def hire(self, job: "Job", seed: int) -> tuple[Crew, "Contributions"]:
+        """The workers for a job, and what they contribute to it."""
+        ...

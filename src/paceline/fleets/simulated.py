@@ -5,15 +5,19 @@ ties are broken by a stated rule rather than by rounding.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.delays import Delay
 from paceline.randomness import stream
+
+if TYPE_CHECKING:
+    from paceline.learning.contributions import Contributions
+    from paceline.learning.job import Job
 
 TICKS = 10**12  # a second
 CHOICES = {
@@ -97,7 +101,15 @@ class SimulatedFleet:
         return tuple(delay.median for delay in self._delays)
 
     def open(self, seed: int, message_bytes: int = 0) -> "SimulatedCrew":
+        """The workers of a run without a model, or of one whose messages have that size."""
         return SimulatedCrew(self, seed, message_bytes)
+
+    def hire(self, job: "Job", seed: int) -> "tuple[SimulatedCrew, Contributions]":
+        """The workers of a run; what they compute is evaluated when a step asks for it."""
+        from paceline.learning.contributions import LazyContributions
+
+        contributions = LazyContributions(job, fused=self.evaluation == "fused", seed=seed)
+        return self.open(seed, job.state.message_bytes), contributions
 
 
 class SimulatedCrew:
@@ -106,7 +118,9 @@ class SimulatedCrew:
     def __init__(self, fleet: SimulatedFleet, seed: int, message_bytes: int) -> None:
         self._fleet = fleet
         self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet._delays)]
-        self._transfer = _ticks(fleet.network.seconds(message_bytes))
+        transfer = fleet.network.seconds(message_bytes)
+        self.about: Mapping[str, object] = {"clock": "virtual", "workers": fleet.workers, "transfer_seconds": transfer}
+        self._transfer = _ticks(transfer)
         self._sign = -1 if fleet.ties == "reverse" else 1
         self._now = 0
         self._pushed = 0
@@ -192,6 +206,9 @@ class SimulatedCrew:
         if tick not in self._alarms:  # several parts may ask for one instant: it rings once
             self._alarms.add(tick)
             self._push(tick, ALARM, 0, Rang(tick / TICKS))
+
+    def close(self) -> None:
+        """There is nobody to let go."""
 
     def _due(self, entry: "_Running", tick: int) -> None:
         self._pushed += 1

@@ -8,16 +8,16 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.core.facts import Ticket
-from paceline.learning.data import Samples, to_device
-from paceline.learning.loss import SampleLoss
-from paceline.learning.model_state import ModelState, Snapshot, all_finite, mixes_samples, norm
+from paceline.learning.data import to_device
+from paceline.learning.job import Job
+from paceline.learning.model_state import Snapshot, all_finite, mixes_samples, norm
 from paceline.learning.task import device_of
 from paceline.sampling.batches import Losses
 from paceline.sampling.partition import Indices
@@ -58,6 +58,32 @@ class Pass(NamedTuple):
         return Pass([ticket for ticket, _ in rest], [count for _, count in rest], losses)
 
 
+class Contributions(Protocol):
+    """What the workers of a fleet were asked for and handed in, until it is settled."""
+
+    def promise(self, ticket: Ticket, indices: Indices) -> None:
+        """A worker is to compute a ticket on these samples."""
+        ...
+
+    def shorten(self, ticket: Ticket, samples: int) -> Indices:
+        """Only the first samples were computed. Returns the others."""
+        ...
+
+    def samples(self, ticket: Ticket) -> Indices: ...
+
+    def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
+        """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
+        ...
+
+    def settle(self, tickets: Iterable[Ticket]) -> None:
+        """These are used up, or will never be used."""
+        ...
+
+    def before_update(self) -> None:
+        """The model is about to change."""
+        ...
+
+
 @dataclass(slots=True)
 class _Bundle:
     """A combination that was computed and may be wanted again: the mean of the last round's fastest in LGC-SGD."""
@@ -69,10 +95,10 @@ class _Bundle:
 class LazyContributions:
     """Holds the promises, and the model versions that they refer to, until they are settled."""
 
-    def __init__(self, state: ModelState, data: Samples, loss: SampleLoss, *, fused: bool, seed: int) -> None:
-        self._state = state
-        self._data = data
-        self._loss = loss
+    def __init__(self, job: Job, *, fused: bool, seed: int) -> None:
+        self._state = state = job.state
+        self._data = job.samples
+        self._loss = job.loss
         self._device = device_of(state.model)
         self._fuses = fused and not mixes_samples(state.model)
         self._seed = None if fused else seed

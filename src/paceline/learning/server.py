@@ -1,6 +1,5 @@
 """The server: the model, its optimizer, and what the workers promised to contribute."""
 
-import copy
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,13 +9,11 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.core.errors import Diverged
+from paceline.core.errors import ConfigError, Diverged
 from paceline.core.facts import Step, Ticket
-from paceline.learning.contributions import Evaluated, LazyContributions
-from paceline.learning.loss import SampleLoss
+from paceline.learning.contributions import Contributions, Evaluated
 from paceline.learning.model_state import ModelState, all_finite
 from paceline.learning.plain_sgd import plain_sgd
-from paceline.learning.task import Task
 from paceline.sampling.batches import Batches, Watchful
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
@@ -34,14 +31,24 @@ class Recipe:
     scheduler: MakeScheduler | None = None
     clip_norm: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError(f"clip_norm={self.clip_norm} would stop every update: it must be positive")
+        if not callable(self.optimizer):
+            raise ConfigError(
+                f"optimizer must be a function from parameters to a torch optimizer, not "
+                f"{type(self.optimizer).__name__}: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+            )
+
 
 class Server:
     """Carries the coordinator's instructions out on the model."""
 
-    def __init__(self, task: Task, recipe: Recipe, batches: Batches, *, workers: int, fused: bool, seed: int) -> None:
-        self.model = copy.deepcopy(task.model)
-        self.model.train()
-        self.state = ModelState(self.model)
+    def __init__(
+        self, state: ModelState, recipe: Recipe, batches: Batches, contributions: Contributions, workers: int
+    ) -> None:
+        self.model = state.model
+        self.state = state
         self.updates = 0
         self.samples = 0
         self.spoiled: list[Ticket] = []
@@ -49,9 +56,7 @@ class Server:
         self._step = plain_sgd(self._optimizer) or self._optimizer.step
         self._scheduler = recipe.scheduler(self._optimizer) if recipe.scheduler else None
         self._clip_norm = recipe.clip_norm
-        samples = task.training_samples()
-        loss = SampleLoss(task.loss, samples)
-        self._contributions = LazyContributions(self.state, samples, loss, fused=fused, seed=seed)
+        self._contributions = contributions
         self._batches = batches
         self._watchful = batches if isinstance(batches, Watchful) else None
         self._workers = workers
