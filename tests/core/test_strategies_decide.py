@@ -10,7 +10,21 @@ from silent import Silent
 
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Arrived, Assign, Drop, Joined, Left, Recall, Start, Step, Ticket, Within, Work, gradient
+from paceline.core.facts import (
+    Arrived,
+    Assign,
+    Decision,
+    Drop,
+    Joined,
+    Left,
+    Recall,
+    Start,
+    Step,
+    Ticket,
+    Within,
+    Work,
+    gradient,
+)
 from paceline.core.ledger import Ledger
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
