@@ -17,6 +17,7 @@ the random numbers.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -113,12 +114,12 @@ class _Scheme:
     start: float
     lags: GridDelays
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Steps of a block: the delayed values of all of them are known when it begins."""
         return min(self.lags.shortest + 1, MOST_ROWS)
 
-    @property
+    @cached_property
     def noise_scale(self) -> float | None:
         """In units of this the noise is standard: one pass less over a linear equation with constant noise."""
         diffusion = self.equation.diffusion
