@@ -93,11 +93,12 @@ def mean_square_critical_step(delays: Delays, momentum: float = 0.0) -> float:
         return float(delay_noise(step, shares, momentum)) - 1
 
     below = 0.0
-    for step in np.linspace(0, limit, 65)[1:-1].tolist():
+    for part in (*np.linspace(0, 1, 65)[1:-1].tolist(), 1 - 1e-9):
+        step = part * limit
         if excess(step) >= 0:
-            return float(brentq(excess, below, step, xtol=1e-15, rtol=1e-12))
+            return float(brentq(excess, below, step, xtol=1e-15, rtol=1e-12)) if below else step
         below = step
-    return float(brentq(excess, below, limit * (1 - 1e-9), xtol=1e-15, rtol=1e-12))
+    return limit  # delays that hardly vary make hardly any noise
 
 
 def characteristic(scaled_step: float, shares: Floats, momentum: float) -> Floats:
@@ -152,7 +153,8 @@ def _first_on_the_circle(shares: Floats, momentum: float) -> float:
         return float((_numerator(np.array([omega]), momentum) * response(np.array([omega]))).imag[0])
 
     def steps(omegas: Floats) -> Floats:
-        real = (_numerator(omegas, momentum) / response(omegas).conj()).real
+        with np.errstate(divide="ignore", invalid="ignore"):
+            real = (_numerator(omegas, momentum) / response(omegas).conj()).real
         return np.where(real < 0, -real, np.inf)
 
     lows, highs = _brackets(shares, momentum, response)
