@@ -39,3 +39,13 @@ def test_the_custom_strategy_makes_more_updates_than_waiting_for_everybody() -> 
     updates = {name: int(count) for name, count in re.findall(r"^(\w+)\(.*?\) +(\d+) updates", result.stdout, re.M)}
     assert updates["Deadline"] > updates["Synchronous"] > 0
     assert result.stdout.count("accuracy") == 2
+
+
+def test_the_theory_tells_which_learning_rate_runs_off() -> None:
+    script = EXAMPLES / "sdde.py"
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "delay 10, momentum 0.0: learning rates up to 0.0747" in result.stdout
+    assert "delay 10, momentum 0.9: learning rates up to 0.0057" in result.stdout
+    assert result.stdout.count("exact") == 2
+    assert result.stdout.count("is not stable in mean square") == 1
