@@ -18,7 +18,7 @@ class Estimate:
 
     value: float
     source: Source
-    error: float = 0.0
+    error: float | None = None  # None: not told, or none
 
 
 def weakest(*sources: Source) -> Source:

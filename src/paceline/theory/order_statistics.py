@@ -6,16 +6,16 @@ their durations. With everybody it is the slowest's, $X_{(N)}$.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
+from scipy.special import gammaln, xlog1py, xlogy
 
 from paceline.core.errors import ConfigError
 from paceline.delays import Constant, Distribution, Empirical, Pareto, ShiftedExponential
-from paceline.theory.estimate import Source
+from paceline.theory.estimate import Estimate, Source
 from paceline.theory.integral import integrate
 
 Floats = NDArray[np.float64]
@@ -29,7 +29,7 @@ class OrderMeans:
 
     means: Floats
     source: Source
-    error: float = 0.0
+    error: float | None = None
 
 
 def exponential_order_statistic(shift: float, mean: float, workers: int, rank: int) -> tuple[float, float]:
@@ -70,42 +70,44 @@ def order_statistic_means(delays: Sequence[Distribution], rank: int) -> OrderMea
     with exponential or Pareto delays have closed forms, constants and measured durations finite sums: ``exact``.
     """
     _check_rank(rank, len(delays))
-    first, alike = delays[0], len(set(delays)) == 1
-    if alike and isinstance(first, ShiftedExponential):
-        means = [exponential_order_statistic(first.shift, first.mean, len(delays), k + 1)[0] for k in range(rank)]
-        return OrderMeans(np.array(means), "exact")
-    if alike and isinstance(first, Pareto):
-        means = [pareto_order_statistic(first.minimum, first.shape, len(delays), k + 1) for k in range(rank)]
-        return OrderMeans(np.array(means), "exact")
-    if len(delays) == 1:
-        return OrderMeans(np.array([first.mean_seconds]), "exact")
-    if all(isinstance(delay, Constant | Empirical) for delay in delays):
-        return OrderMeans(_sum_over_values(delays, rank), "exact")
-    means, error = _integral(delays, rank)
-    return OrderMeans(means, "quadrature", error)
+    return _means(delays, range(1, rank + 1), lambda seconds: fewer_done(delays, rank, seconds))
+
+
+def order_statistic_mean(delays: Sequence[Distribution], rank: int) -> Estimate:
+    r"""$E X_{(K)}$ alone; for the slowest ($K = N$) of a large fleet much cheaper than with all before it."""
+    _check_rank(rank, len(delays))
+    found = _means(delays, range(rank, rank + 1), lambda seconds: 1 - round_cdf(delays, rank, seconds)[:, None])
+    return Estimate(float(found.means[0]), found.source, found.error)
 
 
 def fewer_done(delays: Sequence[Distribution], rank: int, seconds: Floats) -> Floats:
-    r"""$P(\text{fewer than } k \text{ workers are done by } t)$ for $k = 1, \dots,$ ``rank``: an array (times, rank)."""
-    counts = Counter(delays)
-    done = [(np.atleast_1d(delay.cdf(seconds)), count) for delay, count in counts.items()]
-    if rank == len(delays) == 1:
-        return 1 - done[0][0][:, None]
-    # the generating function of how many are done, on the unit circle; its coefficients are the probabilities
-    circle = np.exp(-2j * np.pi * np.arange(len(delays) + 1) / (len(delays) + 1))
-    values = np.ones((len(done[0][0]), len(circle)), dtype=complex)
-    for share, count in done:
-        values *= (1 + share[:, None] * (circle - 1)) ** count
-    below = np.cumsum(np.fft.ifft(values, axis=1).real, axis=1)[:, :rank].clip(0.0, 1.0)
-    if rank == len(delays):  # the slowest: without the rounding that a tail would not forgive
-        with np.errstate(divide="ignore"):
-            below[:, -1] = -np.expm1(sum(count * np.log(share) for share, count in done))
-    return below
+    r"""$P(\text{fewer than } k \text{ are done by } t)$ for $k = 1, \dots,$ ``rank``: an array (times, rank)."""
+    exactly = np.zeros((len(seconds), rank))  # this many are done, of those looked at so far
+    exactly[:, 0] = 1.0
+    for delay, count in Counter(delays).items():
+        alike = _binomial(delay.cdf(seconds), count, rank)
+        before, exactly = exactly, exactly * alike[:, :1]
+        for more in range(1, alike.shape[1]):
+            exactly[:, more:] += before[:, : rank - more] * alike[:, more, None]
+    return np.cumsum(exactly, axis=1)
 
 
 def round_cdf(delays: Sequence[Distribution], rank: int, seconds: Floats) -> Floats:
     r"""$P(X_{(K)} \le t)$: a round with this ``rank`` ($K$) is over by then."""
-    return np.asarray(1 - fewer_done(delays, rank, seconds)[:, -1])
+    if rank < len(delays):
+        return np.asarray(1 - fewer_done(delays, rank, seconds)[:, -1])
+    product = np.ones(len(seconds))
+    for delay, count in Counter(delays).items():
+        product *= delay.cdf(seconds) ** count
+    return product
+
+
+def _binomial(share: Floats, count: int, most: int) -> Floats:
+    """The probabilities of 0, 1, ... (fewer than ``most``) of ``count`` like workers; small ones are as precise."""
+    done = np.arange(min(count + 1, most))
+    ways = gammaln(count + 1) - gammaln(done + 1) - gammaln(count - done + 1)
+    share = share[:, None]
+    return np.asarray(np.exp(ways + xlogy(done, share) + xlog1py(count - done, -share)))
 
 
 def beginnings_and_jumps(delay: Distribution) -> tuple[float, ...]:
@@ -122,51 +124,63 @@ def beginnings_and_jumps(delay: Distribution) -> tuple[float, ...]:
     return ()
 
 
-def latest(delays: Sequence[Distribution], negligible: float = NEGLIGIBLE) -> float:
-    """A time by which each worker is done, but for a negligible probability."""
-    seconds = max(delay.median for delay in delays)
-    while any(float(delay.cdf(np.array([seconds]))[0]) < 1 - negligible for delay in set(delays)):
-        seconds *= 1.5
-    return seconds
+def _means(delays: Sequence[Distribution], ranks: range, waiting: Callable[[Floats], Floats]) -> OrderMeans:
+    """By the surest way there is. ``waiting``: the probabilities that a rank is not done yet, (times, ranks)."""
+    first, workers = delays[0], len(delays)
+    if len(set(delays)) == 1:
+        if isinstance(first, ShiftedExponential):
+            shift, mean = first.shift, first.mean
+            return _exact([exponential_order_statistic(shift, mean, workers, rank)[0] for rank in ranks])
+        if isinstance(first, Pareto):
+            return _exact([pareto_order_statistic(first.minimum, first.shape, workers, rank) for rank in ranks])
+        if workers == 1:
+            return _exact([first.mean_seconds])
+    if all(isinstance(delay, Constant | Empirical) for delay in delays):
+        values = np.unique([value for delay in set(delays) for value in beginnings_and_jumps(delay)])
+        return _exact(values[0] + np.diff(values) @ waiting(values[:-1]))  # from each value to the next
+    return OrderMeans(*_integral(delays, ranks, waiting))
 
 
-def _sum_over_values(delays: Sequence[Distribution], rank: int) -> Floats:
-    values = np.unique([value for delay in set(delays) for value in beginnings_and_jumps(delay)])
-    waiting = fewer_done(delays, rank, values[:-1])  # from each value to the next
-    return np.asarray(values[0] + np.diff(values) @ waiting)
+def _exact(means: Sequence[float] | Floats) -> OrderMeans:
+    return OrderMeans(np.asarray(means), "exact")
 
 
-def _integral(delays: Sequence[Distribution], rank: int) -> tuple[Floats, float]:
-    """Over the logarithm of time, in which every scale is alike, from when somebody may be done to a negligible rest."""
+def _integral(
+    delays: Sequence[Distribution], ranks: range, waiting: Callable[[Floats], Floats]
+) -> tuple[Floats, Source, float]:
+    """Over the logarithm of time, in which every scale is alike, up to a negligible rest."""
     kinds = set(delays)
-    end, begin = latest(delays), min(delay.median for delay in kinds)
-    while any(float(delay.cdf(np.array([begin]))[0]) > 1e-14 for delay in kinds) and begin > end * 1e-12:
-        begin /= 1.5
-    kinks = {each for delay in kinds for each in (delay.median, *beginnings_and_jumps(delay)) if begin < each < end}
-    tails = _tails(delays, rank, end)
+    medians = np.sort([delay.median for delay in kinds])
+    begin, end = medians[0] * ACCURACY, medians[-1]
+    while any(float(delay.cdf(np.array([end]))[0]) < 1 - NEGLIGIBLE for delay in kinds):
+        end *= 1.5
+    kinks = {each for delay in kinds for each in beginnings_and_jumps(delay)}
+    kinks |= {*medians[:: 1 + len(medians) // 50].tolist()}
+    tails = _tails(delays, ranks, end, waiting(np.array([end]))[0])
     finite = np.isfinite(tails)
+    if not finite.any():
+        return tails, "exact", 0.0
 
-    def waiting(logarithms: Floats) -> Floats:
+    def weighted(logarithms: Floats) -> Floats:
         seconds = np.exp(logarithms)
-        return np.asarray(fewer_done(delays, rank, seconds)[:, finite] * seconds[:, None])
+        return np.asarray(waiting(seconds)[:, finite] * seconds[:, None])
 
-    means = np.full(rank, math.inf)
-    integrals, error = integrate(waiting, np.log([begin, *sorted(kinks), end]).tolist(), ACCURACY)
-    means[finite] = begin + integrals + tails[finite]
-    return means, error
+    integrals, error = integrate(
+        weighted, np.log([begin, *sorted(each for each in kinks if begin < each < end), end]).tolist(), ACCURACY
+    )
+    tails[finite] += begin + integrals
+    return tails, "quadrature", error
 
 
-def _tails(delays: Sequence[Distribution], rank: int, end: float) -> Floats:
+def _tails(delays: Sequence[Distribution], ranks: range, end: float, waiting: Floats) -> Floats:
     r"""What comes after the integral's end $T$: $T\,P(X_{(k)} > T) / (a - 1)$ for a tail $\propto t^{-a}$.
 
     $X_{(k)} > T$ needs $N - k + 1$ workers that are not done: the heaviest tails, whose exponents add up to $a$.
     """
-    shapes = sorted(delay.shape if isinstance(delay, Pareto) else math.inf for delay in delays)
-    exponents = np.array([sum(shapes[: len(shapes) - k]) for k in range(rank)])
-    rest = fewer_done(delays, rank, np.array([end]))[0]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tails = np.where(np.isfinite(exponents), end * rest / (exponents - 1), 0.0)
-    return np.where(exponents > 1, tails, math.inf)
+    shapes = np.sort([delay.shape if isinstance(delay, Pareto) else math.inf for delay in delays])
+    exponents = np.cumsum(shapes)[len(delays) - np.array(ranks)]
+    with np.errstate(divide="ignore"):
+        return np.where(exponents > 1, end * waiting / np.abs(exponents - 1), math.inf)
 
 
 def _check_rank(rank: int, workers: int) -> None:
