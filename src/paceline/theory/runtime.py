@@ -28,6 +28,7 @@ from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.theory.clocks import Clock, clocks_of
 from paceline.theory.estimate import Estimate, Source, weakest
+from paceline.theory.net_weights import NetWeights
 from paceline.theory.renewal import exponential_staleness, renewal_staleness
 from paceline.theory.simulated import Simulated, simulated
 
@@ -63,15 +64,17 @@ class Runtime:
     wasted_share    of the computing time, what no update uses
     mean_staleness  updates between the download of a model and the first use of its gradient, mean over the updates
     staleness       its distribution: every update counts once, shared among the contributions that it uses first
-    weight_by_age   the net weight that gradients of each age have in an update. It is ``staleness``, except where a
-                    rule uses a gradient again: what ``LiveCompensation`` adds for the late it takes from the fast
+    weights         the net weights that gradients of each age have in an update, on which the stable step depends, and
+                    ``weights_source``. They are ``staleness``, except where a rule uses a gradient again: what
+                    ``LiveCompensation`` adds for the late it takes from the fast
     """
 
     updates_per_second: Estimate
     wasted_share: Estimate
     mean_staleness: Estimate
     staleness: Ages
-    weight_by_age: Ages
+    weights: NetWeights
+    weights_source: Source
 
     @property
     def seconds_per_update(self) -> Estimate:
@@ -91,7 +94,7 @@ def runtime(strategy: Strategy, fleet: SimulatedFleet, *, message_bytes: int = 0
         check(fleet.workers, None)
     transfer = fleet.network.seconds(message_bytes)
     case = _Case(strategy, fleet, clocks_of(strategy, fleet, transfer), message_bytes, seed)
-    return Runtime(case.rate(), case.waste(), case.mean_staleness(), case.staleness, case.weight_by_age())
+    return Runtime(case.rate(), case.waste(), case.mean_staleness(), case.staleness, *case.weights())
 
 
 @dataclass(frozen=True)
@@ -187,14 +190,13 @@ class _Case:
         """Those that arrive at one instant are told together, and so do not count each other."""
         return self.fleet.ties == "batch" and sum(clock.may_tick_in_step for clock in self.clocks or ()) > 1
 
-    def weight_by_age(self) -> Ages:
+    def weights(self) -> tuple[NetWeights, Source]:
         inner = self.inner
-        if type(inner) is not LiveCompensation:
-            return self.staleness
+        if type(inner) is not LiveCompensation or (self._counts_others() and self.clocks is not None):
+            return NetWeights.of_delays(self.staleness.shares), self.staleness.source
         alone = not isinstance(self.strategy, Grouped) or len(self.strategy.groups) == 1
         whole = not inner.recall or self.fleet.recall == "complete" or not inner.scale or inner.blocks == 1
         if alone and whole and self._all_is_used():
-            return FRESH  # what is added for the late is taken from the fast of the same round
-        if self._counts_others() and self.clocks is not None:
-            return self.staleness
-        return Ages(self.simulation.weight_by_age, "simulation")
+            # what is added for the late is taken from the fast of the same round
+            return NetWeights.of_delays(FRESH.shares), "exact"
+        return self.simulation.weights, "simulation"

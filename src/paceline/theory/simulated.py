@@ -14,6 +14,7 @@ from paceline.fleets.simulated import SimulatedFleet
 from paceline.loop import Loop, NoHands, Update, seldom_collecting
 from paceline.reports.measure import measure
 from paceline.theory.estimate import Estimate
+from paceline.theory.net_weights import NetWeights
 from paceline.trace import TraceWriter
 
 PIECES_OF_WORK = 16_000  # half a second, more or less
@@ -32,7 +33,7 @@ class Simulated:
     wasted_share: Estimate
     mean_staleness: Estimate
     staleness: Mapping[int, float]
-    weight_by_age: Mapping[int, float]
+    weights: NetWeights
 
 
 def simulated(strategy: Strategy, fleet: SimulatedFleet, message_bytes: int = 0, seed: int = 0) -> Simulated:
@@ -49,14 +50,14 @@ def simulated(strategy: Strategy, fleet: SimulatedFleet, message_bytes: int = 0,
                 break
     begin = int(SETTLING * len(ages.times))
     gaps, means = np.diff(ages.times)[begin:], np.array(ages.means)[begin:]
-    staleness, weights = ages.shares()
+    measures = measure(writer.close())
     return Simulated(
         updates=len(ages.times),
         seconds_per_update=_mean(gaps),
-        wasted_share=Estimate(measure(writer.close()).wasted_share, "simulation"),
+        wasted_share=Estimate(measures.wasted_share, "simulation"),
         mean_staleness=_mean(means),
-        staleness=staleness,
-        weight_by_age=weights,
+        staleness=ages.shares(),
+        weights=NetWeights(measures.weight_by_age, measures.weight_by_gap),
     )
 
 
@@ -76,23 +77,17 @@ class _Counting(NoHands):
 
 
 class _Ages:
-    """How old what an update used was: at its first use, and by weight, whatever is used again included."""
+    """When updates were made, and how old what each used for the first time was."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
         self.means: list[float] = []
         self._first: defaultdict[int, float] = defaultdict(float)
-        self._weights: defaultdict[int, float] = defaultdict(float)
         self._kept: frozenset[Ticket] = frozenset()
 
     def count(self, update: Update) -> None:
         step, kept = update.step, self._kept
-        new = []
-        for ticket, weight in step.weights.items():
-            age = update.version - ticket.version
-            self._weights[age] += float(weight)
-            if ticket not in kept:
-                new.append(age)
+        new = [update.version - ticket.version for ticket in step.weights if ticket not in kept]
         for age in new:
             self._first[age] += 1 / len(new)
         self.means.append(sum(new) / len(new))
@@ -100,9 +95,5 @@ class _Ages:
         if step.keep or kept:
             self._kept = (kept - step.weights.keys()) | frozenset(step.keep)
 
-    def shares(self) -> tuple[Mapping[int, float], Mapping[int, float]]:
-        updates = len(self.times)
-        return (
-            {age: self._first[age] / updates for age in sorted(self._first)},
-            {age: self._weights[age] / updates for age in sorted(self._weights)},
-        )
+    def shares(self) -> Mapping[int, float]:
+        return {age: self._first[age] / len(self.times) for age in sorted(self._first)}
