@@ -19,11 +19,11 @@ GROUPS = [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
 def histogram(strategy: pl.Strategy, fleet: pl.SimulatedFleet, length: int) -> NDArray[np.float64]:
-    """The share of each staleness over 12,000 updates (seed 2); the last takes all that are larger."""
+    """The share of each staleness over 8,000 updates (seed 2); the last takes all that are larger."""
     found = np.zeros(length)
-    for update in updates(pl.simulate(strategy, fleet, pl.Stop(updates=12_000), seed=2)):
+    for update in updates(pl.simulate(strategy, fleet, pl.Stop(updates=8_000), seed=2)):
         for age in update.ages:
-            found[min(age, length - 1)] += 1 / len(update.ages) / 12_000
+            found[min(age, length - 1)] += 1 / len(update.ages) / 8_000
     return found
 
 
@@ -46,12 +46,12 @@ def as_array(ages: Ages, length: int) -> NDArray[np.float64]:
     ids=lambda each: str(each)[:60],
 )
 def test_the_distribution_against_the_simulator(strategy: pl.Strategy, fleet: pl.SimulatedFleet) -> None:
-    """The distribution functions differ by less than 0.015 everywhere; the mean is that of the clocks less one."""
+    """The distribution functions differ by less than 0.02 everywhere; the mean is that of the clocks less one."""
     found = runtime(strategy, fleet)
     assert found.staleness.source == "quadrature"
     length = max(found.staleness.shares) + 2
     simulated, predicted = histogram(strategy, fleet, length), as_array(found.staleness, length)
-    assert np.abs(np.cumsum(simulated) - np.cumsum(predicted)).max() < 0.015
+    assert np.abs(np.cumsum(simulated) - np.cumsum(predicted)).max() < 0.02
     assert found.staleness.mean == pytest.approx(found.mean_staleness.value, rel=1e-3)
 
 

@@ -31,11 +31,11 @@ class Wishes:
     condition: float = 100.0
 
     def __post_init__(self) -> None:
-        for name, low, high in (("margin", 0.0, 1.0), ("epsilon", 0.0, 1.0), ("condition", 10.0, math.inf)):
-            value = getattr(self, name)
-            if not (low < value < high or value == 10.0 == low):
-                between = f"between {low:g} and {high:g}" if high < math.inf else f"at least {low:g}"
-                raise ConfigError(f"a {name} of {value:g} cannot be asked for: {between}")
+        for name in ("margin", "epsilon"):
+            if not 0 < (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name}={value:g} cannot be asked for: between 0 and 1")
+        if not 1 <= self.condition < math.inf:
+            raise ConfigError(f"condition={self.condition:g} cannot be asked for: at least 1, the sharpest direction")
 
 
 @dataclass(frozen=True)

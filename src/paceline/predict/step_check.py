@@ -72,5 +72,6 @@ def step_warning(
     return (
         f"warning: {label}: the step {step:g} is beyond {limit / sharpness:.3g}, the largest that is stable (in mean "
         f"square) at the measured staleness (mean {measures.mean_staleness:.1f}){momentum}: step x curvature must stay "
-        f"below {limit:.3g}, and the curvature at the initial weights is {sharpness:.3g} ({found.samples} samples)"
+        f"below {limit:.3g}, and the curvature at the initial weights is {sharpness:.3g} ({found.samples} samples); "
+        "the run diverges, or is driven to where the loss is flatter"
     )

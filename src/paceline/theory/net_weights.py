@@ -56,11 +56,12 @@ class NetWeights:
 
     def trimmed(self) -> "NetWeights":
         """With the largest ages, of very little weight, counted as one."""
+        ages = sorted(self.by_age)
         rest = TAIL * math.fsum(map(abs, self.by_age.values()))
-        kept = dict(sorted(self.by_age.items()))
-        while len(kept) > 1 and (rest := rest - abs(kept[last := max(kept)])) > 0:
-            weight = kept.pop(last)
-            kept[max(kept)] += weight
+        while len(ages) > 1 and (rest := rest - abs(self.by_age[ages[-1]])) > 0:
+            ages.pop()
+        kept = {age: self.by_age[age] for age in ages}
+        kept[ages[-1]] += math.fsum(weight for age, weight in self.by_age.items() if age > ages[-1])
         return NetWeights(kept, self.by_gap)
 
 
