@@ -43,8 +43,9 @@ def final_loss(task: pl.Task, strategy: pl.Strategy, fleet: pl.SimulatedFleet, l
         strategy=strategy,
         fleet=fleet,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
-        stop=pl.Stop(updates=800),
+        stop=pl.Stop(updates=500),
         batch_size=50,
+        every=pl.Every(updates=100),
         progress=False,
     )
     loss = run.history[-1].loss

@@ -39,3 +39,13 @@ def test_the_custom_strategy_makes_more_updates_than_waiting_for_everybody() -> 
     updates = {name: int(count) for name, count in re.findall(r"^(\w+)\(.*?\) +(\d+) updates", result.stdout, re.M)}
     assert updates["Deadline"] > updates["Synchronous"] > 0
     assert result.stdout.count("accuracy") == 2
+
+
+def test_the_predicted_steps_are_where_training_turns() -> None:
+    script = EXAMPLES / "predict.py"
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert len(re.findall(r"at 75% of it: loss 0\.\d+$", result.stdout, re.M)) == 3
+    assert result.stdout.count("at 125% of it: diverges") == 3
+    assert [float(step) for step in re.findall(r"largest step ([\d.]+)", result.stdout)] == [0.4211, 0.0113, 0.0020]

@@ -84,7 +84,7 @@ def test_a_model_gives_steps(tiny: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_what_is_predicted_happens() -> None:
-    """Linear regression, whose curvature stays: 10 % below the largest step ASGD converges, 10 % beyond it does not.
+    """Linear regression, whose curvature stays: a fifth below the largest step ASGD converges, a quarter beyond not.
 
     Sixteen workers in turn, so that every gradient is 15 updates old; F(x) = (x - 1)^2 / 2, from x = 0.
     """
@@ -93,7 +93,7 @@ def test_what_is_predicted_happens() -> None:
         found = predict(pl.Asynchronous(), fleet, descent=Descent(momentum), curvature=1.0)
         assert found.largest_step is not None
         assert found.largest_step.value == pytest.approx(critical_step(15, momentum), rel=5e-3)
-        for share, ends in ((0.9, True), (1.1, False)):
+        for share, ends in ((0.8, True), (1.25, False)):
             assert ends == (abs(_after(momentum, share * found.largest_step.value)) < 1)
 
 
@@ -103,9 +103,9 @@ def _after(momentum: float, lr: float) -> float:
         strategy=pl.Asynchronous(),
         fleet=pl.SimulatedFleet([pl.Constant(1.0)] * 16),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum),
-        stop=pl.Stop(updates=2000 if momentum else 1000),
+        stop=pl.Stop(updates=900 if momentum else 500),
         batch_size=1,
-        every=pl.Every(updates=500),
+        every=pl.Every(updates=900),
     )
     return run.history[-1].loss - 1  # judging the quadratic tells x
 
