@@ -49,3 +49,13 @@ def test_the_predicted_steps_are_where_training_turns() -> None:
     assert len(re.findall(r"at 75% of it: loss 0\.\d+$", result.stdout, re.M)) == 3
     assert result.stdout.count("at 125% of it: diverges") == 3
     assert [float(step) for step in re.findall(r"largest step ([\d.]+)", result.stdout)] == [0.4211, 0.0113, 0.0020]
+
+
+def test_the_theory_tells_which_learning_rate_runs_off() -> None:
+    script = EXAMPLES / "sdde.py"
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "delay 10, momentum 0.0: learning rates up to 0.0747" in result.stdout
+    assert "delay 10, momentum 0.9: learning rates up to 0.0057" in result.stdout
+    assert result.stdout.count("exact") == 2
+    assert result.stdout.count("is not stable in mean square") == 1

@@ -15,11 +15,11 @@ from paceline.core.errors import ConfigError
 from paceline.theory.histogram import Delays
 from paceline.theory.moments import recursion_moments
 from paceline.theory.roots import check_delay, dominant_root
-from paceline.theory.stability import critical_step, mean_square_critical_step
+from paceline.theory.stability import critical_step, mean_square_critical_step, spectral_radius
 from paceline.theory.variance import discrete_stationary_variance
 
 Floats = NDArray[np.float64]
-MOST_UPDATES = 10_000_000
+MOST_UPDATES = 2_000_000
 
 
 def theorem_3_2(
@@ -189,14 +189,15 @@ def time_to_epsilon(
             f"an epsilon of {epsilon:.6g} is never reached: at a step of {step:.6g} noise keeps "
             f"a variance of {floor:.6g}"
         )
-    horizon = 256
+    shrinking = -2 * math.log(spectral_radius(step * curvature, delays, momentum))
+    horizon = 256 + 2 * max(0.0, math.log(max(start**2, epsilon) / (epsilon - floor))) / shrinking
     while horizon <= MOST_UPDATES:
         moments = recursion_moments(
-            step * curvature, delays, step * noise, start=start, updates=horizon, momentum=momentum
+            step * curvature, delays, step * noise, start=start, updates=int(horizon), momentum=momentum
         )
-        below = moments.mean**2 + moments.variance <= epsilon
-        lasting = horizon + 1 - int(np.argmin(below[::-1])) if not below.all() else 0
-        if lasting <= horizon // 2:
+        above = np.flatnonzero(moments.mean**2 + moments.variance > epsilon)
+        lasting = int(above[-1]) + 1 if len(above) else 0
+        if lasting <= 0.75 * horizon:
             return _in_all_units(epsilon, step, lasting, updates_per_second)
         horizon *= 4
     raise ConfigError(f"an epsilon of {epsilon:.6g} is not reached in {MOST_UPDATES} updates at a step of {step:.6g}")

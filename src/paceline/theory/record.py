@@ -38,12 +38,14 @@ class Record:
         times = steps // every + 1
         self._paths = np.empty((times, paths, dimensions)) if keep == "paths" else None
         self._mean = np.zeros((times, dimensions)) if keep == "moments" else None
-        self._squares = np.zeros((times, dimensions))  # of the differences from the mean, added up
+        self._squares = np.zeros((times if keep == "moments" else 0, dimensions))  # of differences from the mean
+        self.watches = keep != "end"
 
     def begin(self, some: slice, now: Floats) -> None:
         """These paths are next, and this is where they begin."""
         self._some = some
-        self._note(0, now[None])
+        if self.watches:
+            self._note(0, now[None])
 
     def block(self, k: int, values: Floats) -> None:
         """The values after the steps k, k + 1, ..."""
@@ -63,8 +65,6 @@ class Record:
         return Solution(times, self._end, None, self._mean, variance)
 
     def _note(self, place: int, values: Floats) -> None:
-        if self._paths is None and self._mean is None:
-            return
         values = values if self._scale == 1 else self._scale * values
         if self._paths is not None:
             self._paths[place : place + len(values), self._some] = values

@@ -93,11 +93,12 @@ def mean_square_critical_step(delays: Delays, momentum: float = 0.0) -> float:
         return float(delay_noise(step, shares, momentum)) - 1
 
     below = 0.0
-    for step in np.linspace(0, limit, 65)[1:-1].tolist():
+    for part in (*np.linspace(0, 1, 65)[1:-1].tolist(), 1 - 1e-9):
+        step = part * limit
         if excess(step) >= 0:
-            return float(brentq(excess, below, step, xtol=1e-15, rtol=1e-12))
+            return float(brentq(excess, below, step, xtol=1e-15, rtol=1e-12)) if below else step
         below = step
-    return float(brentq(excess, below, limit * (1 - 1e-9), xtol=1e-15, rtol=1e-12))
+    return limit  # delays that hardly vary make hardly any noise
 
 
 def characteristic(scaled_step: float, shares: Floats, momentum: float) -> Floats:
