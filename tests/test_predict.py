@@ -245,7 +245,7 @@ def test_the_quick_curvature_is_cheap_and_near() -> None:
     assert quick_curvature(tiny_config(0.9, "RMSprop"), 0, run_seconds=1.0) is None
 
 
-def test_train_and_compare_warn(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_warns(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = ["train", str(tiny), "--strategy", "asgd", "--lr", "5"]
     assert main(train) == 0
     told = capsys.readouterr().err
@@ -254,11 +254,18 @@ def test_train_and_compare_warn(tiny: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == ""
     assert main([*train[:-1], "0.01"]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_compare_warns(tiny: Path, jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     changed(tiny, "lr = [0.1, 0.5]", "lr = [5.0]")
-    compare = ["compare", str(tiny), "--strategy", "asgd", "--strategy", "ssgd", "--seeds", "1"]
-    for jobs in ("1", "2"):
-        assert main([*compare, "--jobs", jobs]) == 0
-        warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
-        assert {line.split(":")[1].strip() for line in warnings} == {"asgd", "ssgd"}
-    assert main([*compare, "--jobs", "1", "--no-check-step"]) == 0
+    compare = ["compare", str(tiny), "--strategy", "asgd", "--strategy", "ssgd", "--seeds", "1", "--jobs", jobs]
+    assert main(compare) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert {line.split(":")[1].strip() for line in warnings} == {"asgd", "ssgd"}
+
+
+def test_compare_can_be_told_not_to_warn(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed(tiny, "lr = [0.1, 0.5]", "lr = [5.0]")
+    assert main(["compare", str(tiny), "-s", "asgd", "--seeds", "1", "--jobs", "1", "--no-check-step"]) == 0
     assert "warning" not in capsys.readouterr().err
