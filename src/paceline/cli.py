@@ -143,10 +143,9 @@ def train(  # noqa: PLR0917 - typer names the options
         raise Interrupted(f"interrupted; {kept}") from None
     found = _tell(result, choice.short)
     if check_step:
-        from paceline.predict.step_check import quick_curvature, step_warning
+        from paceline.predict.step_check import warnings_after
 
-        curvature = quick_curvature(config, seed, time.monotonic() - began)
-        if (warning := step_warning(choice.short, config, None, found, curvature)) is not None:
+        for warning in warnings_after(config, seed, found, time.monotonic() - began):
             _told(warning)
     if result.ended == "diverged":
         raise typer.Exit(DIVERGED)

@@ -168,6 +168,7 @@ def test_rules_and_delays_of_ones_own_are_simulated() -> None:
         assert found.updates_per_second.source == found.staleness.source == "simulation"
         assert found.updates_per_second.value == pytest.approx(5.0, rel=0.02)
         assert found.mean_staleness.value == pytest.approx(4.0, rel=0.02)
+        assert (found.weights_source, found.weights.by_gap) == ("simulation", {0: 1.0})
 
 
 def test_workers_that_leave_are_left_out() -> None:

@@ -1,5 +1,6 @@
 """A whole inquiry answered: one prediction for each strategy, with the model's curvature if there is a model."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ class Answers:
         told, optimizer, fleet = [], self.inquiry.optimizer, self.inquiry.fleet
         if optimizer is not None and descent_of(optimizer.name, optimizer.options) is None:
             told.append(f"{optimizer.name} scales its steps by itself: limits and steps are those of SGD.")
-        if self.looked is None and fleet.network.bandwidth < float("inf"):
+        if self.looked is None and fleet.network.bandwidth < math.inf:
             told.append("Without a model messages have no size: of the network only the latency counts.")
         if fleet.changes:
             told.append("Workers that leave or join are left out: all are taken to be there.")
@@ -89,7 +90,8 @@ def answer(
             raise ConfigError(
                 str(error) if str(error).startswith("strategy") else f"strategy {label!r}: {error}"
             ) from None
-    looked = look_at(inquiry, progress) if look else None
+    wanted = curvature is None or inquiry.fleet.network.bandwidth < math.inf
+    looked = look_at(inquiry, progress) if look and wanted else None
     if curvature is None and looked is not None and looked.curvature.value > 0:
         curvature = looked.curvature.value
     message_bytes = 0 if looked is None or inquiry.recorded is not None else looked.message_bytes

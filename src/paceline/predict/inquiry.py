@@ -40,13 +40,13 @@ def read_inquiry(path: Path, strategies: Sequence[str] | None = None) -> Inquiry
     chosen = tuple(map(parse_strategy, strategies or ()))
     if path.is_dir() or path.suffix == ".jsonl":
         return _of_trace(path, chosen)
-    found = _of_file(path, chosen)
+    found = _of_file(path)
     if not (choices := chosen or found.choices):
         raise ConfigError(f"{path.name} names no strategy: give one with --strategy, such as --strategy asgd")
     return replace(found, choices=choices)
 
 
-def _of_file(path: Path, chosen: tuple[StrategyChoice, ...]) -> Inquiry:
+def _of_file(path: Path) -> Inquiry:
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text)

@@ -22,6 +22,13 @@ SHARE_OF_THE_RUN = 0.05  # of its time, for the curvature; but so many seconds i
 SECONDS = 0.25
 
 
+def warnings_after(config: Config, seed: int, measures: Measures, seconds: float) -> list[str]:
+    """One if the step of a run was beyond its limit; ``seconds``: what the run took."""
+    found = quick_curvature(config, seed, seconds)
+    warning = step_warning(config.strategies[0].short, config, None, measures, found)
+    return [] if warning is None else [warning]
+
+
 def warnings_of(comparison: Comparison, processes: int, seconds: float) -> list[str]:
     """One for each strategy that is shown with a step beyond its limit; ``seconds``: what the comparison took.
 

@@ -192,11 +192,13 @@ class _Case:
 
     def weights(self) -> tuple[NetWeights, Source]:
         inner = self.inner
-        if type(inner) is not LiveCompensation or (self._counts_others() and self.clocks is not None):
-            return NetWeights.of_delays(self.staleness.shares), self.staleness.source
-        alone = not isinstance(self.strategy, Grouped) or len(self.strategy.groups) == 1
-        whole = not inner.recall or self.fleet.recall == "complete" or not inner.scale or inner.blocks == 1
-        if alone and whole and self._all_is_used():
-            # what is added for the late is taken from the fast of the same round
-            return NetWeights.of_delays(FRESH.shares), "exact"
-        return self.simulation.weights, "simulation"
+        if type(inner) is LiveCompensation and not self._counts_others():
+            alone = not isinstance(self.strategy, Grouped) or len(self.strategy.groups) == 1
+            whole = not inner.recall or self.fleet.recall == "complete" or not inner.scale or inner.blocks == 1
+            if alone and whole and self._all_is_used():
+                # what is added for the late is taken from the fast of the same round
+                return NetWeights.of_delays(FRESH.shares), "exact"
+            return self.simulation.weights, "simulation"
+        if self.staleness.source == "simulation":  # of a rule of which nothing is known, several ages in one update
+            return self.simulation.weights, "simulation"
+        return NetWeights.of_delays(self.staleness.shares), self.staleness.source
