@@ -41,9 +41,7 @@ Strategies = Annotated[
         "--strategy", "-s", metavar="NAME:OPTION=VALUE,...", help="Such as lgc:quorum=7,blocks=4; repeat for several."
     ),
 ]
-CheckStep = Annotated[
-    bool, typer.Option("--check-step/--no-check-step", help="Warn of a step that the staleness does not allow.")
-]
+CheckStep = Annotated[bool, typer.Option("--check-step/--no-check-step", help="Warn of a step beyond its limit.")]
 
 
 class Interrupted(PacelineError):
