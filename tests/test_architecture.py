@@ -103,7 +103,7 @@ def test_delays_sampling_and_traces_need_no_torch(file: Path) -> None:
 
 @pytest.mark.parametrize("file", files("theory"), ids=ids)
 def test_the_theory_needs_numpy_and_scipy_and_no_torch(file: Path) -> None:
-    others = ("theory", "core", "delays", "trace", "loop", "fleets", "randomness", "strategies")
+    others = ("theory", "core", "delays", "trace", "loop", "fleets", "randomness", "strategies", "reports.measure")
     allowed = ("numpy", "scipy", *(f"paceline.{name}" for name in others))
     assert {name for name in imports(file) if not (is_standard_library(name) or belongs_to(name, *allowed))} == set()
     assert {name for name in reaches(file) if belongs_to(name, "torch")} == set()

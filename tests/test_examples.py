@@ -41,6 +41,16 @@ def test_the_custom_strategy_makes_more_updates_than_waiting_for_everybody() -> 
     assert result.stdout.count("accuracy") == 2
 
 
+def test_the_predicted_steps_are_where_training_turns() -> None:
+    script = EXAMPLES / "predict.py"
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert len(re.findall(r"at 75% of it: loss 0\.\d+$", result.stdout, re.M)) == 3
+    assert result.stdout.count("at 125% of it: diverges") == 3
+    assert [float(step) for step in re.findall(r"largest step ([\d.]+)", result.stdout)] == [0.4211, 0.0113, 0.0020]
+
+
 def test_the_theory_tells_which_learning_rate_runs_off() -> None:
     script = EXAMPLES / "sdde.py"
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)

@@ -42,8 +42,7 @@ class ModelState:
     @property
     def message_bytes(self) -> int:
         """What is sent when a worker downloads the model, or hands in a gradient and its float buffers."""
-        tensors = self.parameters + [buffer for buffer in self.buffers if buffer.is_floating_point()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return message_bytes(self.model)
 
     def view(self) -> Snapshot:
         """The present values themselves: they change when the model does."""
@@ -80,6 +79,13 @@ class ModelState:
             if not all(torch.equal(value, buffer) for value in own):
                 stacked = torch.stack(own)
                 buffer.data = stacked.mean(dim=0) if buffer.is_floating_point() else stacked.amax(dim=0)
+
+
+def message_bytes(model: nn.Module) -> int:
+    """The size of what is trained, and of the float buffers."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    tensors = trained + [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def norm(tensors: list[Tensor]) -> float:

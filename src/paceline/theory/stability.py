@@ -153,7 +153,7 @@ def _first_on_the_circle(shares: Floats, momentum: float) -> float:
         return float((_numerator(np.array([omega]), momentum) * response(np.array([omega]))).imag[0])
 
     def steps(omegas: Floats) -> Floats:
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):  # where no ages answer at all, no step is too large
             real = (_numerator(omegas, momentum) / response(omegas).conj()).real
         return np.where(real < 0, -real, np.inf)
 
@@ -163,7 +163,12 @@ def _first_on_the_circle(shares: Floats, momentum: float) -> float:
     for place in np.argsort(nearby):
         if nearby[place] > 2 * best:  # and the rest is larger still
             break
-        omega = brentq(condition, lows[place], highs[place], xtol=1e-15, rtol=4e-15)
+        low, high = float(lows[place]), float(highs[place])
+        ends = condition(low), condition(high)
+        if ends[0] * ends[1] < 0:
+            omega = brentq(condition, low, high, xtol=1e-15, rtol=4e-15)
+        else:  # one end is a root itself, on one side of which or the other rounding puts it
+            omega = low if abs(ends[0]) < abs(ends[1]) else high
         best = min(best, float(steps(np.array([omega]))[0]))
     return best
 
