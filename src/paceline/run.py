@@ -14,13 +14,15 @@ from paceline.trace import Trace
 if TYPE_CHECKING:
     from torch import nn
 
+    from paceline.pruning.record import PruningRecord
+
 
 @dataclass(frozen=True)
 class Stop:
     """When to stop: after so many updates, epochs or (virtual) seconds, or at a target accuracy, whichever is first.
 
     Events at exactly ``seconds`` still count. An epoch is as many samples as the workers' shards hold in whole batches,
-    counted when an update uses them.
+    counted when an update uses them, or when pruning skips them.
     """
 
     updates: int | None = None
@@ -108,6 +110,7 @@ class Run:
     problem: str | None = None  # in words, if it diverged
     spoiled: Sequence[Ticket] = field(default=(), repr=False)  # contributions left out because not finite
     directory: Path | None = None
+    pruning: "PruningRecord | None" = field(default=None, repr=False)  # which samples were left out, if any could be
 
     def summary(self) -> dict[str, object]:
         """The run in a few numbers."""
@@ -123,6 +126,7 @@ class Run:
             "mean_staleness": self.mean_staleness,
             "max_staleness": self.max_staleness,
             "spoiled_by_worker": dict(Counter(str(ticket.worker) for ticket in self.spoiled)),
+            **({"pruned_share": self.pruning.pruned_share} if self.pruning is not None else {}),
         }
 
     def seconds_to(self, accuracy: float) -> float | None:

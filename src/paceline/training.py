@@ -17,6 +17,8 @@ from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe, Serve
 from paceline.learning.task import Task
 from paceline.loop import Loop, NoHands, seldom_collecting
 from paceline.progress import Progress
+from paceline.pruning.saved import write_pruning
+from paceline.pruning.shards import PrunedShards
 from paceline.randomness import stream
 from paceline.run import Every, Run, Stop
 from paceline.run_directory import RunDirectory
@@ -89,10 +91,12 @@ def train(
         stack.enter_context(seldom_collecting())
         stack.enter_context(torch.random.fork_rng())
         torch.manual_seed(seed)
+        batches = sampling.open(shards, batch_size, seed)
+        pruned = batches if isinstance(batches, PrunedShards) else None
         server = Server(
             task,
             Recipe(optimizer, scheduler, clip_norm),
-            sampling.open(shards, batch_size, seed),
+            batches,
             workers=fleet.workers,
             fused=fleet.evaluation == "fused",
             seed=seed,
@@ -106,7 +110,8 @@ def train(
             listeners.append(stack.enter_context(TensorBoard(opened.path / "tensorboard")))
         line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
         judge = Judge(task, server, every, [*listeners, line])
-        ended = _until(stop, loop, judge, line, epoch_samples=sum(len(s) // batch_size * batch_size for s in shards))
+        whole_epoch = sum(len(shard) // batch_size * batch_size for shard in shards)
+        ended = _until(stop, loop, judge, line, whole_epoch, pruned)
         run = Run(
             model=server.model,
             history=judge.history,
@@ -117,8 +122,11 @@ def train(
             problem=ended.problem,
             spoiled=server.spoiled,
             directory=opened.path if opened else None,
+            pruning=pruned.record if pruned else None,
         )
         if opened is not None:
+            if pruned is not None:
+                write_pruning(opened.path, pruned.record, task.training_samples())
             opened.finish(run.model, run.summary())
     if run.ended == "interrupted":
         raise KeyboardInterrupt
@@ -131,7 +139,9 @@ class _Ended:
     problem: str | None = None
 
 
-def _until(stop: Stop, loop: Loop, judge: Judge, line: Progress, epoch_samples: int) -> _Ended:
+def _until(  # noqa: PLR0917 - what a run consists of
+    stop: Stop, loop: Loop, judge: Judge, line: Progress, epoch_samples: int, pruned: PrunedShards | None
+) -> _Ended:
     """Run the loop to its end, judging the model on the way and at both ends."""
     server = judge.server
     most_samples = math.inf if stop.epochs is None else stop.epochs * epoch_samples
@@ -147,7 +157,7 @@ def _until(stop: Stop, loop: Loop, judge: Judge, line: Progress, epoch_samples: 
                     ended = _Ended("target")
                 elif server.updates == stop.updates:
                     ended = _Ended("updates")
-                elif server.samples >= most_samples:
+                elif server.samples + (pruned.skipped if pruned else 0) >= most_samples:
                     ended = _Ended("epochs")
                 elif interrupts.requested:
                     ended = _Ended("interrupted")
