@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
 from paceline.files import write_atomically
-from paceline.learning.data import Samples
 from paceline.pruning.record import PruningRecord, record_of
+
+if TYPE_CHECKING:
+    from paceline.learning.data import Samples
 
 FILE = "pruning.safetensors"
 SHOWN = 40  # of the most pruned samples, the inputs are kept
@@ -26,7 +28,7 @@ class SavedPruning:
     inputs: NDArray[Any]
 
 
-def write_pruning(directory: Path, record: PruningRecord, samples: Samples) -> None:
+def write_pruning(directory: Path, record: PruningRecord, samples: "Samples") -> None:
     """Write the record of a run."""
     from safetensors.numpy import save
 
@@ -60,5 +62,5 @@ def most_pruned(record: PruningRecord, most: int) -> NDArray[np.int64]:
     return order[record.times_pruned[order] > 0]
 
 
-def _has_tensors(samples: Samples) -> bool:
+def _has_tensors(samples: "Samples") -> bool:
     return len(samples) > 0 and hasattr(samples.fetch(np.zeros(1, dtype=np.int64))[0], "numpy")
