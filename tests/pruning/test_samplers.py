@@ -386,3 +386,43 @@ def test_half_precision_losses_and_narrow_indices_are_fine() -> None:
     sampler.observe(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([1.0, 3.0], dtype=torch.bfloat16))
     sampler.observe(np.array([2, 3], dtype=np.uint8), np.array([1.0, 3.0]))
     assert sampler.counts[:4].tolist() == [0, 1, 0, 1]
+
+
+def test_batches_are_looked_at_together_but_nothing_is_missed() -> None:
+    """The first ones at once, later ones some at a time; whoever asks is told of all of them."""
+    sampler = fine(samples=400)
+    order = list(sampler)
+    for begin in range(0, 400, 4):
+        batch = torch.tensor(order[begin : begin + 4])
+        sampler.observe(batch, torch.tensor([0.0, 0.0, 0.0, 1.0]))
+        assert len(sampler._waiting) <= max(0, begin // 4 - 8)
+        if begin == 300:
+            assert sampler._waiting
+            assert sampler.counts.sum() == 76
+            assert not sampler._waiting
+    assert not sampler._waiting  # the epoch is over
+    assert sampler.counts.sum() == 100
+
+
+def test_losses_that_change_after_they_were_observed_are_refused() -> None:
+    sampler = fine(samples=400)
+    for begin in range(0, 48, 4):
+        losses = torch.rand(4)
+        sampler.observe(torch.arange(begin, begin + 4), losses)
+    losses.mul_(2)
+    with pytest.raises(pl.ConfigError, match="losses were changed in place after they were observed"):
+        sampler.state_dict()
+    array = np.ones(2)
+    sampler.observe([120, 121], array)
+    array[:] = np.nan  # of arrays a copy was taken
+    sampler.state_dict()
+
+
+def test_a_sample_that_is_twice_in_batches_that_wait_is_found() -> None:
+    sampler = fine(samples=400)
+    for begin in range(0, 48, 4):
+        sampler.observe(torch.arange(begin, begin + 4), torch.rand(4))
+    sampler.observe([113, 114, 113], [1.0, 2.0, 3.0])
+    with pytest.raises(pl.ConfigError, match="sample 113 was observed before"):
+        sampler.set_epoch(1)
+    assert sampler.counts[113] == 0

@@ -16,6 +16,7 @@ from paceline.sampling.partition import Indices
 
 Marks = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Mean = float | NDArray[np.float64]
 Arrays = dict[str, NDArray[np.generic]]
 Minimum = Callable[[NDArray[np.generic]], None]  # over all processes, in place
 STANDS_OUT, UNSEEN = 1, 2
@@ -28,8 +29,8 @@ class Memory(Protocol):
         """An epoch (from 1) begins: the samples that it keeps, or None for all."""
         ...
 
-    def judge(self, indices: Indices, losses: Floats, mean: float) -> Mask | bool:
-        """Which samples of a batch stand out, given their losses and the mean loss of the batch."""
+    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> Mask | bool:
+        """Which samples stand out, given their losses and the mean loss of the batch of each."""
         ...
 
     def merge(self, marks: Marks, minimum: Minimum) -> None:
@@ -69,7 +70,7 @@ class Counting:
             return None
         return self._choose(self.counts, self._kept, generator if self._by_lot else None)
 
-    def judge(self, indices: Indices, losses: Floats, mean: float) -> Mask:
+    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> Mask:
         above: Mask = losses >= mean * self._factor
         return above
 
@@ -99,7 +100,7 @@ class Blind:
             return None
         return keep_any(self._samples, self._kept, generator)
 
-    def judge(self, indices: Indices, losses: Floats, mean: float) -> bool:
+    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> bool:
         return False
 
     def merge(self, marks: Marks, minimum: Minimum) -> None:
@@ -138,7 +139,7 @@ class Scores:
             kept[0] = True
         return kept
 
-    def judge(self, indices: Indices, losses: Floats, mean: float) -> bool:
+    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> bool:
         self.scores[indices] = losses
         return False
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from paceline.core.errors import ConfigError
-from paceline.pruning.memory import STANDS_OUT, UNSEEN, Floats
-from paceline.pruning.observed import Places, Values, checked_mean, numbers, whole_numbers
+from paceline.pruning.memory import STANDS_OUT, UNSEEN
+from paceline.pruning.observed import Batch, Observed, Places, Values, look_at, put_aside, whole_numbers
 from paceline.pruning.plan import Plan
 from paceline.pruning.processes import minimum, processes
 from paceline.pruning.rest import Rest
@@ -22,6 +22,8 @@ from paceline.sampling.batches import Batches
 from paceline.sampling.partition import Indices
 
 MOST_SAMPLES = 2**31 - 1  # indices are kept in four bytes
+MOST_WAITING = 64  # batches that are not looked at yet
+LOOKS = 8  # at single batches; then at more and more together
 State = dict[str, Any]
 
 
@@ -46,7 +48,11 @@ class PruningSampler(Sampler[int]):
         self.ranks = ranks
         self._memory = rule.memory(samples)
         self._marks = np.full(samples, UNSEEN, dtype=np.uint8)
-        self._observed = 0
+        self._waiting: list[Batch] = []
+        self._waiting_samples = 0
+        self._observed = 0  # samples of this epoch that were looked at
+        self._looks = 0  # in this epoch
+        self._share = 0  # samples of this epoch and process
         self._epoch = 1
         self._kept: Mask | None = None
         self._order: NDArray[np.int32]
@@ -79,10 +85,11 @@ class PruningSampler(Sampler[int]):
                 f"epoch {epoch} lies before epoch {self._epoch - 1}, and what was known then is gone: "
                 "go on, load a state, or make a new sampler"
             )
+        self._look()
         self._merge()
         self._memory.close(self._marks)
         self._marks.fill(UNSEEN)
-        self._observed = 0
+        self._observed, self._looks = 0, 0
         for each in range(self._epoch + 1, number + 1):
             self._enter(each)
 
@@ -96,6 +103,7 @@ class PruningSampler(Sampler[int]):
         generator = torch.Generator().manual_seed(self.seed + self._epoch - 1)
         order: NDArray[np.int32] = torch.randperm(self.samples, generator=generator, dtype=torch.int32).numpy()
         self._order = order if self._kept is None else only_kept(order, self._kept)
+        self._share = len(self._order) // max(self.ranks, processes())
 
     def _mine(self) -> NDArray[np.int32]:
         """The part of this process; as many for each, so fewer than ``ranks`` samples of an epoch go to nobody."""
@@ -112,11 +120,12 @@ class PruningSampler(Sampler[int]):
             raise ConfigError(
                 f"all of epoch {self._epoch - 1} was observed: call set_epoch({self._epoch}) before the next"
             )
+        self._look()
         mine = self._mine()
         return Rest(mine[self._marks[mine] == UNSEEN] if self._observed else mine)
 
     def _is_over(self) -> bool:
-        return self._observed >= len(self._order) // max(self.ranks, processes()) > 0
+        return self._observed >= self._share > 0
 
     @property
     def kept(self) -> Mask:
@@ -126,25 +135,44 @@ class PruningSampler(Sampler[int]):
     # Losses
 
     def observe(self, indices: Places, losses: Values) -> None:
-        """Take note of the per-sample losses of a batch: those of the training pass, before any weighing."""
-        places, values = whole_numbers(indices), numbers(losses)
-        if not places.size and not values.size:
-            return
-        mean = checked_mean(places, values, self.samples)
-        if np.minimum.reduce(self._marks.take(places)) != UNSEEN:
-            places, values = self._unobserved(places, values)
-        self._marks[places] = self._memory.judge(places, values, mean)
-        self._observed += len(places)
+        """Take note of the per-sample losses of a batch: those of the training pass, before any weighing.
 
-    def _unobserved(self, places: Indices, values: Floats) -> tuple[Indices, Floats]:
+        The first batches of an epoch are looked at once, the others some dozens at a time: until then the tensors
+        must not be changed, and what is wrong with them is told then.
+        """
+        batch = put_aside(indices, losses)
+        self._waiting.append(batch)
+        self._waiting_samples += batch.size
+        patience = 1 if self._looks < LOOKS else min(1 << (self._looks - LOOKS), MOST_WAITING)
+        if len(self._waiting) >= patience or self._observed + self._waiting_samples >= self._share:
+            self._look()
+
+    def _look(self) -> None:
+        """Look at the batches that were put aside."""
+        if not self._waiting_samples:
+            return
+        waiting, self._waiting, self._waiting_samples = self._waiting, [], 0
+        self._looks += 1
+        seen = look_at(waiting, self.samples)
+        new = self._first_time(seen.places)
+        if not new.all():
+            seen = Observed(seen.places[new], seen.losses[new], seen.means[new])
+        self._marks[seen.places] = self._memory.judge(seen.places, seen.losses, seen.means)
+        self._observed += len(seen.places)
+
+    def _first_time(self, places: Indices) -> Mask:
         """Loaders of several processes fill their last batches up with samples that they had; others must not."""
-        again = self._marks[places] != UNSEEN
-        if processes() == 1:
+        before = self._marks.take(places)
+        labels = (np.arange(len(places)) * 0x9E3779B1 >> 16).astype(np.uint8)
+        self._marks[places] = labels  # of a sample that is there twice, one label is lost
+        new: Mask = (before == UNSEEN) & (self._marks.take(places) == labels)
+        self._marks[places] = before
+        if processes() == 1 and not new.all():
             raise ConfigError(
-                f"sample {places[again][0]} was observed before in epoch {self._epoch - 1}: observe each batch once, "
+                f"sample {places[~new][0]} was observed before in epoch {self._epoch - 1}: observe each batch once, "
                 f"and call set_epoch({self._epoch}) before the next epoch"
             )
-        return places[~again], values[~again]
+        return new
 
     def weights(self, indices: Places) -> Tensor:
         """What to multiply the losses of these samples with before their mean is taken: ones, but for soft pruning."""
@@ -154,6 +182,7 @@ class PruningSampler(Sampler[int]):
     @property
     def counts(self) -> NDArray[Any]:
         """How often each sample stood out in this window, up to now and in this process (``FinePruning`` alone)."""
+        self._look()
         counts = self._memory.state().get("counts")
         if counts is None:
             raise ConfigError(f"{type(self).__name__} counts nothing: FinePruning does")
@@ -169,6 +198,7 @@ class PruningSampler(Sampler[int]):
 
     def state_dict(self) -> State:
         """All that an exact resume needs, also in the middle of an epoch; without what is on its way in a loader."""
+        self._look()
         arrays = {name: torch.from_numpy(array.copy()) for name, array in self._memory.state().items()}
         kept = None if self._kept is None else torch.from_numpy(np.packbits(self._kept))
         return {
@@ -183,6 +213,7 @@ class PruningSampler(Sampler[int]):
 
     def load_state_dict(self, state: State) -> None:
         """Go on where the state was taken."""
+        self._waiting, self._waiting_samples = [], 0
         mine = {"rule": type(self.rule).__name__, "samples": self.samples, "seed": self.seed}
         for name, value in mine.items():
             if state.get(name) != value:
@@ -195,6 +226,10 @@ class PruningSampler(Sampler[int]):
         kept = state["kept"]
         self._kept = None if kept is None else np.unpackbits(kept.numpy(), count=self.samples).view(np.bool_)
         self._shuffle()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._look()
+        return dict(self.__dict__)
 
     def __repr__(self) -> str:
         rule = repr(self.rule)
