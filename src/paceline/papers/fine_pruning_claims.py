@@ -33,10 +33,15 @@ class Found:
     def variant(self, name: str) -> list[float]:
         return [100 * float(self.tried[name, seed]["accuracy"]) for seed in self.plan.search_seeds]
 
+    def variant_saved(self, name: str) -> float:
+        """The share of the samples that a variant saved."""
+        return fmean(float(self.tried[name, seed]["saved"]) for seed in self.plan.search_seeds)
+
 
 def choose(found: Found) -> str:
-    """The variant with the highest mean accuracy on validation samples."""
-    return max(found.plan.variants(), key=lambda name: fmean(found.variant(name)))
+    """Of the variants that save as much as is wanted, the one with the highest mean accuracy on validation samples."""
+    variants = [name for name in found.plan.variants() if found.variant_saved(name) >= 1 - found.plan.share - 1e-9]
+    return max(variants, key=lambda name: fmean(found.variant(name)))
 
 
 def claims(found: Found, best: str, confirmed: Mapping[int, Result]) -> list[Claim]:

@@ -26,8 +26,8 @@ def pruning_section(runs: Sequence["Described"]) -> str:
         return ""
     note = (
         "<p class=note>Left out counts the epochs of its worker that a sample was not trained on. Samples that are "
-        "left out most often are worth a look: often they are mislabelled, or odd. Losses are those of the training "
-        f"pass, for {FOLLOWED} samples chosen beforehand.</p>"
+        "left out most often are worth a look: mislabelled, odd, or of a class that is hard. Losses are those of the "
+        f"training pass, for {FOLLOWED} samples chosen beforehand.</p>"
     )
     return f"<section id=pruning><h2>Pruned samples</h2>{''.join(parts)}{note}</section>"
 
