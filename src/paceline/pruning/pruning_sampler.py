@@ -53,6 +53,7 @@ class PruningSampler(Sampler[int]):
         self._observed = 0  # samples of this epoch that were looked at
         self._looks = 0  # in this epoch
         self._share = 0  # samples of this epoch and process
+        self._resuming = False  # in the middle of this epoch, from a state
         self._epoch = 1
         self._kept: Mask | None = None
         self._order: NDArray[np.int32]
@@ -89,7 +90,7 @@ class PruningSampler(Sampler[int]):
         self._merge()
         self._memory.close(self._marks)
         self._marks.fill(UNSEEN)
-        self._observed, self._looks = 0, 0
+        self._observed, self._looks, self._resuming = 0, 0, False
         for each in range(self._epoch + 1, number + 1):
             self._enter(each)
 
@@ -115,12 +116,13 @@ class PruningSampler(Sampler[int]):
         return len(self._order) // self.ranks
 
     def __iter__(self) -> Iterator[int]:
-        """What is not observed yet of this epoch: all of it, or the rest after a state was loaded."""
-        if self._is_over():
-            raise ConfigError(
-                f"all of epoch {self._epoch - 1} was observed: call set_epoch({self._epoch}) before the next"
-            )
+        """The samples of this epoch; after a state was loaded, those that were not observed."""
         self._look()
+        if self._observed and (self._is_over() or not self._resuming):
+            raise ConfigError(
+                f"epoch {self._epoch - 1} was gone through before: call set_epoch({self._epoch}) before the next one, "
+                "or load a state to go on in the middle"
+            )
         mine = self._mine()
         return Rest(mine[self._marks[mine] == UNSEEN] if self._observed else mine)
 
@@ -213,13 +215,13 @@ class PruningSampler(Sampler[int]):
 
     def load_state_dict(self, state: State) -> None:
         """Go on where the state was taken."""
-        self._waiting, self._waiting_samples = [], 0
         mine = {"rule": type(self.rule).__name__, "samples": self.samples, "seed": self.seed}
         for name, value in mine.items():
             if state.get(name) != value:
                 raise ConfigError(f"the state is of {name}={state.get(name)}, and this sampler has {name}={value}")
         for name, array in self._memory.state().items():
             array[:] = state["memory"][name].numpy()
+        self._waiting, self._waiting_samples, self._resuming = [], 0, True
         self._marks[:] = state["marks"].numpy()
         self._observed = int(np.count_nonzero(self._marks != UNSEEN))
         self._epoch = state["epoch"] + 1
@@ -229,7 +231,7 @@ class PruningSampler(Sampler[int]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._look()
-        return dict(self.__dict__)
+        return {**self.__dict__, "_resuming": True}
 
     def __repr__(self) -> str:
         rule = repr(self.rule)
