@@ -28,7 +28,7 @@ def draw(card: Card, directory: Path) -> list[Path]:
         of_kind.setdefault(row["kind"], []).append(row)
     pictures = of_kind["pictures"][0]
     drawn = {
-        "fine-pruning-accuracy.png": _accuracy(of_kind["training"], card.settings["pruned_epochs"]),
+        "fine-pruning-accuracy.png": _accuracy(of_kind["training"]),
         "fine-pruning-search.png": _search(of_kind["search"]),
         "fine-pruning-samples.png": _samples(pictures),
         "fine-pruning-most-pruned.png": _most_pruned(pictures),
@@ -38,7 +38,7 @@ def draw(card: Card, directory: Path) -> list[Path]:
     return [directory / name for name in drawn]
 
 
-def _accuracy(rows: Sequence[Row], pruned_epochs: Sequence[int]) -> Figure:
+def _accuracy(rows: Sequence[Row]) -> Figure:
     figure = new_figure(11, 4)
     curves, points = figure.subplots(1, 2)
     for number, arm in enumerate(ARMS):
