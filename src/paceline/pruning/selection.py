@@ -45,7 +45,7 @@ def only_kept(order: NDArray[np.int32], kept: Mask) -> NDArray[np.int32]:
     end = 0
     for begin in range(0, len(order), CHUNK):
         piece = order[begin : begin + CHUNK]
-        piece = piece[kept[piece]]
+        piece = np.compress(kept.take(piece), piece)  # several times as fast as indexing
         order[end : end + len(piece)] = piece
         end += len(piece)
     return order[:end]
