@@ -23,7 +23,7 @@ from paceline.sampling.partition import Indices
 
 MOST_SAMPLES = 2**31 - 1  # indices are kept in four bytes
 MOST_WAITING = 64  # batches that are not looked at yet
-LOOKS = 8  # at single batches; then at more and more together
+LOOKS = 8  # at single batches, where mistakes show; then at more and more together
 State = dict[str, Any]
 
 
@@ -51,7 +51,7 @@ class PruningSampler(Sampler[int]):
         self._waiting: list[Batch] = []
         self._waiting_samples = 0
         self._observed = 0  # samples of this epoch that were looked at
-        self._looks = 0  # in this epoch
+        self._looks = 0
         self._share = 0  # samples of this epoch and process
         self._resuming = False  # in the middle of this epoch, from a state
         self._epoch = 1
@@ -90,7 +90,7 @@ class PruningSampler(Sampler[int]):
         self._merge()
         self._memory.close(self._marks)
         self._marks.fill(UNSEEN)
-        self._observed, self._looks, self._resuming = 0, 0, False
+        self._observed, self._resuming = 0, False
         for each in range(self._epoch + 1, number + 1):
             self._enter(each)
 
@@ -139,8 +139,8 @@ class PruningSampler(Sampler[int]):
     def observe(self, indices: Places, losses: Values) -> None:
         """Take note of the per-sample losses of a batch: those of the training pass, before any weighing.
 
-        The first batches of an epoch are looked at once, the others some dozens at a time: until then the tensors
-        must not be changed, and what is wrong with them is told then.
+        The first batches are looked at once, the others some dozens at a time: until then the tensors must not be
+        changed, and what is wrong with them is told then.
         """
         batch = put_aside(indices, losses)
         self._waiting.append(batch)
