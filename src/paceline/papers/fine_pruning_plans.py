@@ -125,7 +125,7 @@ SMALL = Plan(
     late=24,
     searched=Size(1_200, 30, tested=3_000, validation=True),
     search_seeds=(10, 11),
-    timed=(12_800, 3),
+    timed=(5_120, 9),
 )
 FULL = replace(
     SMALL,
@@ -146,5 +146,5 @@ QUICK = Plan(
     late=8,
     searched=Size(300, 10, tested=500, judged=3, validation=True),
     search_seeds=(10,),
-    timed=(5_120, 1),
+    timed=(2_560, 3),
 )

@@ -23,26 +23,32 @@ class Timing:
 
 
 def run_timing(timing: Timing) -> dict[str, Any]:
-    """Ratios of a whole epoch that is watched, and of a pruned one, to a whole one that is not; medians of rounds."""
+    """Times of a whole epoch that is watched, and of a pruned one, to those of whole ones that are not.
+
+    The smallest of several rounds each: on a machine with other work all others are too long, and not by the same. The
+    overhead is the median, for it is measured inside each epoch.
+    """
     size = Size(timing.samples, 10_000, BATCH)
     every_second = FineRule(window=10_000, start=1, block=2, count=1, fraction=timing.fraction)
     torch.manual_seed(0)
     data = torch.randn(size.samples, 3, 32, 32), torch.randint(0, 10, (size.samples,))
     plain = Loop(Training("", "lenet", 0, size), _network(), data)
     watched = Loop(Training("", "lenet", 0, size, every_second), _network(), data)
-    rows = []
+    times, overheads = [], []
     for number in range(timing.rounds + 1):
-        times = [
-            _seconds(plain, number),
-            _seconds(watched, 2 * number),  # whole: the first epoch is number 1
-            _seconds(watched, 2 * number + 1),
-        ]
-        overhead = watched.overhead
         watched.overhead = 0.0
+        # of the sampler that watches, epochs 1, 3, ... are whole
+        row = _seconds(plain, number), _seconds(watched, 2 * number), _seconds(watched, 2 * number + 1)
         if number:  # the first round warms up
-            rows.append((times[1] / times[0], times[2] / times[0], overhead / 2 / times[0]))
-    whole, pruned, overhead = (median(column) for column in zip(*rows, strict=True))
-    return {"whole": whole, "pruned": pruned, "overhead": overhead, "rounds": rows}
+            times.append(row)
+            overheads.append(watched.overhead / 2 / row[0])
+    unwatched, whole, pruned = (min(column) for column in zip(*times, strict=True))
+    return {
+        "whole": whole / unwatched,
+        "pruned": pruned / unwatched,
+        "overhead": median(overheads),
+        "seconds": times,
+    }
 
 
 def _seconds(loop: Loop, epoch: int) -> float:
