@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from paceline.delays import Constant, Empirical, LogNormal, Pareto, ShiftedExponential
     from paceline.fleets.simulated import Network, SimulatedFleet
     from paceline.learning.task import Task
+    from paceline.pruning.samplers import FinePruning, RandomPruning, SoftPruning
+    from paceline.pruning.with_indices import WithIndices
     from paceline.run import Every, Run, Stop
     from paceline.sampling.batches import Resampled, Shuffled
     from paceline.sampling.partition import Dirichlet, Equal, Pathological
@@ -36,6 +38,8 @@ _HOME = {
     "paceline.delays": ("Constant", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"),
     "paceline.fleets.simulated": ("Network", "SimulatedFleet"),
     "paceline.learning.task": ("Task",),
+    "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning"),
+    "paceline.pruning.with_indices": ("WithIndices",),
     "paceline.run": ("Every", "Run", "Stop"),
     "paceline.sampling.batches": ("Resampled", "Shuffled"),
     "paceline.sampling.partition": ("Dirichlet", "Equal", "Pathological"),
@@ -54,10 +58,11 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Asynchronous", "ConfigError", "Constant", "Dirichlet", "Empirical", "EnsembleCompression", "Equal", "Every",
-    "FastestK", "FinalEnsemble", "Grouped", "IllegalDecision", "ImpossibleEvent", "Joined", "Left",
+    "FastestK", "FinalEnsemble", "FinePruning", "Grouped", "IllegalDecision", "ImpossibleEvent", "Joined", "Left",
     "LiveCompensation", "LogNormal", "ModelAveraging", "Network", "PacelineError", "Pareto", "Pathological",
-    "Resampled", "Run", "ShiftedExponential", "Shuffled", "SimulatedFleet", "Stop", "Strategy", "Synchronous",
-    "Task", "distilled_steps", "groups_by_speed", "load", "local_steps", "read_trace", "simulate", "train",
+    "RandomPruning", "Resampled", "Run", "ShiftedExponential", "Shuffled", "SimulatedFleet", "SoftPruning", "Stop",
+    "Strategy", "Synchronous", "Task", "WithIndices", "distilled_steps", "groups_by_speed", "load", "local_steps",
+    "read_trace", "simulate", "train",
 ]  # fmt: skip
 
 

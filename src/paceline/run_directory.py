@@ -3,7 +3,7 @@
 config.json        what was asked for, everything filled in
 trace.jsonl        events and instructions, as they happen
 metrics.jsonl      a line for each judgement of the model, as they happen
-model.safetensors  the weights and buffers at the end
+model.safetensors  the weights and buffers at the end; pruning.safetensors, which samples were left out, if any could be
 summary.json       how it ended; the last file to be written
 """
 

@@ -21,6 +21,8 @@ from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.task import Task
 from paceline.loop import Loop, NoHands, seldom_collecting
 from paceline.progress import Progress
+from paceline.pruning.saved import write_pruning
+from paceline.pruning.shards import PrunedShards
 from paceline.randomness import stream
 from paceline.run import Every, Run, Stop
 from paceline.run_directory import RunDirectory
@@ -84,6 +86,7 @@ def train(
         torch.manual_seed(seed)
         job = job_of(task, shards, batch_size)
         batches = sampling.open(shards, batch_size, seed)
+        pruned = batches if isinstance(batches, PrunedShards) else None
         crew, server = hire(strategy, fleet, job, recipe, batches=batches, seed=seed)
         stack.callback(crew.close)
         opened = stack.enter_context(RunDirectory(Path(directory), config)) if directory is not None else None
@@ -94,7 +97,8 @@ def train(
         if opened is not None and tensorboard:
             listeners.append(stack.enter_context(TensorBoard(opened.path / "tensorboard")))
         judge = Judge(task, server, every, listeners)
-        ended = _until(stop, loop, judge, line, epoch_samples=sum(len(s) // batch_size * batch_size for s in shards))
+        whole_epoch = sum(len(shard) // batch_size * batch_size for shard in shards)
+        ended = _until(stop, loop, judge, line, whole_epoch, pruned)
         run = Run(
             model=server.model,
             history=judge.history,
@@ -107,8 +111,11 @@ def train(
             directory=opened.path if opened else None,
             local=server.best_local() if isinstance(server, ModelHands) else None,
             costs=getattr(crew, "costs", None) if isinstance(server, ModelHands) else None,
+            pruning=pruned.record if pruned else None,
         )
         if opened is not None:
+            if pruned is not None:
+                write_pruning(opened.path, pruned.record, task.training_samples())
             opened.finish(run.model, run.summary())
             if run.local is not None:
                 save_local(opened.path, run.local, job)
@@ -133,7 +140,9 @@ class _Ended:
     problem: str | None = None
 
 
-def _until(stop: Stop, loop: Loop, judge: Judge, line: Progress, epoch_samples: int) -> _Ended:
+def _until(  # noqa: PLR0917 - what a run consists of
+    stop: Stop, loop: Loop, judge: Judge, line: Progress, epoch_samples: int, pruned: PrunedShards | None
+) -> _Ended:
     """Run the loop to its end, judging the model on the way and at both ends."""
     server = judge.server
     most_samples = math.inf if stop.epochs is None else stop.epochs * epoch_samples
@@ -149,7 +158,7 @@ def _until(stop: Stop, loop: Loop, judge: Judge, line: Progress, epoch_samples: 
                     ended = _Ended("target")
                 elif server.updates == stop.updates:
                     ended = _Ended("updates")
-                elif server.samples >= most_samples:
+                elif server.samples + (pruned.skipped if pruned else 0) >= most_samples:
                     ended = _Ended("epochs")
                 elif interrupts.requested:
                     ended = _Ended("interrupted")
