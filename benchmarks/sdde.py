@@ -9,6 +9,7 @@ doubled             what twice the paths and twice the steps take
 peak MB             memory allocated for 500 and for 4,000 steps
 undelayed           dX = -2 X dt + 0.14 dB by Euler's method, in double precision on one core: how many times as long
                     others take for a step of a path. torchsde, diffrax and sdeint: pip install 'paceline[bench]'
+load                of the machine when it began: with more than one, others had the caches too
 critical_step_ms    the longest of several histograms of delays up to 200, the median over the rounds
 """
 
@@ -158,7 +159,7 @@ def critical_step_ms(rounds: int) -> float:
 def main() -> None:
     torch.set_num_threads(1)
     rounds = parse().rounds
-    begun = time.perf_counter()
+    begun, load = time.perf_counter(), os.getloadavg()[0]
     times = interleaved({"draw": draw, "linear": lambda: solve(LINEAR), "functions": lambda: solve(FUNCTIONS)}, rounds)
     doubled = interleaved(
         {
@@ -175,6 +176,7 @@ def main() -> None:
         "peak MB": {"500 steps": peak(500), "4000 steps": peak(4000)},
         "undelayed": undelayed(rounds),
         "critical_step_ms": critical_step_ms(rounds),
+        "load": round(load, 1),
         "took_s": round(time.perf_counter() - begun, 1),
     }
     save("sdde", result)

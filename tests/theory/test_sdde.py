@@ -261,6 +261,12 @@ def test_what_cannot_be_solved_is_refused_with_the_value(arguments: dict[str, ob
         solve_sdde(DelayEquation(-1.0, 1.0), **{"step": 0.1, "steps": 5, **arguments})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("diffusion", [np.ones(2), np.ones((3, 2)), lambda t, x: np.ones(2)])
+def test_noise_that_does_not_go_with_the_dimensions_is_refused(diffusion: Floats) -> None:
+    with pytest.raises(ConfigError, match=r"a diffusion of shape \(.*2.*\) does not go with 2 dimensions"):
+        solve_sdde(DelayEquation(-1.0, diffusion), step=0.1, steps=3, history=[1.0, 2.0])
+
+
 def test_impossible_descents_are_refused() -> None:
     with pytest.raises(ConfigError, match="a step of -1 is not possible"):
         DelayedDescent(gradient, 1.0, -1)

@@ -92,16 +92,16 @@ def solve_sdde(
     if noise is not None and noise.shape != (steps, paths, dimensions):
         raise ConfigError(f"noise of shape {noise.shape} cannot drive paths of shape {(steps, paths, dimensions)}")
     scheme = _Scheme(equation, step, start, lags)
-    scale = scheme.noise_scale
+    scale = scheme.noise_scale or 1.0
     streams = [np.random.Generator(np.random.SFC64(each)) for each in np.random.SeedSequence(seed).spawn(2)]
-    record = Record(keep, every, (steps, paths, dimensions), scale or 1.0)
-    past = past if scale is None else past / scale
+    record = Record(keep, every, (steps, paths, dimensions), scale)
     portion = max(FEWEST_PATHS, IN_CACHE // (scheme.rows * dimensions))
     with np.errstate(over="ignore", invalid="ignore"):
         for begin in range(0, paths, portion):
             some = slice(begin, min(begin + portion, paths))
-            record.begin(some, past[-1, some])
-            scheme.run(past[:, some], steps, streams, None if noise is None else noise[:, some], record)
+            scaled = past[:, some] / scale
+            record.begin(some, scaled[-1])
+            scheme.run(scaled, steps, streams, None if noise is None else noise[:, some], record)
     return record.solution(start + step * np.arange(0, steps + 1, every, dtype=np.float64))
 
 
@@ -168,7 +168,12 @@ class _Scheme:
         times: Floats = self.start + self.step * np.arange(k, k + len(normal), dtype=np.float64).reshape(-1, 1, 1)
         scale = math.sqrt(ratio)
         diffusion = equation.diffusion(times, delayed) if callable(equation.diffusion) else equation.diffusion
-        if np.ndim(diffusion) in (0, normal.ndim):
+        dimensions, shape = normal.shape[-1], np.shape(diffusion)
+        if len(shape) not in (0, normal.ndim) and shape[-2:] != (dimensions, dimensions):
+            raise ConfigError(
+                f"a diffusion of shape {shape} does not go with {dimensions} dimensions: a factor or matrix"
+            )
+        if len(shape) in (0, normal.ndim):
             np.multiply(normal, diffusion if scale == 1 else np.multiply(scale, diffusion), normal)
         else:
             normal[...] = scale * np.einsum("...ij,...j->...i", np.asarray(diffusion), normal)
