@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from paceline.core.errors import TooFewWorkers, WorkerFailed
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
-from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Order
+from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Mailbox, Order
 from paceline.fleets.processes.roster import ATTEMPTS, Member, Roster
 from paceline.learning.contributions import own_seed
 from paceline.learning.rows import RowContributions
 
-LOOK_AROUND = 0.02  # seconds: even while arrivals keep coming, deaths and deadlines are looked at this often
+LOOK_AROUND = 0.02  # seconds: even while arrivals keep coming, deaths are looked for this often
+LOOK_FOR_SILENCE = 0.25  # seconds between looks at deadlines
 LISTENED_AT_ONCE = 1.0  # seconds of silence that count at most, if the server itself was busy or stopped
 
 log = logging.getLogger("paceline")
@@ -31,7 +32,7 @@ class ProcessCrew:
 
     def __init__(
         self, roster: Roster, contributions: RowContributions, post: int, seed: int, *, minimum: int, replace: bool,
-        spin: float, delays: Mapping[int, Iterator[float]],
+        delays: Mapping[int, Iterator[float]],
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {"clock": "real", "workers": len(roster.members), "transfer_seconds": 0.0}
         self._roster = roster
@@ -40,13 +41,14 @@ class ProcessCrew:
         self._seed = seed
         self._minimum = minimum
         self._replace = replace
-        self._spin = spin
         self._delays = delays
         self._events: deque[Event] = deque()
         self._alarms: list[float] = []
+        self._to_ring: list[Mailbox] = []
         self._listened = 0.0  # what of the time was spent listening: deadlines are of this clock
         self._at_listening = self._zero = time.monotonic()
-        self._looked = 0.0
+        self._looked = self._looked_for_silence = 0.0
+        self._too_few = ""  # why there are, once there are
         self._begun = False  # is everybody here who was at the start?
         self._fruitful = False  # has anything been handed in?
         self._reasons: list[str] = []
@@ -60,6 +62,9 @@ class ProcessCrew:
     def wait(self) -> Sequence[Event]:
         if not self._begun:
             return self._begin()
+        for mailbox in self._to_ring:  # only now, so that nobody takes the processor from those not yet told
+            mailbox.ring()
+        self._to_ring.clear()
         while not self._events:
             self._listen()
         return (self._events.popleft(),)
@@ -75,6 +80,7 @@ class ProcessCrew:
                 own_seed(self._seed, ticket), 0.0 if delay is None else next(delay),
             )
         )  # fmt: skip
+        self._to_ring.append(member.mailbox)
 
     def halt(self, ticket: Ticket) -> None:
         self._contributions.halt(ticket)
@@ -122,18 +128,11 @@ class ProcessCrew:
 
     def _listen(self) -> None:
         """Come back with news, or when something is due."""
-        clock = time.monotonic
-        began = clock()
-        self._listened += min(began - self._at_listening, LISTENED_AT_ONCE)
-        self._at_listening = began
-        until = began + self._spin
-        if began - self._looked < LOOK_AROUND:
-            while not self._read_post():
-                if clock() >= until:
-                    break
-            else:
-                return
-        self._look_around()
+        now = time.monotonic()
+        self._listened += min(now - self._at_listening, LISTENED_AT_ONCE)
+        self._at_listening = now
+        if now - self._looked >= LOOK_AROUND or not self._read_post():
+            self._look_around()
 
     def _read_post(self) -> bool:
         try:
@@ -165,30 +164,25 @@ class ProcessCrew:
 
     def _look_around(self) -> None:
         """Wait for whatever comes first: post, the end of a process, a deadline, an alarm."""
-        if self._roster.expected < self._minimum:
-            raise TooFewWorkers(self._too_few())
-        ready = self._poll.poll(self._idle_seconds())
-        self._looked = time.monotonic()
-        # what somebody wrote before its end is read before its end is told of
-        self._read_post()
+        if self._too_few:
+            raise TooFewWorkers(self._too_few)
+        seconds = 0.0 if self._events else LOOK_FOR_SILENCE
+        if self._alarms:
+            seconds = max(0.0, min(seconds, self._alarms[0] - self._now()))
+        ready = self._poll.poll(seconds)
+        self._looked = looked = time.monotonic()
+        while self._read_post():  # what somebody wrote before its end comes before its end
+            pass
         for descriptor, _ in ready:
             if descriptor in self._by_sentinel:
-                self._read_post()
                 self._miss(self._by_sentinel.pop(descriptor))
-        self._condemn_the_overdue()
+        if looked - self._looked_for_silence >= LOOK_FOR_SILENCE:
+            self._looked_for_silence = looked
+            self._condemn_the_overdue()
         if self._alarms and self._alarms[0] <= (now := self._now()):
             while self._alarms and self._alarms[0] <= now:
                 heapq.heappop(self._alarms)
             self._events.append(Rang(now))
-
-    def _idle_seconds(self) -> float:
-        """Until something is due that nobody will tell of."""
-        if self._events:
-            return 0.0
-        due = min((member.overdue_at for member in self._roster), default=float("inf")) - self._listened
-        if self._alarms:
-            due = min(due, self._alarms[0] - self._now())
-        return max(0.0, min(due + 0.001, LISTENED_AT_ONCE))
 
     # Those who come and go.
 
@@ -227,7 +221,6 @@ class ProcessCrew:
             self._start(member)
             following = "a replacement is on its way"
         log.error("worker %d %s; %s", member.number, reason, following)
-
-    def _too_few(self) -> str:
-        here, reasons = self._roster.expected, "; ".join(self._reasons[-3:])
-        return f"{here} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}: {reasons}"
+        if (expected := self._roster.expected) < self._minimum:
+            left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
+            self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
