@@ -108,18 +108,23 @@ class ProcessCrew:
         """The process of each worker that has one."""
         return {member.number: member.process.pid for member in self._roster if member.process is not None}
 
+    @property
+    def present(self) -> set[int]:
+        """Who is here, and not only on its way."""
+        return {member.number for member in self._roster if member.here}
+
     def gather(self) -> None:
         """Have everybody start; the run begins, and its clock, when all are ready."""
         for member in self._roster:
             self._start(member)
 
     def _begin(self) -> Sequence[Event]:
-        while not all(member.here for member in self._roster):
+        while any(member.process is not None and not member.here for member in self._roster):
             self._listen()
         self._begun = True
         self._events.clear()
         self._zero = time.monotonic()
-        return [Joined(0.0, member.number) for member in self._roster]
+        return [Joined(0.0, member.number) for member in self._roster if member.here]
 
     # Listening.
 
@@ -209,7 +214,7 @@ class ProcessCrew:
             reason = f"raised an error {member.doing()}:\n{member.complaint}"
         else:
             reason = f"{member.condemned or end} {member.doing()}"
-        if not self._begun or (member.complaint and not self._fruitful):
+        if member.complaint and not self._fruitful:  # most likely nobody will ever get further
             raise WorkerFailed(f"worker {member.number} {reason}")
         self._reasons.append(f"worker {member.number} {reason}")
         member.fruitless += 1
