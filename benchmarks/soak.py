@@ -4,8 +4,8 @@
 
 For each strategy a run is struck until its share of the faults is done: SIGKILL, SIGSTOP for good (the deadline must
 find it), or SIGSTOP and SIGCONT a little later. Then the run is ended, and its trace is looked at: every ticket is
-settled at most once, nobody works who is not here, each loss of a process is a ``Left`` and each of those is followed by
-a ``Joined``, and the weights are those that the trace leads to when every gradient is computed again.
+settled at most once, nobody works who is not here, whoever ``Left`` has ``Joined`` again, and the weights are those that
+the trace leads to when every gradient is computed again. (A process that is struck while it starts never joined.)
 """
 
 import argparse
@@ -80,6 +80,7 @@ class Tormented:
             self.done[kind] += 1
         while len(crew.present) < self.workers or any(is_stopped(pid) for pid in crew.pids.values()):
             time.sleep(0.1)  # time for the last ones to be missed and replaced
+        time.sleep(2.0)  # and for the run to hear of it
         self.ended.set()
 
 

@@ -104,20 +104,21 @@ class Loop:
             instructions = coordinator.receive(*events)
             self._trace.record(events, instructions)
             for instruction in instructions:
-                if isinstance(instruction, Start):
-                    hands.start(instruction.ticket)
-                    crew.start(instruction.ticket)
-                elif isinstance(instruction, Step):
+                if type(instruction) is Start:
+                    ticket = instruction.ticket
+                    hands.start(ticket)
+                    crew.start(ticket)
+                elif type(instruction) is Step:
                     self._step(instruction)
                     version += 1
                     yield Update(at, version - 1, instruction)
-                elif isinstance(instruction, Halt):
+                elif type(instruction) is Recall:
+                    crew.recall(instruction.ticket)
+                elif type(instruction) is Halt:
                     hands.drop(instruction.ticket)
                     crew.halt(instruction.ticket)
-                elif isinstance(instruction, Drop):
+                elif type(instruction) is Drop:
                     hands.drop(instruction.ticket)
-                elif isinstance(instruction, Recall):
-                    crew.recall(instruction.ticket)
                 elif isinstance(instruction, WakeAt):
                     crew.wake_at(instruction.at)
         if workers := coordinator.ledger.workers:

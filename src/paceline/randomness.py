@@ -2,7 +2,7 @@
 
 import numpy as np
 
-PURPOSES = ("delay", "batches", "partition")
+PURPOSES = ("delay", "batches", "partition", "local")
 
 
 def stream(seed: int, purpose: str, worker: int = 0) -> np.random.Generator:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,10 +12,12 @@ from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError, Diverged, TooFewWorkers
 from paceline.fleets.fleet import Fleet
 from paceline.fleets.simulated import SimulatedFleet
+from paceline.hiring import hire
 from paceline.interrupts import Interrupts
 from paceline.judge import Judge, Listener
 from paceline.learning.job import job_of
-from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe, Server
+from paceline.learning.model_hands import ModelHands
+from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.task import Task
 from paceline.loop import Loop, NoHands, seldom_collecting
 from paceline.progress import Progress
@@ -24,6 +26,7 @@ from paceline.run import Every, Run, Stop
 from paceline.run_directory import RunDirectory
 from paceline.sampling.batches import Sampling, Shuffled
 from paceline.sampling.partition import Equal, Partition, deal
+from paceline.saved_models import save_local
 from paceline.tensorboard import TensorBoard
 from paceline.trace import Trace, TraceWriter
 
@@ -34,7 +37,7 @@ def train(
     strategy: Strategy,
     fleet: Fleet,
     optimizer: MakeOptimizer,
-    stop: Stop,
+    stop: Stop | None = None,
     batch_size: int = 32,
     partition: Partition = Equal(),
     sampling: Sampling = Shuffled(),
@@ -49,6 +52,7 @@ def train(
     """Train ``task`` under ``strategy`` on ``fleet``, and return what came of it.
 
     strategy     who waits for whom
+    stop         when the run ends; not needed where the strategy itself ends after so many ``steps``
     optimizer    from parameters to any torch optimizer; it lives on the server and steps once an update
     scheduler    from that optimizer to any torch LR scheduler, stepped once an update
     clip_norm    the largest norm of the combined gradient
@@ -64,6 +68,7 @@ def train(
     with its last good weights, and says so in ``run.problem``.
     """
     recipe = Recipe(optimizer, scheduler, clip_norm)
+    stop = _earliest(stop, strategy)
     check_fits(strategy, fleet.workers, batch_size)
     if tensorboard and directory is None:
         raise ConfigError("tensorboard=True needs a directory to write to")
@@ -77,11 +82,10 @@ def train(
         stack.enter_context(seldom_collecting())
         stack.enter_context(torch.random.fork_rng())
         torch.manual_seed(seed)
-        job = job_of(task, batch_size)
-        crew, contributions = fleet.hire(job, seed)
-        stack.callback(crew.close)
+        job = job_of(task, shards, batch_size)
         batches = sampling.open(shards, batch_size, seed)
-        server = Server(job.state, recipe, batches, contributions, fleet.workers)
+        crew, server = hire(strategy, fleet, job, recipe, batches=batches, seed=seed)
+        stack.callback(crew.close)
         opened = stack.enter_context(RunDirectory(Path(directory), config)) if directory is not None else None
         writer = TraceWriter(opened.trace if opened else None, crew.about)
         loop = Loop(strategy, crew, server, writer, stop.seconds)
@@ -101,12 +105,26 @@ def train(
             problem=ended.problem,
             spoiled=server.spoiled,
             directory=opened.path if opened else None,
+            local=server.best_local() if isinstance(server, ModelHands) else None,
+            costs=getattr(crew, "costs", None) if isinstance(server, ModelHands) else None,
         )
         if opened is not None:
             opened.finish(run.model, run.summary())
+            if run.local is not None:
+                save_local(opened.path, run.local, job)
     if run.ended == "interrupted":
         raise KeyboardInterrupt
     return run
+
+
+def _earliest(stop: Stop | None, strategy: Strategy) -> Stop:
+    """What was asked for, but no more updates than the strategy makes."""
+    rounds: int | None = getattr(strategy, "rounds", None)
+    if stop is None and rounds is None:
+        raise ConfigError("a run needs an end: give stop=Stop(updates= | epochs= | seconds= | target=)")
+    if stop is None or rounds is None:
+        return stop or Stop(updates=rounds)
+    return replace(stop, updates=rounds if stop.updates is None else min(stop.updates, rounds))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ ties are broken by a stated rule rather than by rounding.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +17,8 @@ from paceline.randomness import stream
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
-    from paceline.learning.job import Job
+    from paceline.learning.job import Bill, Job
+    from paceline.learning.model_hands import ModelHands
 
 TICKS = 10**12  # a second
 CHOICES = {
@@ -100,9 +101,15 @@ class SimulatedFleet:
         """What a mini-batch typically takes each worker, transfers left aside."""
         return tuple(delay.median for delay in self._delays)
 
-    def open(self, seed: int, message_bytes: int = 0) -> "SimulatedCrew":
-        """The workers of a run without a model, or of one whose messages have that size."""
-        return SimulatedCrew(self, seed, message_bytes)
+    def open(
+        self, seed: int, message_bytes: int = 0, bills: "Callable[[Ticket], Bill] | None" = None
+    ) -> "SimulatedCrew":
+        """The workers of a run without a model, or of one whose messages have that size, or as each is billed."""
+        return SimulatedCrew(self, seed, message_bytes, bills)
+
+    def hire_trainers(self, hands: "ModelHands", seed: int) -> "SimulatedCrew":
+        """The workers of a run in which each trains a model of its own, when a step asks for it."""
+        return self.open(seed, bills=hands.bill)
 
     def hire(self, job: "Job", seed: int) -> "tuple[SimulatedCrew, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
@@ -112,15 +119,30 @@ class SimulatedFleet:
         return self.open(seed, job.state.message_bytes), contributions
 
 
+@dataclass(slots=True)
+class Costs:
+    """What the work that arrived took, in seconds of all workers together."""
+
+    compute: float = 0.0
+    relabelling: float = 0.0
+    communication: float = 0.0
+
+
 class SimulatedCrew:
     """The workers of one simulated run."""
 
-    def __init__(self, fleet: SimulatedFleet, seed: int, message_bytes: int) -> None:
+    def __init__(
+        self, fleet: SimulatedFleet, seed: int, message_bytes: int, bills: "Callable[[Ticket], Bill] | None"
+    ) -> None:
         self._fleet = fleet
+        self._bills = bills
+        self._billed: dict[Ticket, Costs] = {}
+        self.costs = Costs()
         self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet._delays)]
         transfer = fleet.network.seconds(message_bytes)
         self.about: Mapping[str, object] = {"clock": "virtual", "workers": fleet.workers, "transfer_seconds": transfer}
         self._transfer = _ticks(transfer)
+        self._batches = fleet.ties == "batch"
         self._sign = -1 if fleet.ties == "reverse" else 1
         self._now = 0
         self._pushed = 0
@@ -141,12 +163,11 @@ class SimulatedCrew:
             present, self._present = self._present, ()
             return present
         event = self._next()
-        if event is None:
-            return ()
+        if event is None or not self._batches:
+            return () if event is None else (event,)
         events = [event]
-        if self._fleet.ties == "batch":
-            while (event := self._next(by=self._now)) is not None:
-                events.append(event)
+        while (event := self._next(by=self._now)) is not None:
+            events.append(event)
         return events
 
     def _next(self, by: float = math.inf) -> Event | None:
@@ -160,6 +181,8 @@ class SimulatedCrew:
                     continue  # halted, or recalled and due at another time
                 self._now = tick
                 del self._running[entry.ticket.worker]
+                if self._bills is not None:
+                    self._charge(entry.ticket)
                 return Arrived(tick / TICKS, entry.ticket, entry.done)
             assert not isinstance(entry, _Running)
             self._now = tick
@@ -171,13 +194,43 @@ class SimulatedCrew:
         return None
 
     def start(self, ticket: Ticket) -> None:
+        if self._bills is not None:
+            self._start_billed(ticket, self._bills(ticket))
+            return
         worker = ticket.worker
+        seconds = next(self._draws[worker])  # hot: what _draw and _due do
+        if not 0 < seconds < math.inf:
+            raise _impossible(worker, seconds)
+        begins, lasts = self._now + self._transfer, round(seconds * TICKS) or 1
+        self._running[worker] = entry = _Running(ticket, begins, lasts)
+        self._pushed = entry.serial = self._pushed + 1
+        tick = begins + lasts + self._transfer
+        heappush(self._heap, (tick, ARRIVAL, self._sign * worker, entry.serial, entry))
+
+    def _start_billed(self, ticket: Ticket, bill: "Bill") -> None:
+        """Download, label, train and hand in."""
+        network = self._fleet.network
+        download = network.seconds(bill.download) if bill.download else 0.0
+        upload = network.seconds(bill.upload)
+        compute = math.fsum(self._draw(ticket.worker) for _ in range(bill.mini_batches))
+        relabelling = bill.forwards * compute / bill.mini_batches
+        begins = self._now + _ticks(download)
+        lasts = _ticks(compute + relabelling) or 1
+        self._running[ticket.worker] = entry = _Running(ticket, begins, lasts)
+        self._billed[ticket] = Costs(compute, relabelling, download + upload)
+        self._due(entry, begins + lasts + _ticks(upload))
+
+    def _draw(self, worker: int) -> float:
         seconds = next(self._draws[worker])
         if not 0 < seconds < math.inf:
-            raise ConfigError(f"worker {worker} drew a delay of {seconds}: it must be positive and finite")
-        entry = _Running(ticket, self._now + self._transfer, max(1, round(seconds * TICKS)))
-        self._running[worker] = entry
-        self._due(entry, entry.begins + entry.lasts + self._transfer)
+            raise _impossible(worker, seconds)
+        return seconds
+
+    def _charge(self, ticket: Ticket) -> None:
+        cost = self._billed.pop(ticket)
+        self.costs.compute += cost.compute
+        self.costs.relabelling += cost.relabelling
+        self.costs.communication += cost.communication
 
     def halt(self, ticket: Ticket) -> None:
         self._forget(ticket.worker)
@@ -222,6 +275,7 @@ class SimulatedCrew:
     def _forget(self, worker: int) -> None:
         if (entry := self._running.pop(worker, None)) is not None:
             entry.serial = -1
+            self._billed.pop(entry.ticket, None)
 
 
 class _Running:
@@ -235,6 +289,10 @@ class _Running:
         self.lasts = lasts
         self.done = ticket.work.units
         self.serial = -1
+
+
+def _impossible(worker: int, seconds: float) -> ConfigError:
+    return ConfigError(f"worker {worker} drew a delay of {seconds}: it must be positive and finite")
 
 
 def _ticks(seconds: float) -> int:

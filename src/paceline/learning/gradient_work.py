@@ -25,7 +25,9 @@ class GradientWork:
     of an unfinished batch multiplies it by (samples of the batch) / (samples computed).
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], samples: Samples, loss: SampleLoss) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], samples: Samples, loss: SampleLoss
+    ) -> None:
         self._model = model
         self._parameters = parameters
         self._buffers = list(model.buffers())
@@ -35,7 +37,7 @@ class GradientWork:
         self._factors: dict[tuple[tuple[int, ...], float], Tensor] = {}
 
     def compute(
-        self, source: Segment, row: Segment, indices: Indices, units: int, seed: int, go_on: Callable[[int], bool]
+        self, source: Segment, row: Segment, indices: Indices, *, units: int, seed: int, go_on: Callable[[int], bool]
     ) -> tuple[int, int]:
         """Compute at the weights of a segment as many blocks as ``go_on(block)`` allows, and write them to a row.
 

@@ -70,6 +70,11 @@ class Server:
             (self._attentive.joined if isinstance(event, Joined) else self._attentive.left)(event.worker)
 
     def start(self, ticket: Ticket) -> None:
+        if ticket.work.kind != "gradient":
+            raise ConfigError(
+                f"{ticket.work.kind} cannot be handed in inside another rule: let the outer rule be the one that "
+                "hands in models, as in ModelAveraging(every=16, waits=Grouped(...))"
+            )
         self._contributions.promise(ticket, self._batches.draw(ticket.worker))
 
     def shorten(self, ticket: Ticket, done: int) -> None:
