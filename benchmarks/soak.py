@@ -4,8 +4,8 @@
 
 For each strategy a run is struck until its share of the faults is done: SIGKILL, SIGSTOP for good (the deadline must
 find it), or SIGSTOP and SIGCONT a little later. Then the run is ended, and its trace is looked at: every ticket is
-settled at most once, nobody works who is not here, whoever ``Left`` has ``Joined`` again, and the weights are those that
-the trace leads to when every gradient is computed again. (A process that is struck while it starts never joined.)
+settled at most once, nobody works who is not here, whoever ``Left`` has ``Joined`` again, and the weights are those
+that the trace leads to when every gradient is computed again. (A process that is struck while it starts never joined.)
 """
 
 import argparse

@@ -39,3 +39,15 @@ def test_the_custom_strategy_makes_more_updates_than_waiting_for_everybody() -> 
     updates = {name: int(count) for name, count in re.findall(r"^(\w+)\(.*?\) +(\d+) updates", result.stdout, re.M)}
     assert updates["Deadline"] > updates["Synchronous"] > 0
     assert result.stdout.count("accuracy") == 2
+
+
+def test_processes_train_and_one_that_is_killed_is_replaced() -> None:
+    script = EXAMPLES / "processes.py"
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(
+        r"  worker \d was killed by SIGKILL while it ran t\d+; a replacement is on its way\n", result.stderr
+    )
+    updates = {name: int(count) for name, count in re.findall(r"^(\S+) +(\d+) updates  mean", result.stdout, re.M)}
+    assert updates.keys() == {"SSGD", "ASGD", "LGC-SGD", "GSGD"}
+    assert updates["ASGD"] > updates["SSGD"] > 0

@@ -155,7 +155,9 @@ def test_all_workers_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", [faults.stop, faults.hang], ids=lambda fault: fault.__name__)
-@pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.Asynchronous()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "strategy", [pl.Synchronous(), pl.Asynchronous(), pl.FastestK(1)], ids=lambda s: type(s).__name__
+)
 def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
     fault: faults.Fault, strategy: pl.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,7 +218,8 @@ def test_contributions_that_are_not_finite_are_left_out() -> None:
 
         def forward(self, inputs: Tensor) -> Tensor:
             self.passes += 1
-            return self.model(inputs) * (float("nan") if self.passes == 4 else 1.0)
+            outputs: Tensor = self.model(inputs) * (float("nan") if self.passes == 4 else 1.0)
+            return outputs
 
     task = replace(digits_task(Spoiling()), evaluate=lambda model: {"loss": 0.0})
     run = train(task, pl.Asynchronous(), pl.ProcessFleet(3), 60)

@@ -55,7 +55,7 @@ def test_synchronous_equals_ddp_on_the_same_batches(tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     (x, y), _ = digits()
-    ways: list[dict[str, float]] = [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}]
+    ways: list[dict[str, Any]] = [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}]
     sampling, runs = Recorded(), list[pl.Run]()
     for sgd in ways:
         optimizer = partial(torch.optim.SGD, **sgd)
@@ -113,7 +113,8 @@ def test_mixed_precision_parameters_are_summed_each_in_its_own_type() -> None:
             self.first, self.second = nn.Linear(64, 8), nn.Linear(8, 10, dtype=torch.float64)
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return self.second(torch.tanh(self.first(inputs.float())).double())
+            outputs: Tensor = self.second(torch.tanh(self.first(inputs.float())).double())
+            return outputs
 
     runs = [train(digits_task(Mixed()), pl.Asynchronous(), fleet, 1) for fleet in (pl.ProcessFleet(1), exact(1))]
     assert_close(weights(runs[0]), weights(runs[1]), 1e-6)
@@ -121,8 +122,8 @@ def test_mixed_precision_parameters_are_summed_each_in_its_own_type() -> None:
 
 def test_samplers_that_watch_see_every_sample_s_loss() -> None:
     seen = [Recorded(), Recorded()]
-    for sampling, fleet in zip(seen, (pl.ProcessFleet(2), exact(2)), strict=True):
-        train(digits_task(), pl.Synchronous(), fleet, 5, sampling=sampling)
+    train(digits_task(), pl.Synchronous(), pl.ProcessFleet(2), 5, sampling=seen[0])
+    train(digits_task(), pl.Synchronous(), exact(2), 5, sampling=seen[1])
     for worker in range(2):
         for (one, ours), (other, theirs) in zip(seen[0].losses[worker], seen[1].losses[worker], strict=True):
             assert one == other
@@ -175,7 +176,7 @@ def test_what_cannot_be_unpacked_surfaces_too() -> None:
     class Homebody(nn.Linear):
         def __setstate__(self, state: dict[str, Any]) -> None:
             assert os.getpid() == home, "stays at home"
-            super().__setstate__(state)
+            super().__setstate__(state)  # type: ignore[no-untyped-call]
 
     with pytest.raises(WorkerFailed, match=r"(?s)worker \d raised an error while it started.*stays at home"):
         train(digits_task(Homebody(64, 10, dtype=torch.float64)), pl.Synchronous(), pl.ProcessFleet(2), 3)

@@ -43,7 +43,7 @@ def _be_rank(rank: int, store: str, asked: str, answer: str) -> None:
         optimizer = torch.optim.SGD(model.parameters(), **sgd)
         for batch in batches[rank]:
             optimizer.zero_grad()
-            cross_entropy(model(inputs[batch]), targets[batch]).backward()
+            cross_entropy(model(inputs[batch]), targets[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         reached.append(model.module.state_dict())
     if rank == 0:

@@ -30,7 +30,8 @@ class Struck(nn.Module):
         self.passes += 1
         if self.training and self.passes > self.at and self._is_my_turn():
             self.fault()
-        return self.model(inputs)
+        outputs: Tensor = self.model(inputs)
+        return outputs
 
     def _is_my_turn(self) -> bool:
         for number in range(self.times):

@@ -73,7 +73,7 @@ class ProcessCrew:
         member = self._roster.members[ticket.worker]
         promise = self._contributions.promised(ticket)
         delay = self._delays.get(ticket.worker)
-        member.ticket, member.since = ticket, self._listened
+        member.give(ticket, self._listened)
         member.mailbox.post(
             Order(
                 ticket.serial, ticket.work.units, promise.row, promise.source, promise.indices,
@@ -156,9 +156,7 @@ class ProcessCrew:
 
     def _receive(self, member: Member, ticket: Ticket, done: int) -> None:
         self._contributions.hand_in(ticket, member.mailbox.losses)
-        member.past.add(self._listened - member.since)
-        member.ticket = None
-        member.fruitless = 0
+        member.answer(self._listened)
         self._fruitful = True
         self._events.append(Arrived(self._now(), ticket, done))
 

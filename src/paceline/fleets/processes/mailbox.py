@@ -21,7 +21,7 @@ from paceline.sampling.partition import Indices
 SPIN = 200e-6  # seconds that a worker keeps looking; waking it from sleep takes about as long as a small model's pass
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
 TEXT = 16_384  # bytes for a traceback
-ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, LOSSES, SECONDS, WORDS = (*range(10), 16)
+ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, LOSSES, SECONDS, TAKEN, WORDS = (*range(11), 16)
 NOTHING, QUIT = 0, -1
 
 RECORD = struct.Struct("<iiq")  # worker, units done, serial number: shorter than what a pipe takes as one piece
@@ -103,6 +103,11 @@ class Mailbox:
         self._words[HALT] = NOTHING
 
     @property
+    def taken(self) -> int:
+        """Changes whenever the worker takes another order: a sign of life from those who are never let finish."""
+        return self._words[TAKEN]
+
+    @property
     def losses(self) -> int:
         """How many losses were handed in: one a sample, or one in all."""
         return self._words[LOSSES]
@@ -125,6 +130,7 @@ class Mailbox:
             if order not in (NOTHING, last + 1):
                 found = self._read(order)
                 if words[ORDER] == order:
+                    words[TAKEN] = order
                     return found
             elif time.perf_counter() >= until:
                 os.eventfd_read(self.wake)

@@ -126,11 +126,11 @@ def serve(descriptor: int) -> None:
     own = os.getpid()
     with socket.socket(fileno=descriptor) as requests:
         while True:
-            readable, _, _ = select.select([requests, deaths], [], [])
+            readable, _, _ = select.select([descriptor, deaths], [], [])
             if deaths in readable:
                 os.read(deaths, 4096)
                 _tell_of_deaths(children)
-            if requests in readable:
+            if descriptor in readable:
                 message, descriptors, _, _ = socket.recv_fds(requests, NUMBER.size, MOST_DESCRIPTORS)
                 if not message:
                     return

@@ -74,7 +74,8 @@ class _Unpacker(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Tensor:
         kind, number = pid
-        return self._known[kind][number]
+        named: Tensor = self._known[kind][number]
+        return named
 
 
 def _is_plain(tensor: Tensor) -> bool:

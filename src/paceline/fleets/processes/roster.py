@@ -44,7 +44,9 @@ class Member:
         self.process: Child | None = None
         self.here = False
         self.ticket: Ticket | None = None
-        self.since = 0.0  # when it was given the ticket, or started
+        self.since = 0.0  # when it was given what it has to answer, or started
+        self.taken = 0  # the last order that it was seen to have taken
+        self.silent = False  # was it given something that it has not answered?
         self.condemned = ""  # why it was killed, if we did it
         self.complaint = ""  # the traceback of what it raised
         self.fruitless = 0  # ends in a row without anything handed in
@@ -54,6 +56,17 @@ class Member:
         """When it will have been silent for too long; never for one that owes nothing."""
         owes = self.ticket is not None or not self.here
         return self.since + self.past.limit if owes and self.process is not None else float("inf")
+
+    def give(self, ticket: Ticket, now: float) -> None:
+        """It has a ticket from now on; but one that did not even take its last one has been silent for longer."""
+        if not self.silent or self.mailbox.taken != self.taken:
+            self.since = now
+        self.ticket, self.taken, self.silent = ticket, self.mailbox.taken, True
+
+    def answer(self, now: float) -> None:
+        """It has handed something in."""
+        self.past.add(now - self.since)
+        self.ticket, self.silent, self.fruitless = None, False, 0
 
     def doing(self) -> str:
         if not self.here:
@@ -83,7 +96,7 @@ class Roster:
     def start(self, member: Member, now: float) -> None:
         """Have a process for a member that has none."""
         member.mailbox.clear()
-        member.here, member.since, member.condemned, member.complaint = False, now, "", ""
+        member.here, member.silent, member.since, member.condemned, member.complaint = False, False, now, "", ""
         member.process = NURSERY.fork(member.number, [self._post, member.mailbox.wake, *self._memories.descriptors])
 
     def end(self) -> None:
