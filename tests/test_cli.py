@@ -218,6 +218,19 @@ def test_help_and_version_import_nothing_heavy() -> None:
     assert "paceline 0." in done.stdout
 
 
+def test_a_simulated_file_can_be_trained_on_processes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed(tiny, "value = 3.0", "value = 0.03")
+    tiny.write_text(tiny.read_text().replace("median = 1.0", "median = 0.01").replace("seconds = 12", "updates = 30"))
+    arguments = ["train", str(tiny), "--strategy", "gsgd", "--lr", "0.3", "--fleet", "processes"]
+    assert main([*arguments, "--directory", "one"]) == 0
+    assert "ended by updates after 30 updates" in capsys.readouterr().out
+    assert read_trace("one").about["clock"] == "real"
+    assert main(["train", "one/config.toml", "--directory", "two"]) == 0  # where the fleet is written down as it was
+    assert read_trace("two").about["clock"] == "real"
+    capsys.readouterr()
+    assert "unknown: did you mean 'processes'?" in refused([*arguments[:-1], "process"], capsys)
+
+
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_ctrl_c_ends_with_one_line_and_130(tiny: Path, command: str) -> None:
     changed(tiny, "seconds = 12", "seconds = 1e7")

@@ -7,7 +7,10 @@ import pytest
 from paceline.config import Config, parse_config, read_config, write_config
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Joined, Left
-from paceline.delays import Constant, ShiftedExponential
+from paceline.delays import Constant, LogNormal, ShiftedExponential
+from paceline.fleets.processes.deadline import Deadline
+from paceline.fleets.processes.fleet import ProcessFleet
+from paceline.fleets.simulated import SimulatedFleet
 from paceline.run import Stop
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
@@ -65,6 +68,7 @@ def test_a_written_config_reads_back_the_same(path: Path) -> None:
 
 def test_the_example_shows_every_part_of_a_fleet() -> None:
     fleet = read_config(ROOT / "examples/compare.toml").fleet
+    assert isinstance(fleet, SimulatedFleet)
     assert fleet._delays == (Constant(1.0),) * 4 + (ShiftedExponential(1.5, 0.5, h=10),) * 4
     assert fleet.changes == (Left(20.0, 7), Joined(30.0, 7))
     assert fleet.network.latency == 0.01
@@ -189,3 +193,62 @@ def test_overlapping_groups_are_refused_when_the_strategy_is_made() -> None:
 
 def test_no_name_is_used_twice() -> None:
     assert len(BY_NAME) == sum(len(named.names) for named in STRATEGIES)
+
+
+PROCESSES = """
+[task]
+data = "digits"
+model = "linear"
+[fleet]
+kind = "processes"
+workers = 4
+threads = 1
+min_workers = 2
+replace = true
+[fleet.deadline]
+factor = 5
+[[fleet.slow]]
+worker = 3
+times = 4
+[[fleet.slow]]
+worker = 2
+delay = "log-normal"
+median = 0.1
+sigma = 0.5
+[[strategy]]
+name = "ssgd"
+[optimizer]
+name = "SGD"
+lr = 0.1
+[stop]
+updates = 3
+"""
+
+
+def test_a_fleet_of_processes() -> None:
+    config = parse_config(PROCESSES)
+    assert config.fleet == ProcessFleet(
+        4, slow={3: 4.0, 2: LogNormal(0.1, 0.5)}, threads=1, min_workers=2, deadline=Deadline(factor=5.0)
+    )
+    assert parse_config(write_config(config)) == config
+    assert config.fleet.medians == (1.0, 1.0, 0.1, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"processes"', '"proceses"', "fleet.kind: 'proceses' is unknown: did you mean 'processes'?"),
+        ("workers = 4\n", "", "fleet: 'workers' is missing: give workers = 4"),
+        ("workers = 4\n", "workers = 0\n", "fleet: a fleet of 0 workers can do nothing"),
+        ("times = 4", "times = 0.5", "fleet: worker 3 cannot be 0.5 times as slow"),
+        ("worker = 3\n", "", "fleet.slow[0]: 'worker' is missing"),
+        ("threads = 1", "thread = 1", "fleet: unknown key 'thread': did you mean 'threads'?"),
+        ("factor = 5", "factor = 1", "fleet.deadline: Deadline(factor=1.0"),
+    ],
+)
+def test_impossible_fleets_of_processes_are_refused(old: str, new: str, why: str) -> None:
+    assert old in PROCESSES
+    with pytest.raises(ConfigError) as caught:
+        parse_config(PROCESSES.replace(old, new, 1))
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)

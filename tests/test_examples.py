@@ -83,4 +83,17 @@ def run_example(*command: str) -> str:
     *options, script = command
     arguments = [sys.executable, *(part for option in options for part in option.split()), str(EXAMPLES / script)]
     result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
     return result.stdout
+
+
+def test_processes_train_and_one_that_is_killed_is_replaced() -> None:
+    script = EXAMPLES / "processes.py"
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(
+        r"  worker \d was killed by SIGKILL while it ran t\d+; a replacement is on its way\n", result.stderr
+    )
+    updates = {name: int(count) for name, count in re.findall(r"^(\S+) +(\d+) updates  mean", result.stdout, re.M)}
+    assert updates.keys() == {"SSGD", "ASGD", "LGC-SGD", "GSGD"}
+    assert updates["ASGD"] > updates["SSGD"] > 0

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from paceline.core.errors import ConfigError, IllegalDecision, ImpossibleEvent, PacelineError
     from paceline.core.facts import Joined, Left, distilled_steps, local_steps
     from paceline.delays import Constant, Empirical, LogNormal, Pareto, ShiftedExponential
+    from paceline.fleets.processes.deadline import Deadline
+    from paceline.fleets.processes.fleet import ProcessFleet
     from paceline.fleets.simulated import Network, SimulatedFleet
     from paceline.learning.task import Task
     from paceline.pruning.samplers import FinePruning, RandomPruning, SoftPruning
     from paceline.pruning.with_indices import WithIndices
     from paceline.run import Every, Run, Stop
     from paceline.sampling.batches import Resampled, Shuffled
+    from paceline.sampling.handed_on import HandedOn
     from paceline.sampling.partition import Dirichlet, Equal, Pathological
     from paceline.saved_models import load
     from paceline.strategies.asynchronous import Asynchronous
@@ -36,12 +39,15 @@ _HOME = {
     "paceline.core.errors": ("ConfigError", "IllegalDecision", "ImpossibleEvent", "PacelineError"),
     "paceline.core.facts": ("Joined", "Left", "distilled_steps", "local_steps"),
     "paceline.delays": ("Constant", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"),
+    "paceline.fleets.processes.deadline": ("Deadline",),
+    "paceline.fleets.processes.fleet": ("ProcessFleet",),
     "paceline.fleets.simulated": ("Network", "SimulatedFleet"),
     "paceline.learning.task": ("Task",),
     "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning"),
     "paceline.pruning.with_indices": ("WithIndices",),
     "paceline.run": ("Every", "Run", "Stop"),
     "paceline.sampling.batches": ("Resampled", "Shuffled"),
+    "paceline.sampling.handed_on": ("HandedOn",),
     "paceline.sampling.partition": ("Dirichlet", "Equal", "Pathological"),
     "paceline.strategies.asynchronous": ("Asynchronous",),
     "paceline.strategies.ensemble_compression": ("EnsembleCompression", "FinalEnsemble"),
@@ -57,12 +63,12 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Asynchronous", "ConfigError", "Constant", "Dirichlet", "Empirical", "EnsembleCompression", "Equal", "Every",
-    "FastestK", "FinalEnsemble", "FinePruning", "Grouped", "IllegalDecision", "ImpossibleEvent", "Joined", "Left",
-    "LiveCompensation", "LogNormal", "ModelAveraging", "Network", "PacelineError", "Pareto", "Pathological",
-    "RandomPruning", "Resampled", "Run", "ShiftedExponential", "Shuffled", "SimulatedFleet", "SoftPruning", "Stop",
-    "Strategy", "Synchronous", "Task", "WithIndices", "distilled_steps", "groups_by_speed", "load", "local_steps",
-    "read_trace", "simulate", "train",
+    "Asynchronous", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical", "EnsembleCompression", "Equal",
+    "Every", "FastestK", "FinalEnsemble", "FinePruning", "Grouped", "HandedOn", "IllegalDecision", "ImpossibleEvent",
+    "Joined", "Left", "LiveCompensation", "LogNormal", "ModelAveraging", "Network", "PacelineError", "Pareto",
+    "Pathological", "ProcessFleet", "RandomPruning", "Resampled", "Run", "ShiftedExponential", "Shuffled",
+    "SimulatedFleet", "SoftPruning", "Stop", "Strategy", "Synchronous", "Task", "WithIndices", "distilled_steps",
+    "groups_by_speed", "load", "local_steps", "read_trace", "simulate", "train",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The command line. Nothing heavy is imported before a command needs it: ``paceline --help`` answers at once.
 
-Exit codes: 0 done; 1 a run diverged; 2 something was asked for that cannot be (one line on stderr says what, and
-nothing was written); 130 interrupted (one line says what is on disk).
+Exit codes: 0 done; 1 a run diverged or lost too many workers; 2 something was asked for that cannot be (one line on
+stderr says what, and nothing was written); 130 interrupted (one line says what is on disk).
 """
 
 import json
@@ -119,9 +119,12 @@ def train(  # noqa: PLR0917 - typer names the options
     seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's first one.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard too.")] = False,
     check_step: CheckStep = True,
+    fleet: Annotated[
+        str | None, typer.Option(metavar="KIND", help="processes: real ones, as slow as the file says.")
+    ] = None,
 ) -> None:
-    """Train once, and keep config, trace, metrics and weights in a directory. Exits with 1 if the run diverged."""
-    config = _config(file, None if strategy is None else [strategy])
+    """Train once, and keep config, trace, metrics and weights in a directory. Exits with 1 if the run came to grief."""
+    config = _on(_config(file, None if strategy is None else [strategy]), fleet)
     if len(config.strategies) > 1:
         names = ", ".join(choice.short for choice in config.strategies)
         raise ConfigError(f"{file.name} names {len(config.strategies)} strategies: choose one with --strategy: {names}")
@@ -145,7 +148,7 @@ def train(  # noqa: PLR0917 - typer names the options
 
         for warning in warnings_after(config, seed, found, time.monotonic() - began):
             _told(warning)
-    if result.ended == "diverged":
+    if result.ended in ("diverged", "too few workers"):
         raise typer.Exit(DIVERGED)
 
 
@@ -179,6 +182,18 @@ def _config(file: Path, chosen: Sequence[str] | None) -> "Config":
 
     config = read_config(file)
     return config.with_strategies(tuple(map(parse_strategy, chosen))) if chosen else config
+
+
+def _on(config: "Config", kind: str | None) -> "Config":
+    """The configuration, its fleet as the command line wants it."""
+    from paceline.fleet_tables import KINDS, as_processes
+    from paceline.toml_tables import nearest
+
+    if kind is None or kind == KINDS[0]:
+        return config
+    if kind not in KINDS:
+        raise ConfigError(f"--fleet {kind!r} is unknown: {nearest(kind, KINDS)}")
+    return replace(config, fleet=as_processes(config.fleet))
 
 
 def _run_all(config: "Config", processes: int, json_file: Path | None) -> "Comparison":
@@ -267,9 +282,9 @@ def _tell(run: "Run", label: str) -> "Measures":
     from paceline.tables import spoiled_line
 
     last, found = run.history[-1], measure(run.trace)
+    by = "" if run.ended in ("diverged", "no workers", "too few workers") else "ended by "
     typer.echo(
-        f"{label}: {'' if run.ended in ('diverged', 'no workers') else 'ended by '}{run.ended} after {last.updates:,} "
-        f"updates, {last.seconds:,.1f} s and {last.samples:,} samples\n"
+        f"{label}: {by}{run.ended} after {last.updates:,} updates, {last.seconds:,.1f} s and {last.samples:,} samples\n"
         f"loss {last.loss:.4f}, accuracy {last.accuracy:.1%}, staleness {run.mean_staleness:.1f} on average and "
         f"{run.max_staleness} at most, {found.wasted_share:.0%} of the work wasted, workers idle {found.idle_share:.0%}"
     )

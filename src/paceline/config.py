@@ -21,24 +21,27 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Joined, Left
-from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, ShiftedExponential
-from paceline.fleets.simulated import Network, SimulatedFleet
+from paceline.fleet_tables import fleet_table, read_fleet
+from paceline.fleets.processes.fleet import ProcessFleet
+from paceline.fleets.simulated import SimulatedFleet
 from paceline.pruning.rules import FineRule, RandomRule
 from paceline.run import Every, Stop
 from paceline.sampling.batches import Resampled, Sampling, Shuffled
 from paceline.sampling.partition import Dirichlet, Equal, Partition, Pathological
 from paceline.strategy_names import StrategyChoice, read_strategy
-from paceline.toml_tables import as_table, build, nearest, read_value, refuse_unknown, shown, table_of, to_toml
+from paceline.toml_tables import (
+    as_table,
+    build,
+    name_in,
+    named,
+    read_value,
+    refuse_unknown,
+    shown,
+    table_of,
+    to_toml,
+)
 
 T = TypeVar("T")
-DELAYS: Mapping[str, type[Any]] = {
-    "constant": Constant,
-    "shifted-exponential": ShiftedExponential,
-    "log-normal": LogNormal,
-    "pareto": Pareto,
-    "empirical": Empirical,
-}
 PARTITIONS: Mapping[str, type[Any]] = {"equal": Equal, "pathological": Pathological, "dirichlet": Dirichlet}
 SAMPLINGS: Mapping[str, type[Any]] = {
     "shuffled": Shuffled,
@@ -46,7 +49,6 @@ SAMPLINGS: Mapping[str, type[Any]] = {
     "fine-pruning": FineRule,
     "random-pruning": RandomRule,
 }
-FLEET_CHOICES = ("recall", "ties", "evaluation")
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Config:
     """Everything that a run, or a comparison of runs, depends on."""
 
     task: TaskChoice
-    fleet: SimulatedFleet
+    fleet: SimulatedFleet | ProcessFleet
     strategies: tuple[StrategyChoice, ...]
     optimizer: Chosen
     stop: Stop
@@ -172,12 +174,12 @@ def config_table(config: Config) -> dict[str, Any]:
             if value is not None
         },
         "task": table_of(config.task),
-        "fleet": _fleet_table(config.fleet),
+        "fleet": fleet_table(config.fleet),
         "strategy": [choice.table() for choice in config.strategies],
         **{name: each.table() for name, each in chosen.items() if each is not None},
         **({"tune": table_of(config.tune)} if config.tune else {}),
-        "partition": {"name": _name_in(PARTITIONS, config.partition), **table_of(config.partition)},
-        "sampling": {"name": _name_in(SAMPLINGS, config.sampling), **table_of(config.sampling)},
+        "partition": {"name": name_in(PARTITIONS, config.partition), **table_of(config.partition)},
+        "sampling": {"name": name_in(SAMPLINGS, config.sampling), **table_of(config.sampling)},
         "stop": table_of(config.stop),
         **({"every": table_of(config.every)} if config.every else {}),
     }
@@ -190,7 +192,7 @@ def _config(table: dict[str, Any]) -> Config:
             raise ConfigError(f"the section [{key}] is missing")
     sections: dict[str, Any] = {
         "task": build(TaskChoice, as_table(table["task"], "task"), "task"),
-        "fleet": _fleet(as_table(table["fleet"], "fleet")),
+        "fleet": read_fleet(as_table(table["fleet"], "fleet")),
         "strategies": _strategies(table["strategy"]),
         "optimizer": _chosen(table["optimizer"], "optimizer"),
         "stop": build(Stop, as_table(table["stop"], "stop"), "stop"),
@@ -202,7 +204,7 @@ def _config(table: dict[str, Any]) -> Config:
             sections[key] = build(kind, as_table(table[key], key), key)
     for key, kinds in (("partition", PARTITIONS), ("sampling", SAMPLINGS)):
         if key in table:
-            sections[key] = _named(kinds, as_table(table[key], key), "name", key)
+            sections[key] = named(kinds, as_table(table[key], key), "name", key)
     plain = {"seeds": tuple[int, ...], "batch_size": int, "target": float, "clip_norm": float}
     return Config(**sections, **{key: read_value(kind, table[key], key) for key, kind in plain.items() if key in table})
 
@@ -219,75 +221,3 @@ def _chosen(value: Any, where: str) -> Chosen:
     if not isinstance(name := table.pop("name", None), str):
         raise ConfigError(f"{where}: name must be the name of a class of torch, not {shown(name)}")
     return Chosen(name, table)
-
-
-def _fleet(table: dict[str, Any]) -> SimulatedFleet:
-    refuse_unknown(table, ("workers", "network", "changes", *FLEET_CHOICES), "fleet")
-    workers = table.get("workers")
-    if not isinstance(workers, list) or not workers:
-        raise ConfigError("fleet: describe the workers in one or several [[fleet.workers]], each with count and delay")
-    delays: list[Delay] = []
-    for number, each in enumerate(workers):
-        delays += _workers(dict(as_table(each, f"fleet.workers[{number}]")), f"fleet.workers[{number}]")
-    changes = table.get("changes", [])
-    if not isinstance(changes, list):
-        raise ConfigError(f"fleet.changes: must be a list of tables, [[fleet.changes]], not {shown(changes)}")
-    choices = {name: read_value(str, table[name], f"fleet.{name}") for name in FLEET_CHOICES if name in table}
-    try:
-        return SimulatedFleet(
-            delays=tuple(delays),
-            network=build(Network, as_table(table.get("network", {}), "fleet.network"), "fleet.network"),
-            changes=tuple(_change(each, f"fleet.changes[{number}]") for number, each in enumerate(changes)),
-            **choices,
-        )
-    except ConfigError as error:
-        raise ConfigError(str(error) if str(error).startswith("fleet") else f"fleet: {error}") from None
-
-
-def _workers(table: dict[str, Any], where: str) -> list[Delay]:
-    count = read_value(int, table.pop("count", 1), f"{where}.count")
-    if count < 1:
-        raise ConfigError(f"{where}.count: {count} workers are not possible: at least 1")
-    delay: Delay = _named(DELAYS, table, "delay", where)
-    return [delay] * count
-
-
-def _change(value: Any, where: str) -> Left | Joined:
-    table = as_table(value, where)
-    refuse_unknown(table, ("at", "worker", "what"), where)
-    if (what := table.get("what")) not in ("leaves", "joins"):
-        raise ConfigError(f'{where}.what: must be "leaves" or "joins", not {shown(what)}')
-    rest = {key: each for key, each in table.items() if key != "what"}
-    return build(Left, rest, where) if what == "leaves" else build(Joined, rest, where)
-
-
-def _named(kinds: Mapping[str, type[Any]], table: dict[str, Any], key: str, where: str) -> Any:
-    rest = dict(table)
-    name = rest.pop(key, None)
-    if not isinstance(name, str):
-        raise ConfigError(f"{where}.{key}: must be one of {', '.join(kinds)}, not {shown(name)}")
-    if name not in kinds:
-        raise ConfigError(f"{where}.{key}: unknown name {name!r}: {nearest(name, kinds)}")
-    return build(kinds[name], rest, where)
-
-
-def _name_in(kinds: Mapping[str, type[Any]], value: object) -> str:
-    return next(name for name, kind in kinds.items() if kind is type(value))
-
-
-def _fleet_table(fleet: SimulatedFleet) -> dict[str, Any]:
-    workers: list[dict[str, Any]] = []
-    for delay in fleet._delays:
-        described = {"delay": _name_in(DELAYS, delay), **table_of(delay)}
-        if workers and {**described, "count": workers[-1]["count"]} == workers[-1]:
-            workers[-1]["count"] += 1
-        else:
-            workers.append({"count": 1, **described})
-    changes = [{"what": "leaves" if isinstance(each, Left) else "joins", **table_of(each)} for each in fleet.changes]
-    table = {name: getattr(fleet, name) for name in FLEET_CHOICES}
-    return {
-        **table,
-        "network": table_of(fleet.network),
-        "workers": workers,
-        **({"changes": changes} if changes else {}),
-    }

@@ -8,13 +8,17 @@ from typing import NamedTuple, Protocol
 
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import Diverged, IllegalDecision
-from paceline.core.facts import Arrived, Drop, Halt, Recall, Start, Step, Ticket, WakeAt
+from paceline.core.facts import Arrived, Drop, Halt, Joined, Left, Recall, Start, Step, Ticket, WakeAt
 from paceline.fleets.fleet import Crew
 from paceline.trace import TraceWriter
 
 
 class Hands(Protocol):
     """What carries instructions out on the model."""
+
+    def attend(self, event: Joined | Left, /) -> None:
+        """Somebody came or went."""
+        ...
 
     def start(self, ticket: Ticket, /) -> None: ...
 
@@ -31,6 +35,9 @@ class Hands(Protocol):
 
 class NoHands:
     """For when only time and order matter, and there is no model."""
+
+    def attend(self, event: Joined | Left) -> None:
+        pass
 
     def start(self, ticket: Ticket) -> None:
         pass
@@ -89,8 +96,11 @@ class Loop:
                 self.out_of_time = True
                 return
             for event in events:
-                if type(event) is Arrived and event.done < event.ticket.work.units:
-                    hands.shorten(event.ticket, event.done)
+                if type(event) is Arrived:
+                    if event.done < event.ticket.work.units:
+                        hands.shorten(event.ticket, event.done)
+                elif isinstance(event, Joined | Left):
+                    hands.attend(event)
             instructions = coordinator.receive(*events)
             self._trace.record(events, instructions)
             for instruction in instructions:

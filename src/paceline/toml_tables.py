@@ -56,6 +56,21 @@ def build(kind: type[T], table: Table, where: str) -> T:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def named(kinds: Mapping[str, type[Any]], table: dict[str, Any], key: str, where: str) -> Any:
+    """A dataclass from a table in which one key says which it is."""
+    rest = dict(table)
+    name = rest.pop(key, None)
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}.{key}: must be one of {', '.join(kinds)}, not {shown(name)}")
+    if name not in kinds:
+        raise ConfigError(f"{where}.{key}: unknown name {name!r}: {nearest(name, kinds)}")
+    return build(kinds[name], rest, where)
+
+
+def name_in(kinds: Mapping[str, type[Any]], value: object) -> str:
+    return next(name for name, kind in kinds.items() if kind is type(value))
+
+
 def read_value(kind: Any, value: Any, where: str) -> Any:
     """A value of the wanted type; whole numbers also do where any number is wanted."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from paceline.core.coordinator import Strategy
-from paceline.core.errors import ConfigError, Diverged
+from paceline.core.errors import ConfigError, Diverged, TooFewWorkers
 from paceline.fleets.fleet import Fleet
 from paceline.fleets.simulated import SimulatedFleet
 from paceline.hiring import hire
@@ -170,6 +170,8 @@ def _until(  # noqa: PLR0917 - what a run consists of
                     ended, seconds = _Ended("seconds"), stop.seconds or seconds
         except Diverged as error:
             ended, seconds = _Ended("diverged", str(error)), loop.coordinator.ledger.now
+        except TooFewWorkers as error:
+            ended, seconds = _Ended("too few workers", str(error)), loop.coordinator.ledger.now
         if judge.history[-1].updates != server.updates:
             judge.look(seconds)
     return ended

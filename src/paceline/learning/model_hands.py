@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from paceline.core.errors import Diverged, IllegalDecision
-from paceline.core.facts import Step, Ticket
+from paceline.core.facts import Joined, Left, Step, Ticket
 from paceline.learning.contributions import share_out
 from paceline.learning.job import Bill, Job
 from paceline.learning.local_training import Addition, LocalTrainer, Trained
 from paceline.learning.task import EVALUATED_AT_ONCE, device_of
-from paceline.sampling.batches import Batches, Watchful
+from paceline.sampling.batches import Attentive, Batches, Watchful
 from paceline.sampling.partition import Indices
 
 log = logging.getLogger("paceline")
@@ -69,6 +69,10 @@ class ModelHands:
     @property
     def model(self) -> nn.Module:
         return self.aggregation.model
+
+    def attend(self, event: Joined | Left) -> None:
+        if isinstance(self._batches, Attentive):
+            (self._batches.joined if isinstance(event, Joined) else self._batches.left)(event.worker)
 
     def start(self, ticket: Ticket) -> None:
         self._promised[ticket] = [self._batches.draw(ticket.worker) for _ in range(ticket.work.units)]

@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.errors import ConfigError, Diverged
-from paceline.core.facts import Step, Ticket
+from paceline.core.facts import Joined, Left, Step, Ticket
 from paceline.learning.contributions import Contributions, Evaluated
 from paceline.learning.model_state import ModelState, all_finite
 from paceline.learning.plain_sgd import plain_sgd
-from paceline.sampling.batches import Batches, Watchful
+from paceline.sampling.batches import Attentive, Batches, Watchful
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
 MakeScheduler = Callable[[Optimizer], LRScheduler]
@@ -59,10 +59,15 @@ class Server:
         self._contributions = contributions
         self._batches = batches
         self._watchful = batches if isinstance(batches, Watchful) else None
+        self._attentive = batches if isinstance(batches, Attentive) else None
         self._workers = workers
         self._kept: set[Ticket] = set()
         self._spoiled_in_a_row = 0
         self._loss_sum, self._loss_count = 0.0, 0
+
+    def attend(self, event: Joined | Left) -> None:
+        if self._attentive is not None:
+            (self._attentive.joined if isinstance(event, Joined) else self._attentive.left)(event.worker)
 
     def start(self, ticket: Ticket) -> None:
         if ticket.work.kind != "gradient":

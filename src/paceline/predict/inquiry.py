@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.config import KEYS, Chosen, Config, TaskChoice, _chosen, _fleet, _strategies, parse_config, read_config
+from paceline.config import KEYS, Chosen, Config, TaskChoice, _chosen, _strategies, parse_config, read_config
 from paceline.core.errors import ConfigError
 from paceline.delays import Empirical
+from paceline.fleet_tables import read_fleet
+from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.simulated import Network, SimulatedFleet
 from paceline.reports.measure import Measures, measure
 from paceline.strategy_names import StrategyChoice, parse_strategy
@@ -62,7 +64,9 @@ def _of_file(path: Path) -> Inquiry:
 
 
 def _of_config(config: Config, source: str) -> Inquiry:
-    return Inquiry(source, config.fleet, config.strategies, config.task, config.optimizer, config.seeds[0])
+    return Inquiry(
+        source, _foreseeable(config.fleet), config.strategies, config.task, config.optimizer, config.seeds[0]
+    )
 
 
 def _of_parts(table: dict[str, Any], source: str) -> Inquiry:
@@ -71,7 +75,7 @@ def _of_parts(table: dict[str, Any], source: str) -> Inquiry:
         raise ConfigError("the section [fleet] is missing: describe the workers in [[fleet.workers]]")
     return Inquiry(
         source,
-        _fleet(as_table(table["fleet"], "fleet")),
+        _foreseeable(read_fleet(as_table(table["fleet"], "fleet"))),
         _strategies(table["strategy"]) if "strategy" in table else (),
         build(TaskChoice, as_table(table["task"], "task"), "task") if "task" in table else None,
         _chosen(table["optimizer"], "optimizer") if "optimizer" in table else None,
@@ -84,11 +88,21 @@ def _of_trace(path: Path, chosen: tuple[StrategyChoice, ...]) -> Inquiry:
     directory = path if path.is_dir() else path.parent
     if (file := directory / "config.toml").is_file():
         config = read_config(file)
-        fleet = replace(fleet, recall=config.fleet.recall, ties=config.fleet.ties)
-        found = replace(_of_config(config, str(path)), fleet=fleet)
+        if isinstance(config.fleet, SimulatedFleet):
+            fleet = replace(fleet, recall=config.fleet.recall, ties=config.fleet.ties)
+        found = _of_config(replace(config, fleet=fleet), str(path))
     else:
         found = Inquiry(str(path), fleet, ())
     return replace(found, choices=chosen or found.choices, recorded=measure(trace))
+
+
+def _foreseeable(fleet: SimulatedFleet | ProcessFleet) -> SimulatedFleet:
+    if isinstance(fleet, ProcessFleet):
+        raise ConfigError(
+            "how long processes take is not known before they ran: describe the workers in [[fleet.workers]], or "
+            "give the directory of a run"
+        )
+    return fleet
 
 
 def recorded_fleet(trace: Trace) -> SimulatedFleet:

@@ -1,0 +1,143 @@
+"""The ``[fleet]`` section of a TOML file, read strictly and written back: simulated workers, or processes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.errors import ConfigError
+from paceline.core.facts import Joined, Left
+from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, ShiftedExponential
+from paceline.fleets.processes.deadline import Deadline
+from paceline.fleets.processes.fleet import ProcessFleet
+from paceline.fleets.simulated import Network, SimulatedFleet
+from paceline.toml_tables import as_table, build, name_in, named, nearest, read_value, refuse_unknown, shown, table_of
+
+DELAYS: Mapping[str, type[Any]] = {
+    "constant": Constant,
+    "shifted-exponential": ShiftedExponential,
+    "log-normal": LogNormal,
+    "pareto": Pareto,
+    "empirical": Empirical,
+}
+KINDS = ("simulated", "processes")
+SIMULATED_CHOICES = ("recall", "ties", "evaluation")
+PROCESS_CHOICES: Mapping[str, type] = {"workers": int, "threads": int, "replace": bool, "min_workers": int}
+
+
+def read_fleet(table: dict[str, Any]) -> SimulatedFleet | ProcessFleet:
+    rest = dict(table)
+    if (kind := rest.pop("kind", KINDS[0])) not in KINDS:
+        known = nearest(kind, KINDS) if isinstance(kind, str) else f"choose from {', '.join(KINDS)}"
+        raise ConfigError(f"fleet.kind: {shown(kind)} is unknown: {known}")
+    try:
+        return _simulated(rest) if kind == "simulated" else _processes(rest)
+    except ConfigError as error:
+        raise ConfigError(str(error) if str(error).startswith("fleet") else f"fleet: {error}") from None
+
+
+def as_processes(fleet: SimulatedFleet | ProcessFleet) -> ProcessFleet:
+    """The same workers as processes: what was simulated to take some time is made to take it."""
+    if isinstance(fleet, ProcessFleet):
+        return fleet
+    if fleet.changes:
+        raise ConfigError("processes do not come and go as foretold: leave [[fleet.changes]] out")
+    return ProcessFleet(fleet.workers, slow=dict(enumerate(fleet._delays)))
+
+
+def fleet_table(fleet: SimulatedFleet | ProcessFleet) -> dict[str, Any]:
+    return _simulated_table(fleet) if isinstance(fleet, SimulatedFleet) else _process_table(fleet)
+
+
+def _simulated(table: dict[str, Any]) -> SimulatedFleet:
+    refuse_unknown(table, ("kind", "workers", "network", "changes", *SIMULATED_CHOICES), "fleet")
+    workers = table.get("workers")
+    if not isinstance(workers, list) or not workers:
+        raise ConfigError("fleet: describe the workers in one or several [[fleet.workers]], each with count and delay")
+    delays: list[Delay] = []
+    for number, each in enumerate(workers):
+        delays += _workers(dict(as_table(each, f"fleet.workers[{number}]")), f"fleet.workers[{number}]")
+    changes = table.get("changes", [])
+    if not isinstance(changes, list):
+        raise ConfigError(f"fleet.changes: must be a list of tables, [[fleet.changes]], not {shown(changes)}")
+    choices = {name: read_value(str, table[name], f"fleet.{name}") for name in SIMULATED_CHOICES if name in table}
+    return SimulatedFleet(
+        delays=tuple(delays),
+        network=build(Network, as_table(table.get("network", {}), "fleet.network"), "fleet.network"),
+        changes=tuple(_change(each, f"fleet.changes[{number}]") for number, each in enumerate(changes)),
+        **choices,
+    )
+
+
+def _workers(table: dict[str, Any], where: str) -> list[Delay]:
+    count = read_value(int, table.pop("count", 1), f"{where}.count")
+    if count < 1:
+        raise ConfigError(f"{where}.count: {count} workers are not possible: at least 1")
+    delay: Delay = named(DELAYS, table, "delay", where)
+    return [delay] * count
+
+
+def _change(value: Any, where: str) -> Left | Joined:
+    table = as_table(value, where)
+    refuse_unknown(table, ("at", "worker", "what"), where)
+    if (what := table.get("what")) not in ("leaves", "joins"):
+        raise ConfigError(f'{where}.what: must be "leaves" or "joins", not {shown(what)}')
+    rest = {key: each for key, each in table.items() if key != "what"}
+    return build(Left, rest, where) if what == "leaves" else build(Joined, rest, where)
+
+
+def _processes(table: dict[str, Any]) -> ProcessFleet:
+    refuse_unknown(table, ("kind", "slow", "deadline", *PROCESS_CHOICES), "fleet")
+    if "workers" not in table:
+        raise ConfigError("fleet: 'workers' is missing: give workers = 4, the number of processes")
+    slow = table.get("slow", [])
+    if not isinstance(slow, list):
+        raise ConfigError(f"fleet.slow: must be a list of tables, [[fleet.slow]], not {shown(slow)}")
+    choices = {
+        name: read_value(kind, table[name], f"fleet.{name}") for name, kind in PROCESS_CHOICES.items() if name in table
+    }
+    return ProcessFleet(
+        slow=dict(
+            _slow(dict(as_table(each, where)), where) for i, each in enumerate(slow) for where in [f"fleet.slow[{i}]"]
+        ),
+        deadline=build(Deadline, as_table(table.get("deadline", {}), "fleet.deadline"), "fleet.deadline"),
+        **choices,
+    )
+
+
+def _slow(table: dict[str, Any], where: str) -> tuple[int, float | Delay]:
+    if "worker" not in table:
+        raise ConfigError(f"{where}: 'worker' is missing: say which one is slow, from 0 on")
+    worker = read_value(int, table.pop("worker"), f"{where}.worker")
+    if "times" not in table:
+        return worker, named(DELAYS, table, "delay", where)
+    refuse_unknown(table, ("times",), where)
+    times: float = read_value(float, table["times"], f"{where}.times")
+    return worker, times
+
+
+def _simulated_table(fleet: SimulatedFleet) -> dict[str, Any]:
+    workers: list[dict[str, Any]] = []
+    for delay in fleet._delays:
+        described = {"delay": name_in(DELAYS, delay), **table_of(delay)}
+        if workers and {**described, "count": workers[-1]["count"]} == workers[-1]:
+            workers[-1]["count"] += 1
+        else:
+            workers.append({"count": 1, **described})
+    changes = [{"what": "leaves" if isinstance(each, Left) else "joins", **table_of(each)} for each in fleet.changes]
+    table = {name: getattr(fleet, name) for name in SIMULATED_CHOICES}
+    return {
+        **table,
+        "network": table_of(fleet.network),
+        "workers": workers,
+        **({"changes": changes} if changes else {}),
+    }
+
+
+def _process_table(fleet: ProcessFleet) -> dict[str, Any]:
+    slow = [
+        {"worker": worker, "times": float(each)}
+        if isinstance(each, int | float)
+        else {"worker": worker, "delay": name_in(DELAYS, each), **table_of(each)}
+        for worker, each in sorted(fleet.slow.items())
+    ]
+    chosen = {name: getattr(fleet, name) for name in PROCESS_CHOICES if getattr(fleet, name) is not None}
+    return {"kind": "processes", **chosen, "deadline": table_of(fleet.deadline), **({"slow": slow} if slow else {})}
