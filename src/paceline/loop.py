@@ -2,15 +2,17 @@
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import Diverged, IllegalDecision
-from paceline.core.facts import Arrived, Drop, Halt, Recall, Start, Step, Ticket, WakeAt
+from paceline.core.facts import Arrived, Drop, Event, Halt, Instruction, Recall, Start, Step, Ticket, WakeAt
+from paceline.core.plain import whole
 from paceline.fleets.fleet import Crew
 from paceline.trace import TraceWriter
+from paceline.trace_lines import facts_from, plain_facts
 
 
 class Hands(Protocol):
@@ -67,40 +69,37 @@ def seldom_collecting() -> Iterator[None]:
 class Loop:
     """Runs until nothing can happen any more; iterating over it pauses after each update.
 
-    Events at exactly ``seconds`` still count; ``out_of_time`` tells whether later ones were left.
+    Events at exactly ``seconds`` still count; ``out_of_time`` tells whether later ones were left. In a pause the state
+    of the loop can be put aside: what the coordinator knows, what is still to be carried out, and what came too late.
     """
 
     def __init__(
         self, strategy: Strategy, crew: Crew, hands: Hands, trace: TraceWriter, seconds: float | None = None
     ) -> None:
         self.coordinator = Coordinator(strategy)
+        self.version = 0
         self.out_of_time = False
         self._crew = crew
         self._hands = hands
         self._trace = trace
         self._seconds = math.inf if seconds is None else seconds
+        self._instructions: Sequence[Instruction] = ()
+        self._carried_out = 0  # so many of them
+        self._too_late: Sequence[Event] = ()
 
     def __iter__(self) -> Iterator[Update]:
         coordinator, crew, hands = self.coordinator, self._crew, self._hands
-        version = 0
-        while events := crew.wait():
-            at = events[0].at
-            if at > self._seconds:
-                self.out_of_time = True
-                return
-            for event in events:
-                if type(event) is Arrived and event.done < event.ticket.work.units:
-                    hands.shorten(event.ticket, event.done)
-            instructions = coordinator.receive(*events)
-            self._trace.record(events, instructions)
-            for instruction in instructions:
+        at, instructions = coordinator.ledger.now, self._pending()
+        while True:
+            for number, instruction in enumerate(instructions, start=1):
                 if isinstance(instruction, Start):
                     hands.start(instruction.ticket)
                     crew.start(instruction.ticket)
                 elif isinstance(instruction, Step):
                     self._step(instruction)
-                    version += 1
-                    yield Update(at, version - 1, instruction)
+                    self.version += 1
+                    self._instructions, self._carried_out = instructions, number
+                    yield Update(at, self.version - 1, instruction)
                 elif isinstance(instruction, Halt):
                     hands.drop(instruction.ticket)
                     crew.halt(instruction.ticket)
@@ -110,6 +109,21 @@ class Loop:
                     crew.recall(instruction.ticket)
                 elif isinstance(instruction, WakeAt):
                     crew.wake_at(instruction.at)
+            events = self._too_late or crew.wait()
+            if not events:
+                break
+            at = events[0].at
+            if at > self._seconds:
+                self.out_of_time = True
+                self._instructions, self._too_late = (), events
+                return
+            self._too_late = ()
+            for event in events:
+                if type(event) is Arrived and event.done < event.ticket.work.units:
+                    hands.shorten(event.ticket, event.done)
+            instructions = coordinator.receive(*events)
+            self._trace.record(events, instructions)
+        self._instructions = ()
         if workers := coordinator.ledger.workers:
             raise IllegalDecision(f"{coordinator.strategy} leaves {len(workers)} workers with nothing to do, for ever")
 
@@ -121,3 +135,20 @@ class Loop:
             raise
         if spoiled:
             self._trace.spoiled(spoiled)
+
+    def _pending(self) -> Sequence[Instruction]:
+        return self._instructions[self._carried_out :]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "coordinator": self.coordinator.state(),
+            "version": self.version,
+            "pending": plain_facts(self._pending()),
+            "too late": plain_facts(self._too_late),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.coordinator.restore(state["coordinator"])
+        self.version = whole(state["version"])
+        self._instructions = [fact for fact in facts_from(state["pending"]) if isinstance(fact, Instruction)]
+        self._too_late = [fact for fact in facts_from(state["too late"]) if isinstance(fact, Event)]

@@ -1,0 +1,81 @@
+"""A run that ends somewhere and is resumed is, to the bit, the run that went on."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+import paceline as pl
+from paceline.checkpoint import read_checkpoint
+from paceline.core.facts import Assign, Decision, Remember, Step, WakeAt
+from paceline.core.ledger import Ledger
+from support.digits import Recorded, rows, weights
+from support.resumable import CASES, FLEET, GROUPS, Case, sgd
+
+TESTS = Path(__file__).parent
+FILES = (
+    "checkpoint.safetensors",
+    "config.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "summary.json",
+    "trace.jsonl",
+)
+UPDATES = 12
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_resumed_after_any_update_has_the_bytes_of_one_that_went_on(name: str, tmp_path: Path) -> None:
+    """Weights, history, trace and metrics, after one break and after a break at every update."""
+    case = CASES[name]
+    straight = case.run(tmp_path / "straight", pl.Stop(updates=UPDATES))
+    expected = files(tmp_path / "straight")
+    assert sorted(expected) == sorted(FILES)
+    for broken in ([5], range(1, UPDATES)):
+        directory = tmp_path / f"broken{len(broken)}"
+        for updates in broken:
+            case.run(directory, pl.Stop(updates=updates), resume=True)
+        resumed = case.run(directory, pl.Stop(updates=UPDATES), resume=True)
+        assert rows(resumed) == rows(straight)
+        assert torch.equal(weights(resumed.model), weights(straight.model))
+        assert resumed.summary() == straight.summary()
+        found = files(directory)
+        for file in FILES:
+            assert found[file] == expected[file], file
+
+
+@pytest.mark.parametrize("name", ["compensation", "grouped compensation", "every delay", "batch norm"])
+def test_a_run_resumed_after_any_time_has_the_bytes_of_one_that_went_on(name: str, tmp_path: Path) -> None:
+    """The event that came too late for the first run is the first of the second."""
+    case = CASES[name]
+    case.run(tmp_path / "straight", pl.Stop(seconds=0.6))
+    for seconds in (0.07, 0.2, 0.31, 0.6):
+        case.run(tmp_path / "broken", pl.Stop(seconds=seconds), resume=True)
+    assert files(tmp_path / "broken") == files(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_checkpoint_on_the_way_changes_nothing(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    case.run(tmp_path / "without", pl.Stop(updates=7))
+    case.run(tmp_path / "with", pl.Stop(updates=7), checkpoint=pl.Every(updates=1))
+    assert files(tmp_path / "with") == files(tmp_path / "without")
