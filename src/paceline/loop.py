@@ -4,6 +4,7 @@ import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import length_hint
 from typing import Any, NamedTuple, Protocol
 
 from paceline.core.coordinator import Coordinator, Strategy
@@ -84,29 +85,31 @@ class Loop:
         self._trace = trace
         self._seconds = math.inf if seconds is None else seconds
         self._instructions: Sequence[Instruction] = ()
-        self._carried_out = 0  # so many of them
+        self._rest: Iterator[Instruction] = iter(())  # those of them that are still to be carried out
         self._too_late: Sequence[Event] = ()
 
     def __iter__(self) -> Iterator[Update]:
         coordinator, crew, hands = self.coordinator, self._crew, self._hands
         at, instructions = coordinator.ledger.now, self._pending()
         while True:
-            for number, instruction in enumerate(instructions, start=1):
-                if isinstance(instruction, Start):
-                    hands.start(instruction.ticket)
-                    crew.start(instruction.ticket)
-                elif isinstance(instruction, Step):
+            rest = iter(instructions)
+            for instruction in rest:
+                if type(instruction) is Start:
+                    ticket = instruction.ticket
+                    hands.start(ticket)
+                    crew.start(ticket)
+                elif type(instruction) is Step:
                     self._step(instruction)
                     self.version += 1
-                    self._instructions, self._carried_out = instructions, number
+                    self._instructions, self._rest = instructions, rest
                     yield Update(at, self.version - 1, instruction)
-                elif isinstance(instruction, Halt):
+                elif type(instruction) is Recall:
+                    crew.recall(instruction.ticket)
+                elif type(instruction) is Halt:
                     hands.drop(instruction.ticket)
                     crew.halt(instruction.ticket)
-                elif isinstance(instruction, Drop):
+                elif type(instruction) is Drop:
                     hands.drop(instruction.ticket)
-                elif isinstance(instruction, Recall):
-                    crew.recall(instruction.ticket)
                 elif isinstance(instruction, WakeAt):
                     crew.wake_at(instruction.at)
             events = self._too_late or crew.wait()
@@ -114,8 +117,7 @@ class Loop:
                 break
             at = events[0].at
             if at > self._seconds:
-                self.out_of_time = True
-                self._instructions, self._too_late = (), events
+                self.out_of_time, self._too_late = True, events
                 return
             self._too_late = ()
             for event in events:
@@ -123,7 +125,6 @@ class Loop:
                     hands.shorten(event.ticket, event.done)
             instructions = coordinator.receive(*events)
             self._trace.record(events, instructions)
-        self._instructions = ()
         if workers := coordinator.ledger.workers:
             raise IllegalDecision(f"{coordinator.strategy} leaves {len(workers)} workers with nothing to do, for ever")
 
@@ -137,7 +138,7 @@ class Loop:
             self._trace.spoiled(spoiled)
 
     def _pending(self) -> Sequence[Instruction]:
-        return self._instructions[self._carried_out :]
+        return self._instructions[len(self._instructions) - length_hint(self._rest) :]
 
     def state(self) -> dict[str, Any]:
         return {
@@ -151,4 +152,5 @@ class Loop:
         self.coordinator.restore(state["coordinator"])
         self.version = whole(state["version"])
         self._instructions = [fact for fact in facts_from(state["pending"]) if isinstance(fact, Instruction)]
+        self._rest = iter(self._instructions)
         self._too_late = [fact for fact in facts_from(state["too late"]) if isinstance(fact, Event)]

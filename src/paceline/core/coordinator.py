@@ -1,7 +1,7 @@
 """Events in, instructions out: the ledger follows, then the strategy is asked until it answers nothing."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline.core.errors import IllegalDecision
 from paceline.core.facts import (
@@ -19,7 +19,9 @@ from paceline.core.facts import (
     Start,
     Step,
     Ticket,
+    WakeAt,
     Within,
+    Work,
 )
 from paceline.core.ledger import Ledger
 from paceline.core.plain import whole
@@ -48,7 +50,7 @@ class Coordinator:
         self.ledger = Ledger()
         self._issued = 0
         self._whole = (self.ledger,)
-        self._paths: dict[int, tuple[Ledger, ...]] = {}
+        self._paths: dict[int, _Path] = {}
 
     @property
     def version(self) -> int:
@@ -61,7 +63,13 @@ class Coordinator:
         check_events(ledger, events)
         instructions: list[Instruction] = []
         for event in events:
-            self._follow(event, instructions)
+            if type(event) is Arrived:  # by far the most frequent
+                at, ticket, done = event.at, event.ticket, event.done
+                for touched in self._touch(ticket.worker):
+                    touched.now = at
+                    touched._arrive(ticket, done)
+            else:
+                self._follow(event, instructions)
         decide = self.strategy.decide
         passes = 0
         while decisions := decide(ledger):
@@ -75,12 +83,7 @@ class Coordinator:
 
     def _follow(self, event: Event, instructions: list[Instruction]) -> None:
         at = event.at
-        if isinstance(event, Arrived):
-            ticket, done = event.ticket, event.done
-            for ledger in self._touch(ticket.worker):
-                ledger.now = at
-                ledger._arrive(ticket, done)
-        elif isinstance(event, Joined):
+        if isinstance(event, Joined):
             for ledger in self._touch(event.worker):
                 ledger.now = at
                 ledger._join(event.worker)
@@ -117,35 +120,41 @@ class Coordinator:
             root._quiet()  # every touched part was just asked; those that answered will be asked again
         for decision in decisions:
             inner = decision
-            while isinstance(inner, Within):
+            while type(inner) is Within:
                 inner = inner.decision
-            if isinstance(inner, Assign):
-                instructions.append(self._start(inner))
-            elif isinstance(inner, Step):
+            if type(inner) is Assign:
+                instructions.append(self._start(inner.worker, inner.work))
+            elif type(inner) is Step:
                 for ledger in self._touch(next(iter(inner.weights)).worker):
                     ledger._step(inner.weights, inner.keep)
                 instructions.append(inner)
-            elif isinstance(inner, Drop):
+            elif type(inner) is Drop:
                 instructions.append(self._drop(inner))
-            elif isinstance(inner, Recall):
-                for ledger in self._touch(inner.ticket.worker):
-                    ledger._recall(inner.ticket)
+            elif type(inner) is Recall:
+                ticket = inner.ticket
+                for ledger in self._touch(ticket.worker):
+                    ledger._recalled[ticket] = None
                 instructions.append(inner)
             else:
-                path = _touch_within(root, decision)
-                ledger = path[-1]
-                if isinstance(inner, Remember):
-                    ledger._remember(inner.name, inner.value)
-                    instructions.append(decision if isinstance(decision, Within) else inner)
-                else:
-                    if inner.at not in root._alarms:
-                        instructions.append(inner)
-                    for outer in path:
-                        outer._alarms[inner.at] = None
+                assert isinstance(inner, Remember | WakeAt)  # all else was refused
+                self._note(decision, inner, instructions)
 
-    def _start(self, decision: Assign) -> Start:
-        worker = decision.worker
-        ticket = Ticket(self._issued, worker, self.ledger.round, decision.work)
+    def _note(self, decision: Decision, inner: Remember | WakeAt, instructions: list[Instruction]) -> None:
+        """Carry out a decision that is about no worker."""
+        path = _touch_within(self.ledger, decision)
+        if isinstance(inner, Remember):
+            path[-1]._memory[inner.name] = inner.value
+            instructions.append(decision if isinstance(decision, Within) else inner)
+            return
+        if inner.at not in self.ledger._alarms:
+            instructions.append(inner)
+        for ledger in path:
+            ledger._alarms[inner.at] = None
+
+    def _start(self, worker: int, work: Work) -> Start:
+        ticket = tuple.__new__(
+            Ticket, (self._issued, worker, self.ledger.round, work)
+        )  # half of the time of Ticket(...)
         self._issued += 1
         for ledger in self._touch(worker):
             ledger._start(ticket)
@@ -167,11 +176,23 @@ class Coordinator:
         if not root._parts:
             return self._whole
         path = self._paths.get(worker)
-        if path is None or path[-1]._parts:  # or the innermost part was split since
-            path = self._paths[worker] = root._path(worker)
-        for ledger in path[:-1]:
-            ledger._touched[ledger._part_number(worker)] = None
-        return path
+        if path is None or path.ledgers[-1]._parts:  # or the innermost part was split since
+            path = self._paths[worker] = _path(root, worker)
+        for touched, number in path.marks:
+            touched[number] = None
+        return path.ledgers
+
+
+class _Path(NamedTuple):
+    """A worker's ledgers, from the whole to the innermost part, and where to note that something happened to them."""
+
+    ledgers: tuple[Ledger, ...]
+    marks: tuple[tuple[dict[int, None], int], ...]
+
+
+def _path(root: Ledger, worker: int) -> _Path:
+    ledgers = root._path(worker)
+    return _Path(ledgers, tuple((ledger._touched, ledger._part_number(worker)) for ledger in ledgers[:-1]))
 
 
 def _touch_within(ledger: Ledger, decision: Decision) -> list[Ledger]:

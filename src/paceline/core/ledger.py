@@ -4,7 +4,7 @@ Every reading is kept up to date as things happen, so that a rule never has to l
 same with 16 workers as with 10,000, and each ticket moves from one index to the next at most once.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -77,16 +77,15 @@ class Ledger:
 
     # Parts: a part of a ledger is a ledger.
 
-    def split(self, groups: Groups) -> Iterator[tuple[int, "Ledger"]]:
-        """One part for each group; yields (number, part) for those that something happened to since they were asked.
+    def split(self, groups: Groups) -> Sequence[tuple[int, "Ledger"]]:
+        """One part for each group; returns (number, part) of those that something happened to since they were asked.
 
         A worker that no group names belongs to the last one. The split is made once, before any work is given out.
         """
         if groups is not self._groups and groups != self._groups:
             self._make_parts(groups)
         parts, touched = self._parts, self._touched
-        for number in sorted(touched) if len(touched) > 1 else tuple(touched):
-            yield number, parts[number]
+        return [(number, parts[number]) for number in (sorted(touched) if len(touched) > 1 else touched)]
 
     def _make_parts(self, groups: Groups) -> None:
         if self._parts:
@@ -134,35 +133,32 @@ class Ledger:
         self._running[ticket.worker] = ticket
         self._current[ticket] = None
 
-    def _end_running(self, ticket: Ticket) -> bool:
-        """Take a ticket off the running ones. Was it given out since the last update?"""
-        del self._running[ticket.worker]
-        self._recalled.pop(ticket, None)
-        if ticket in self._current:
-            del self._current[ticket]
-            return True
-        del self._behind[ticket]
-        return False
-
     def _arrive(self, ticket: Ticket, done: int) -> None:
         worker = ticket.worker
-        if self._end_running(ticket):
+        del self._running[worker]
+        if self._recalled:
+            self._recalled.pop(ticket, None)
+        if ticket in self._current:
+            del self._current[ticket]
             self._fresh[ticket] = done
             self._holding[worker] = self._holding.get(worker, 0) + 1
         else:
+            del self._behind[ticket]
             self._late[ticket] = done
             self._free(worker)
 
     def _halt(self, ticket: Ticket) -> None:
-        self._end_running(ticket)
+        del self._running[ticket.worker]
+        self._recalled.pop(ticket, None)
+        if ticket in self._current:
+            del self._current[ticket]
+        else:
+            del self._behind[ticket]
         self._free(ticket.worker)
 
     def _free(self, worker: int) -> None:
         if worker in self._workers and worker not in self._running and worker not in self._holding:
             self._idle[worker] = None
-
-    def _recall(self, ticket: Ticket) -> None:
-        self._recalled[ticket] = None
 
     def _drop(self, ticket: Ticket) -> None:
         if ticket in self._fresh:
@@ -186,14 +182,17 @@ class Ledger:
                 done = kept.pop(ticket)
             if ticket in keep:
                 kept[ticket] = done
-        late.update(fresh)  # what the step left unused
-        fresh.clear()
-        self._behind.update(self._current)
-        self._current.clear()
-        holding = tuple(self._holding)
+        if fresh:  # what the step left unused
+            late.update(fresh)
+            fresh.clear()
+        if self._current:
+            self._behind.update(self._current)
+            self._current.clear()
+        running, workers, idle = self._running, self._workers, self._idle
+        for worker in self._holding:
+            if worker not in running and worker in workers:
+                idle[worker] = None
         self._holding.clear()
-        for worker in holding:
-            self._free(worker)
         self.round += 1
         self.updated_at = self.now
 
@@ -207,12 +206,11 @@ class Ledger:
 
     def _quiet(self) -> None:
         """Every touched part was asked."""
+        parts = self._parts
         for number in self._touched:
-            self._parts[number]._quiet()
+            if parts[number]._touched:
+                parts[number]._quiet()
         self._touched.clear()
-
-    def _remember(self, name: str, value: float) -> None:
-        self._memory[name] = value
 
     # Between two events the whole ledger can be put aside as plain values, and taken up again.
 

@@ -26,9 +26,12 @@ from paceline.core.ledger import Ledger
 def check_events(ledger: Ledger, events: Sequence[Event]) -> None:
     """Raise ``ImpossibleEvent`` unless all of the events can happen one after the other."""
     now = ledger.now
-    if len(events) == 1 and type(events[0]) is Arrived:  # by far the most frequent
-        _check_time(events[0], now)
-        _check_arrival(ledger, events[0])
+    if len(events) == 1 and type(event := events[0]) is Arrived:  # by far the most frequent
+        if not now <= event.at < math.inf:
+            _check_time(event, now)
+        ticket = event.ticket
+        if event.done != ticket.work.units or ledger._running.get(ticket.worker) != ticket:
+            _check_arrival(ledger, event)
         return
     gone: set[int] = set()  # what the earlier events of this list changed
     came: set[int] = set()
@@ -81,71 +84,69 @@ def check_decisions(ledger: Ledger, decisions: Sequence[Decision]) -> None:
         check.check(ledger, decision)
 
 
-_NOT_ABOUT_WORKERS = (Within, WakeAt, Remember)
+_NOT_ABOUT_WORKERS = (WakeAt, Remember)
 
 
 class DecisionCheck:
     """Goes through a list of decisions before any is carried out, and knows what the earlier ones will have changed."""
 
-    __slots__ = ("_alarms", "_assigned", "_ended", "_recalled")
+    __slots__ = ("_done",)
 
     def __init__(self) -> None:
-        self._alarms: set[tuple[int, float]] = set()
-        self._assigned: set[int] = set()
-        self._ended: set[Ticket] = set()  # halted, dropped or settled
-        self._recalled: set[Ticket] = set()
+        # workers that were assigned, tickets that were ended (halted, dropped or settled), and what else was decided
+        self._done: set[int | Ticket | tuple[object, ...]] = set()
 
     def check(self, ledger: Ledger, decision: Decision) -> None:
         """Raise ``IllegalDecision`` unless the decision is allowed after those checked before it."""
-        if ledger._parts and not isinstance(decision, _NOT_ABOUT_WORKERS):
-            raise IllegalDecision(f"{decision} must be made within one of this ledger's {len(ledger._parts)} parts")
-        if isinstance(decision, Assign):
-            self._check_assign(ledger, decision)
-        elif isinstance(decision, Step):
-            self._check_step(ledger, decision)
-        elif isinstance(decision, Within):
+        while type(decision) is Within:
             parts = ledger._parts
             if not 0 <= decision.part < len(parts):
                 raise IllegalDecision(f"no part {decision.part}: this ledger has {len(parts)} parts")
-            self.check(parts[decision.part], decision.decision)
-        elif isinstance(decision, Drop):
+            ledger = parts[decision.part]
+            decision = decision.decision
+        if ledger._parts and type(decision) not in _NOT_ABOUT_WORKERS:
+            raise IllegalDecision(f"{decision} must be made within one of this ledger's {len(ledger._parts)} parts")
+        if type(decision) is Assign:
+            self._check_assign(ledger, decision)
+        elif type(decision) is Step:
+            self._check_step(ledger, decision)
+        elif type(decision) is Drop:
             ticket = decision.ticket
             if not self._runs(ledger, ticket):
                 self._check_held(ledger, ticket, "drop")
-            self._ended.add(ticket)
-        elif isinstance(decision, Recall):
+            self._done.add(ticket)
+        elif type(decision) is Recall:
             ticket = decision.ticket
             if not self._runs(ledger, ticket):
                 raise IllegalDecision(f"cannot recall {ticket}: it does not run")
-            if ticket in ledger.recalled or ticket in self._recalled:
+            if ticket in ledger._recalled or ("recalled", ticket) in self._done:
                 raise IllegalDecision(f"cannot recall {ticket}: it was recalled already")
-            self._recalled.add(ticket)
-        elif isinstance(decision, WakeAt):
-            asked = (id(ledger), decision.at)
-            if not ledger.now < decision.at < math.inf or decision.at in ledger.alarms or asked in self._alarms:
+            self._done.add(("recalled", ticket))
+        elif type(decision) is WakeAt:
+            asked = ("woken", id(ledger), decision.at)
+            if not ledger.now < decision.at < math.inf or decision.at in ledger.alarms or asked in self._done:
                 raise IllegalDecision(f"cannot wake at {decision.at:g}: past, never, or asked for already")
-            self._alarms.add(asked)
-        elif not isinstance(decision, Remember):
+            self._done.add(asked)
+        elif type(decision) is not Remember:
             raise IllegalDecision(f"not a decision: {decision!r}")
 
     def _check_assign(self, ledger: Ledger, decision: Assign) -> None:
         worker = decision.worker
-        if worker not in ledger.workers:
+        if worker not in ledger._workers:
             raise IllegalDecision(f"cannot assign worker {worker}: it is not here")
-        running = ledger.running.get(worker)
-        if worker in self._assigned:
+        if worker in self._done:
             raise IllegalDecision(f"cannot assign worker {worker}: it was just given something else")
-        if running is not None and running not in self._ended:
+        if worker in ledger._running and (running := ledger._running[worker]) not in self._done:
             raise IllegalDecision(f"cannot assign worker {worker}: it still runs {running}")
         if decision.work.units < 1:
             raise IllegalDecision(f"cannot assign worker {worker} {decision.work.units} units: at least 1")
-        self._assigned.add(worker)
+        self._done.add(worker)
 
     def _check_step(self, ledger: Ledger, decision: Step) -> None:
         weights = decision.weights
         if not weights:
             raise IllegalDecision("cannot step on no tickets")
-        fresh, ended = ledger.fresh, self._ended
+        fresh, ended = ledger._fresh, self._done
         for ticket, weight in weights.items():
             if not fresh.get(ticket) or ticket in ended:
                 self._check_held(ledger, ticket, "step on")
@@ -162,10 +163,10 @@ class DecisionCheck:
             ended.update(weights)
 
     def _check_held(self, ledger: Ledger, ticket: Ticket, action: str) -> None:
-        if ticket in self._ended:
+        if ticket in self._done:
             raise IllegalDecision(f"cannot {action} {ticket}: it was settled by an earlier decision")
         if not (ticket in ledger.fresh or ticket in ledger.late or ticket in ledger.kept):
             raise IllegalDecision(f"cannot {action} {ticket}: it is not at hand")
 
     def _runs(self, ledger: Ledger, ticket: Ticket) -> bool:
-        return ledger.running.get(ticket.worker) == ticket and ticket not in self._ended
+        return ledger._running.get(ticket.worker) == ticket and ticket not in self._done

@@ -126,6 +126,7 @@ class SimulatedCrew:
         transfer = fleet.network.seconds(message_bytes)
         self.about: Mapping[str, object] = {"clock": "virtual", "workers": fleet.workers, "transfer_seconds": transfer}
         self._transfer = _ticks(transfer)
+        self._batches = fleet.ties == "batch"
         self._sign = -1 if fleet.ties == "reverse" else 1
         self._now = 0
         self._pushed = 0
@@ -146,12 +147,11 @@ class SimulatedCrew:
             present, self._present = self._present, ()
             return present
         event = self._next()
-        if event is None:
-            return ()
+        if event is None or not self._batches:
+            return () if event is None else (event,)
         events = [event]
-        if self._fleet.ties == "batch":
-            while (event := self._next(by=self._now)) is not None:
-                events.append(event)
+        while (event := self._next(by=self._now)) is not None:
+            events.append(event)
         return events
 
     def _next(self, by: float = math.inf) -> Event | None:
@@ -181,9 +181,11 @@ class SimulatedCrew:
         self._drawn[worker] += 1
         if not 0 < seconds < math.inf:
             raise ConfigError(f"worker {worker} drew a delay of {seconds}: it must be positive and finite")
-        entry = _Running(ticket, self._now + self._transfer, max(1, round(seconds * TICKS)))
-        self._running[worker] = entry
-        self._due(entry, entry.begins + entry.lasts + self._transfer)
+        begins, lasts = self._now + self._transfer, round(seconds * TICKS) or 1
+        self._pushed = serial = self._pushed + 1
+        self._running[worker] = entry = _Running(ticket, begins, lasts, serial)
+        tick = begins + lasts + self._transfer
+        heappush(self._heap, (tick, ARRIVAL, self._sign * worker, serial, entry))
 
     def halt(self, ticket: Ticket) -> None:
         self._forget(ticket.worker)
@@ -247,8 +249,8 @@ class SimulatedCrew:
             self._alarms.add(whole(tick))
             self._heap.append((tick, ALARM, 0, whole(serial), Rang(tick / TICKS)))
         for ticket, begins, lasts, done, serial, tick in state["running"]:
-            entry = _Running(ticket_from(ticket), whole(begins), whole(lasts))
-            entry.done, entry.serial = whole(done), whole(serial)
+            entry = _Running(ticket_from(ticket), whole(begins), whole(lasts), whole(serial))
+            entry.done = whole(done)
             worker = entry.ticket.worker
             self._running[worker] = entry
             self._heap.append((whole(tick), ARRIVAL, self._sign * worker, serial, entry))
@@ -273,12 +275,12 @@ class _Running:
 
     __slots__ = ("begins", "done", "lasts", "serial", "ticket")
 
-    def __init__(self, ticket: Ticket, begins: int, lasts: int) -> None:
+    def __init__(self, ticket: Ticket, begins: int, lasts: int, serial: int) -> None:
         self.ticket = ticket
         self.begins = begins
         self.lasts = lasts
         self.done = ticket.work.units
-        self.serial = -1
+        self.serial = serial
 
 
 def _ticks(seconds: float) -> int:

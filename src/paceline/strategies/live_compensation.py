@@ -43,11 +43,14 @@ class LiveCompensation(Strategy):
         check_blocks(self.blocks, batch_size)
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
+        wanted: list[Decision] = []
         if self.recall and len(ledger.behind) > len(ledger.recalled):
-            return [Recall(ticket) for ticket in ledger.behind if ticket not in ledger.recalled]
+            wanted += [Recall(ticket) for ticket in ledger.behind if ticket not in ledger.recalled]
         if ledger.idle:
             work = gradient(self.blocks)
-            return [Assign(worker, work) for worker in ledger.idle]
+            wanted += [Assign(worker, work) for worker in ledger.idle]
+        if wanted:
+            return wanted
         everybody = ledger.round < self.warm_up
         enough = len(ledger.fresh) >= self.quorum and not everybody and not ledger.behind
         if not ledger.fresh or (ledger.running and not enough):
