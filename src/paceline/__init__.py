@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from paceline.core.errors import ConfigError, IllegalDecision, ImpossibleEvent, PacelineError
     from paceline.core.facts import Joined, Left
     from paceline.delays import Constant, Empirical, LogNormal, Pareto, ShiftedExponential
+    from paceline.fleets.processes.deadline import Deadline
+    from paceline.fleets.processes.fleet import ProcessFleet
     from paceline.fleets.simulated import Network, SimulatedFleet
     from paceline.learning.task import Task
     from paceline.run import Every, Run, Stop
@@ -31,6 +33,8 @@ _HOME = {
     "paceline.core.errors": ("ConfigError", "IllegalDecision", "ImpossibleEvent", "PacelineError"),
     "paceline.core.facts": ("Joined", "Left"),
     "paceline.delays": ("Constant", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"),
+    "paceline.fleets.processes.deadline": ("Deadline",),
+    "paceline.fleets.processes.fleet": ("ProcessFleet",),
     "paceline.fleets.simulated": ("Network", "SimulatedFleet"),
     "paceline.learning.task": ("Task",),
     "paceline.run": ("Every", "Run", "Stop"),
@@ -47,9 +51,9 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Asynchronous", "ConfigError", "Constant", "Dirichlet", "Empirical", "Equal", "Every", "FastestK", "Grouped",
+    "Asynchronous", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical", "Equal", "Every", "FastestK", "Grouped",
     "IllegalDecision", "ImpossibleEvent", "Joined", "Left", "LiveCompensation", "LogNormal", "Network", "PacelineError",
-    "Pareto", "Pathological", "Resampled", "Run", "ShiftedExponential", "Shuffled", "SimulatedFleet", "Stop",
+    "Pareto", "Pathological", "ProcessFleet", "Resampled", "Run", "ShiftedExponential", "Shuffled", "SimulatedFleet", "Stop",
     "Strategy", "Synchronous", "Task", "groups_by_speed", "read_trace", "simulate", "train",
 ]  # fmt: skip
 

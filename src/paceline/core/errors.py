@@ -27,3 +27,11 @@ class Diverged(PacelineError):
     def __init__(self, message: str, spoiled: Sequence[Ticket] = ()) -> None:
         super().__init__(message)
         self.spoiled = spoiled
+
+
+class WorkerFailed(PacelineError):
+    """What the user brought raised an error in a worker, whose number and traceback are in the message."""
+
+
+class TooFewWorkers(PacelineError):
+    """Fewer workers are left than the run is to go on with."""

@@ -256,7 +256,7 @@ class LazyContributions:
     def _backward_alone(self, ticket: Ticket, weight: Fraction, result: Evaluated) -> None:
         state = self._state
         if self._seed is not None:
-            torch.manual_seed(_own_seed(self._seed, ticket))
+            torch.manual_seed(own_seed(self._seed, ticket))
         inputs, targets = to_device(self._data.fetch(self._samples[ticket]), self._device)
         before = state.lend_buffers()
         outputs: Any = state.model(inputs)
@@ -334,6 +334,6 @@ def _worker_order(ticket: Ticket) -> tuple[int, int]:
     return ticket.worker, ticket.serial
 
 
-def _own_seed(seed: int, ticket: Ticket) -> int:
+def own_seed(seed: int, ticket: Ticket) -> int:
     """Of a ticket's own random numbers (dropout), whoever computes it."""
     return (seed * 1_000_003 + ticket.serial) % 2**63

@@ -44,6 +44,12 @@ class ModelState:
             begin += parameter.numel()
         return flat
 
+    def use_gradients(self, vectors: list[Tensor], of_parameters: list[Tensor]) -> None:
+        """Let the gradients lie in other vectors, one for each type of number, with a view for each parameter."""
+        self.gradients = vectors
+        for parameter, gradient in zip(self.parameters, of_parameters, strict=True):
+            parameter.grad = gradient
+
     @property
     def message_bytes(self) -> int:
         """What is sent when a worker downloads the model, or hands in a gradient and its float buffers."""

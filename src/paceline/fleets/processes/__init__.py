@@ -1,0 +1,1 @@
+"""Real workers on one machine: processes that share memory with the server."""

@@ -1,0 +1,233 @@
+"""The worker processes of one run, as the training loop sees them: events in the order in which they come.
+
+Workers write to one pipe, which keeps the order of arrival. The end of a process is noticed in the same wait; what it
+wrote before its end is read first, so that whatever was handed in counts. Nothing that is no longer asked for is
+believed: a ticket that was halted may still come in, and is passed over.
+"""
+
+import heapq
+import logging
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from paceline.core.errors import TooFewWorkers, WorkerFailed
+from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
+from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Order
+from paceline.fleets.processes.roster import ATTEMPTS, Member, Roster
+from paceline.learning.contributions import own_seed
+from paceline.learning.rows import RowContributions
+
+LOOK_AROUND = 0.02  # seconds: even while arrivals keep coming, deaths and deadlines are looked at this often
+LISTENED_AT_ONCE = 1.0  # seconds of silence that count at most, if the server itself was busy or stopped
+
+log = logging.getLogger("paceline")
+
+
+class ProcessCrew:
+    """The workers of one run, at work."""
+
+    def __init__(
+        self, roster: Roster, contributions: RowContributions, post: int, seed: int, *, minimum: int, replace: bool,
+        spin: float, delays: Mapping[int, Iterator[float]],
+    ) -> None:  # fmt: skip
+        self.about: Mapping[str, object] = {"clock": "real", "workers": len(roster.members), "transfer_seconds": 0.0}
+        self._roster = roster
+        self._contributions = contributions
+        self._post = post
+        self._seed = seed
+        self._minimum = minimum
+        self._replace = replace
+        self._spin = spin
+        self._delays = delays
+        self._events: deque[Event] = deque()
+        self._alarms: list[float] = []
+        self._listened = 0.0  # what of the time was spent listening: deadlines are of this clock
+        self._at_listening = self._zero = time.monotonic()
+        self._looked = 0.0
+        self._begun = False  # is everybody here who was at the start?
+        self._fruitful = False  # has anything been handed in?
+        self._reasons: list[str] = []
+        self._poll = select.epoll()
+        os.set_blocking(post, False)
+        self._poll.register(post, select.EPOLLIN)
+        self._by_sentinel: dict[int, Member] = {}
+
+    # What the loop asks for.
+
+    def wait(self) -> Sequence[Event]:
+        if not self._begun:
+            return self._begin()
+        while not self._events:
+            self._listen()
+        return (self._events.popleft(),)
+
+    def start(self, ticket: Ticket) -> None:
+        member = self._roster.members[ticket.worker]
+        promise = self._contributions.promised(ticket)
+        delay = self._delays.get(ticket.worker)
+        member.ticket, member.since = ticket, self._listened
+        member.mailbox.post(
+            Order(
+                ticket.serial, ticket.work.units, promise.row, promise.source, promise.indices,
+                own_seed(self._seed, ticket), 0.0 if delay is None else next(delay),
+            )
+        )  # fmt: skip
+
+    def halt(self, ticket: Ticket) -> None:
+        self._contributions.halt(ticket)
+        member = self._roster.members[ticket.worker]
+        if member.ticket == ticket:
+            member.ticket = None
+            member.mailbox.halt(ticket)
+        else:  # it came in already, and was not told of yet
+            self._events = deque(e for e in self._events if not (isinstance(e, Arrived) and e.ticket == ticket))
+
+    def recall(self, ticket: Ticket) -> None:
+        self._roster.members[ticket.worker].mailbox.recall(ticket)
+
+    def wake_at(self, at: float) -> None:
+        heapq.heappush(self._alarms, at)
+
+    def close(self) -> None:
+        self._roster.end()
+        self._contributions.detach()
+        self._poll.close()
+        os.close(self._post)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process of each worker that has one."""
+        return {member.number: member.process.pid for member in self._roster if member.process is not None}
+
+    def gather(self) -> None:
+        """Have everybody start; the run begins, and its clock, when all are ready."""
+        for member in self._roster:
+            self._start(member)
+
+    def _begin(self) -> Sequence[Event]:
+        while not all(member.here for member in self._roster):
+            self._listen()
+        self._begun = True
+        self._events.clear()
+        self._zero = time.monotonic()
+        return [Joined(0.0, member.number) for member in self._roster]
+
+    # Listening.
+
+    def _now(self) -> float:
+        return time.monotonic() - self._zero
+
+    def _listen(self) -> None:
+        """Come back with news, or when something is due."""
+        clock = time.monotonic
+        began = clock()
+        self._listened += min(began - self._at_listening, LISTENED_AT_ONCE)
+        self._at_listening = began
+        until = began + self._spin
+        if began - self._looked < LOOK_AROUND:
+            while not self._read_post():
+                if clock() >= until:
+                    break
+            else:
+                return
+        self._look_around()
+
+    def _read_post(self) -> bool:
+        try:
+            records = os.read(self._post, 256 * RECORD.size)
+        except BlockingIOError:
+            return False
+        for number, done, serial in RECORD.iter_unpack(records):
+            member = self._roster.members[number]
+            if done == READY:
+                self._welcome(member)
+            elif done == FAILED:
+                member.complaint = member.mailbox.complaint
+            elif member.ticket is not None and member.ticket.serial == serial:
+                self._receive(member, member.ticket, done)
+        return True
+
+    def _receive(self, member: Member, ticket: Ticket, done: int) -> None:
+        self._contributions.hand_in(ticket, member.mailbox.losses)
+        member.past.add(self._listened - member.since)
+        member.ticket = None
+        member.fruitless = 0
+        self._fruitful = True
+        self._events.append(Arrived(self._now(), ticket, done))
+
+    def _welcome(self, member: Member) -> None:
+        member.here = True
+        self._contributions.forget_worker(member.number)
+        self._events.append(Joined(self._now(), member.number))
+
+    def _look_around(self) -> None:
+        """Wait for whatever comes first: post, the end of a process, a deadline, an alarm."""
+        if self._roster.expected < self._minimum:
+            raise TooFewWorkers(self._too_few())
+        ready = self._poll.poll(self._idle_seconds())
+        self._looked = time.monotonic()
+        # what somebody wrote before its end is read before its end is told of
+        self._read_post()
+        for descriptor, _ in ready:
+            if descriptor in self._by_sentinel:
+                self._read_post()
+                self._miss(self._by_sentinel.pop(descriptor))
+        self._condemn_the_overdue()
+        if self._alarms and self._alarms[0] <= (now := self._now()):
+            while self._alarms and self._alarms[0] <= now:
+                heapq.heappop(self._alarms)
+            self._events.append(Rang(now))
+
+    def _idle_seconds(self) -> float:
+        """Until something is due that nobody will tell of."""
+        if self._events:
+            return 0.0
+        due = min((member.overdue_at for member in self._roster), default=float("inf")) - self._listened
+        if self._alarms:
+            due = min(due, self._alarms[0] - self._now())
+        return max(0.0, min(due + 0.001, LISTENED_AT_ONCE))
+
+    # Those who come and go.
+
+    def _start(self, member: Member) -> None:
+        self._roster.start(member, self._listened)
+        assert member.process is not None
+        self._by_sentinel[member.process.sentinel] = member
+        self._poll.register(member.process.sentinel, select.EPOLLIN)
+
+    def _condemn_the_overdue(self) -> None:
+        for member in self._roster:
+            if member.overdue_at <= self._listened and member.process is not None and not member.condemned:
+                silent = self._listened - member.since
+                member.condemned = f"said nothing for {silent:.3g} s ({member.past.reason()}), and was ended"
+                member.process.kill()
+
+    def _miss(self, member: Member) -> None:
+        """A process has ended: tell of it, and have another one unless there is no hope."""
+        assert member.process is not None
+        self._poll.unregister(member.process.sentinel)
+        end = member.process.end()
+        member.process = None
+        if member.complaint:
+            reason = f"raised an error {member.doing()}:\n{member.complaint}"
+        else:
+            reason = f"{member.condemned or end} {member.doing()}"
+        if not self._begun or (member.complaint and not self._fruitful):
+            raise WorkerFailed(f"worker {member.number} {reason}")
+        self._reasons.append(reason)
+        member.fruitless += 1
+        if member.here:
+            member.here, member.ticket = False, None
+            self._events.append(Left(self._now(), member.number))
+        following = "is not replaced"
+        if self._replace and member.fruitless < ATTEMPTS:
+            self._start(member)
+            following = "a replacement is on its way"
+        log.error("worker %d %s; %s", member.number, reason, following)
+
+    def _too_few(self) -> str:
+        here, reasons = self._roster.expected, "; ".join(f"worker {reason}" for reason in self._reasons[-3:])
+        return f"{here} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}: {reasons}"

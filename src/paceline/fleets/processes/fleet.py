@@ -1,0 +1,62 @@
+"""The description of workers that are processes of this machine."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.core.errors import ConfigError
+from paceline.delays import Delay
+from paceline.fleets.processes.deadline import Deadline
+
+if TYPE_CHECKING:
+    from paceline.fleets.processes.crew import ProcessCrew
+    from paceline.learning.job import Job
+    from paceline.learning.rows import RowContributions
+
+
+@dataclass(frozen=True)
+class ProcessFleet:
+    """Worker processes on this machine, in real time.
+
+    slow         workers that are made slow: worker 3 four times as slow with ``{3: 4.0}``, or as slow as a ``Delay``
+                 says with ``{3: LogNormal(0.2, 0.5)}`` (seconds a mini-batch, if it is not slower anyway)
+    threads      of torch in each worker; by default the cores are shared out
+    replace      have another process for a worker that is lost
+    min_workers  the run stops when fewer than these are here or on their way
+    deadline     how long a worker may be silent
+    """
+
+    workers: int
+    slow: Mapping[int, float | Delay] = field(default_factory=dict)
+    threads: int | None = None
+    replace: bool = True
+    min_workers: int = 1
+    deadline: Deadline = Deadline()
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"a fleet of {self.workers} workers can do nothing: at least 1")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads={self.threads} is not possible: at least 1, or none for a share of the cores")
+        if not 1 <= self.min_workers <= self.workers:
+            raise ConfigError(f"min_workers={self.min_workers} does not fit {self.workers} workers: from 1 to as many")
+        for worker, slowness in self.slow.items():
+            if not 0 <= worker < self.workers:
+                raise ConfigError(f"slow names worker {worker}: the fleet has workers 0 to {self.workers - 1}")
+            if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):
+                raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: at least 1 times")
+        if sys.platform != "linux":
+            raise ConfigError(f"worker processes need Linux, and this is {sys.platform}: use a SimulatedFleet")
+
+    @property
+    def medians(self) -> tuple[float, ...]:
+        """How long a mini-batch takes each worker: in seconds if all have a ``Delay``, else only in proportion."""
+        slowness = [self.slow.get(worker, 1.0) for worker in range(self.workers)]
+        return tuple(float(each) if isinstance(each, int | float) else each.median for each in slowness)
+
+    def hire(self, job: "Job", seed: int) -> "tuple[ProcessCrew, RowContributions]":
+        """Start the workers, and come back when all of them are ready."""
+        from paceline.fleets.processes.hiring import hire
+
+        return hire(self, job, seed)

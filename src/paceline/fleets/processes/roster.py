@@ -1,0 +1,104 @@
+"""The worker processes of one run: who is here, who is starting, who is lost, and why."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.core.facts import Ticket
+from paceline.fleets.processes.deadline import Deadline, Past
+from paceline.fleets.processes.mailbox import Mailbox, Shape
+from paceline.fleets.processes.memory import SharedMemory
+from paceline.fleets.processes.nursery import NURSERY, Child
+
+ATTEMPTS = 5  # so many times in a row a worker may end without handing anything in; then it is not replaced any more
+PATIENCE = 0.5  # seconds that workers have to quit by themselves when the run is over
+
+
+@dataclass(frozen=True)
+class Memories:
+    """All that the server shares with its workers."""
+
+    mailboxes: SharedMemory
+    segments: SharedMemory
+    instructions: SharedMemory
+    equipment: SharedMemory
+
+    @property
+    def descriptors(self) -> list[int]:
+        """In the order in which a worker expects them."""
+        return [each.descriptor for each in (self.mailboxes, self.segments, self.instructions, self.equipment)]
+
+    def close(self) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+class Member:
+    """One worker: a number that stays, and a process that may be replaced."""
+
+    def __init__(self, number: int, mailbox: Mailbox, deadline: Deadline) -> None:
+        self.number = number
+        self.mailbox = mailbox
+        self.past = Past(deadline)
+        self.process: Child | None = None
+        self.here = False
+        self.ticket: Ticket | None = None
+        self.since = 0.0  # when it was given the ticket, or started
+        self.condemned = ""  # why it was killed, if we did it
+        self.complaint = ""  # the traceback of what it raised
+        self.fruitless = 0  # ends in a row without anything handed in
+
+    @property
+    def overdue_at(self) -> float:
+        """When it will have been silent for too long; never for one that owes nothing."""
+        owes = self.ticket is not None or not self.here
+        return self.since + self.past.limit if owes and self.process is not None else float("inf")
+
+    def doing(self) -> str:
+        if not self.here:
+            return "while it started"
+        return "while it had nothing to do" if self.ticket is None else f"while it ran {self.ticket}"
+
+
+class Roster:
+    """Starts, replaces and ends the processes of a run."""
+
+    def __init__(self, shape: Shape, deadline: Deadline, memories: Memories, post: int) -> None:
+        self._memories = memories
+        self._post = post
+        self.members = [
+            Member(number, Mailbox(memories.mailboxes, shape, number, os.eventfd(0)), deadline)
+            for number in range(shape.workers)
+        ]
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self.members)
+
+    @property
+    def expected(self) -> int:
+        """How many are here or on their way."""
+        return sum(member.process is not None for member in self.members)
+
+    def start(self, member: Member, now: float) -> None:
+        """Have a process for a member that has none."""
+        member.mailbox.clear()
+        member.here, member.since, member.condemned, member.complaint = False, now, "", ""
+        member.process = NURSERY.fork(member.number, [self._post, member.mailbox.wake, *self._memories.descriptors])
+
+    def end(self) -> None:
+        """Let everybody go: by themselves, or else at once."""
+        running = [member for member in self.members if member.process is not None]
+        for member in running:
+            member.mailbox.quit()
+        until = time.monotonic() + PATIENCE
+        for member in running:
+            assert member.process is not None
+            if not member.process.ends_by(until):
+                member.process.kill()
+            member.process.end()
+            member.process = None
+        for member in self.members:
+            os.close(member.mailbox.wake)
+        self._memories.close()
+        os.close(self._post)

@@ -1,0 +1,113 @@
+"""A worker process: it waits for an order, computes it block by block, and tells when it is done."""
+
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Mailbox, Order, Shape
+from paceline.fleets.processes.memory import SharedMemory
+from paceline.fleets.processes.parcel import unpack
+from paceline.learning.data import Samples
+from paceline.learning.gradient_work import GradientWork
+from paceline.learning.loss import SampleLoss
+from paceline.learning.segments import Layout, Segments
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What all workers of a run are given."""
+
+    model: nn.Module
+    samples: Samples
+    loss: SampleLoss
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """How the workers of a run are to work; packed apart from the equipment, which may fail to be unpacked."""
+
+    mailboxes: Shape
+    layout: Layout
+    path: list[str]  # where modules are imported from
+    directory: str
+    threads: int
+    spin: float
+    slowness: tuple[float, ...]  # of each worker: how many times as long a block takes
+
+
+def main(number: int, post: int, wake: int, mailboxes: int, segments: int, instructions: int, equipment: int) -> int:
+    """The life of a worker; all but its number are descriptors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which lets its workers go
+    how: Instructions = unpack(SharedMemory(descriptor=instructions), ())
+    mailbox = Mailbox(SharedMemory(descriptor=mailboxes), how.mailboxes, number, wake)
+    worker = Worker(number, mailbox, post, how)
+    order: Order | None = None
+    try:
+        worker.prepare(SharedMemory(descriptor=segments), SharedMemory(descriptor=equipment, private=True))
+        worker.tell(READY, 0)
+        while (order := mailbox.take(worker.last, how.spin)) is not None:
+            worker.carry_out(order)
+    except BaseException:  # even what user code raises to leave
+        mailbox.complain(traceback.format_exc())
+        worker.tell(FAILED, 0 if order is None else order.serial)
+        return 1
+    return 0
+
+
+class Worker:
+    def __init__(self, number: int, mailbox: Mailbox, post: int, how: Instructions) -> None:
+        self.last = -1
+        self._number = number
+        self._mailbox = mailbox
+        self._post = post
+        self._how = how
+        self._slowness = how.slowness[number]
+
+    def prepare(self, segments: SharedMemory, equipment: SharedMemory) -> None:
+        sys.path[:] = self._how.path
+        os.chdir(self._how.directory)
+        torch.set_num_threads(self._how.threads)
+        gc.set_threshold(100_000, 50, 50)
+        self._segments = Segments(self._how.layout, segments.tensor())
+        parameters = [nn.Parameter(values) for values in self._segments[0].parameters]
+        given: Equipment = unpack(equipment, parameters)
+        self._work = GradientWork(given.model, parameters, given.samples, given.loss)
+
+    def carry_out(self, order: Order) -> None:
+        self.last = order.serial
+        mailbox, serial = self._mailbox, order.serial
+        began = time.perf_counter()
+
+        def go_on(block: int) -> bool:
+            nonlocal began
+            if block:
+                began = self._dawdle(order, began)
+            return not (mailbox.halted(serial) or mailbox.recalled(serial))
+
+        row = self._segments[order.row]
+        done, losses = self._work.compute(
+            self._segments[order.source], row, order.indices, order.units, order.seed, go_on
+        )
+        if done == order.units:
+            self._dawdle(order, began)
+        if not mailbox.halted(serial):
+            mailbox.count_losses(losses)
+            self.tell(done, serial)
+
+    def _dawdle(self, order: Order, began: float) -> float:
+        """Let a block take as long as it is made to. Returns when the next one begins."""
+        elapsed = time.perf_counter() - began
+        missing = max((self._slowness - 1) * elapsed, order.seconds / order.units - elapsed)
+        if missing > 0:
+            self._mailbox.pause(missing, order.serial)
+        return time.perf_counter()
+
+    def tell(self, done: int, serial: int) -> None:
+        os.write(self._post, RECORD.pack(self._number, done, serial))

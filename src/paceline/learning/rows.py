@@ -1,0 +1,225 @@
+"""Contributions that workers compute and hand in, each in a row of a matrix: a step is one product with its weights.
+
+The model's weights lie in one of two slots. A ticket is given the slot itself to read where that is safe: nothing is
+copied then, and a synchronous run never copies weights at all. When the model is about to change while somebody still
+reads its slot, the model moves to the other slot first. While that other one is still read too, a ticket gets a copy of
+the weights, in the row that its own gradient will take. So every worker computes on exactly the version that its ticket
+names, however long it takes, and no weights are ever read while they change.
+
+Which row a ticket gets depends on nothing but the order of promises and settlements, and rows are summed up by worker:
+who was first to arrive makes no difference to the sum.
+"""
+
+import math
+from collections.abc import Collection, Iterable
+from fractions import Fraction
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import PacelineError
+from paceline.core.facts import Ticket
+from paceline.learning.contributions import Evaluated, Pass, Weights, share_out
+from paceline.learning.model_state import ModelState, Snapshot, all_finite, norm
+from paceline.learning.segments import Segments
+from paceline.sampling.partition import Indices
+
+SLOTS = 2
+LEVELS = 8  # rows a worker: how many of its contributions can be unsettled at once
+
+
+def segments_needed(workers: int) -> int:
+    """Two slots, a refuge and the rows of each worker. Only those that are used take memory."""
+    return SLOTS + workers + LEVELS * workers
+
+
+class Promise:
+    """A ticket that is not settled."""
+
+    __slots__ = ("indices", "losses", "row", "samples", "source", "used")
+
+    def __init__(self, indices: Indices, row: int, source: int) -> None:
+        self.indices = indices
+        self.row = row  # its segment
+        self.source = source  # the segment with its weights
+        self.samples = len(indices)  # computed
+        self.losses = 0  # handed in: one a sample, or one in all
+        self.used = False
+
+
+class RowContributions:
+    """Gives every ticket a row and weights to read, and sums rows up."""
+
+    def __init__(self, state: ModelState, segments: Segments, workers: int) -> None:
+        self._state = state
+        self._segments = segments
+        self._workers = workers
+        self._first_row = SLOTS + workers
+        self._matrices = segments.matrices(self._first_row)
+        self._own = state.gradients, [p.grad for p in state.parameters if p.grad is not None]
+        self._promises: dict[Ticket, Promise] = {}
+        self._taken: set[int] = set()
+        self._reading: dict[int, set[Ticket]] = {0: set(), 1: set()}  # running tickets that read a slot itself
+        self._interrupted: set[int] = set()  # workers that may still be writing for a ticket that was halted
+        self._spoiled: set[Ticket] = set()
+        self._coefficients: dict[tuple[torch.dtype, tuple[float, ...]], Tensor] = {}
+        self._slot = 0
+        self._published = False  # do the slot's buffers equal the model's?
+        for values, parameter in zip(segments[0].parameters, state.parameters, strict=True):
+            values.copy_(parameter.data)
+        self._read_from(0)
+
+    # A ticket's life: promised, handed in or not, settled.
+
+    def promise(self, ticket: Ticket, indices: Indices) -> None:
+        row = self._free_row(ticket.worker)
+        self._taken.add(row)
+        if not self._published:
+            self._publish_buffers()
+        other = 1 - self._slot
+        if not self._reading[other]:
+            source = self._slot
+            self._reading[source].add(ticket)
+        else:
+            source = SLOTS + ticket.worker if ticket.worker in self._interrupted else row
+            self._segments[source].take(self._segments[self._slot])
+        self._promises[ticket] = Promise(indices, row, source)
+
+    def promised(self, ticket: Ticket) -> Promise:
+        return self._promises[ticket]
+
+    def hand_in(self, ticket: Ticket, losses: int) -> None:
+        """The row of a ticket was written, with so many losses."""
+        promise = self._promises[ticket]
+        promise.losses = losses
+        self._interrupted.discard(ticket.worker)
+        if promise.source < SLOTS:
+            self._reading[promise.source].discard(ticket)
+
+    def halt(self, ticket: Ticket) -> None:
+        """It will not be handed in; until the worker's next one is, it may still be written."""
+        self._interrupted.add(ticket.worker)
+        for reading in self._reading.values():
+            reading.discard(ticket)
+
+    def forget_worker(self, worker: int) -> None:
+        """It writes no more: its process is gone."""
+        self._interrupted.discard(worker)
+
+    def shorten(self, ticket: Ticket, samples: int) -> Indices:
+        promise = self._promises[ticket]
+        promise.samples = samples
+        return promise.indices[samples:]
+
+    def samples(self, ticket: Ticket) -> Indices:
+        promise = self._promises[ticket]
+        return promise.indices[: promise.samples]
+
+    def settle(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            promise = self._promises.pop(ticket)
+            self._taken.discard(promise.row)
+            self._spoiled.discard(ticket)
+
+    def _free_row(self, worker: int) -> int:
+        for level in range(LEVELS):
+            row = self._first_row + level * self._workers + worker
+            if row not in self._taken:
+                return row
+        raise PacelineError(f"worker {worker} has {LEVELS} contributions that the strategy neither uses nor drops")
+
+    # The model.
+
+    def before_update(self) -> None:
+        """Leave the slot to those who still read it."""
+        if self._reading[self._slot]:
+            other = 1 - self._slot
+            self._segments[other].take(self._segments[self._slot])
+            self._read_from(other)
+        self._published = False
+
+    def _publish_buffers(self) -> None:
+        """A step may have given the model other buffers: put them where those who start now will read them."""
+        self._published = True
+        for buffer, values in zip(self._segments[self._slot].buffers, self._state.buffers, strict=True):
+            buffer.copy_(values)
+
+    def _read_from(self, slot: int) -> None:
+        self._slot = slot
+        present = [buffer.data for buffer in self._state.buffers]
+        self._state.swap_in(Snapshot(self._segments[slot].parameters, present))
+
+    def detach(self) -> None:
+        """Give the model memory of its own, for when the run is over."""
+        self._state.swap_in(self._state.copy())
+        vectors, of_parameters = self._own
+        self._state.use_gradients(vectors, of_parameters)
+
+    # A step.
+
+    def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
+        """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
+        if self._spoiled and not self._spoiled.isdisjoint(weights):  # kept from a step that left them out already
+            weights = share_out(weights, self._spoiled.intersection(weights))
+        result = self._sum(weights, keep)
+        if not result.finite:
+            spoiled = [ticket for ticket in weights if not self._is_finite(ticket)]
+            self._spoiled.update(spoiled)
+            result = self._sum(share_out(weights, spoiled), keep)
+            result.spoiled = spoiled
+        for ticket in weights:
+            self._promises[ticket].used = True
+        return result
+
+    def _is_finite(self, ticket: Ticket) -> bool:
+        return all_finite(self._segments[self._promises[ticket].row].vectors)
+
+    def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
+        result = Evaluated([], {}, [], 0.0, True)
+        parts: list[tuple[int, float]] = []
+        for ticket, weight in weights.items():
+            promise = self._promises[ticket]
+            total = len(promise.indices)
+            part = weight if promise.samples == total else weight * Fraction(total, promise.samples)
+            parts.append((promise.row - self._first_row, float(part)))
+            if not promise.used:
+                self._look_at(ticket, promise, result)
+        parts.sort()
+        if len(parts) == 1 and parts[0][1] == 1.0 and not keep:  # where it lies; clipping may change it there
+            row = self._segments[parts[0][0] + self._first_row]
+            self._state.use_gradients(row.vectors, row.parameters)
+        else:
+            self._state.use_gradients(*self._own)
+            self._combine(parts)
+        result.norm = norm(self._state.gradients)
+        result.finite = result.norm < math.inf or all_finite(self._state.gradients)
+        return result
+
+    def _look_at(self, ticket: Ticket, promise: Promise, result: Evaluated) -> None:
+        row = self._segments[promise.row]
+        if row.buffers:
+            result.buffers[ticket] = row.buffers
+        result.passes.append(Pass([ticket], [promise.samples], row.losses[: promise.losses].numpy().copy()))
+
+    def _combine(self, parts: list[tuple[int, float]]) -> None:
+        """One matrix-vector product for each run of neighbouring rows: what lies between may be anything, even NaN."""
+        breaks = [i for i, (one, next_) in enumerate(pairwise(parts), start=1) if next_[0] != one[0] + 1]
+        bounds = [0, *breaks, len(parts)]
+        for matrix, vector in zip(self._matrices, self._state.gradients, strict=True):
+            if not parts:
+                vector.zero_()
+            for begin, end in pairwise(bounds):
+                if begin == end:
+                    continue
+                rows = matrix[parts[begin][0] : parts[end - 1][0] + 1]
+                factors = self._factors(vector.dtype, tuple(part for _, part in parts[begin:end]))
+                torch.addmv(vector, rows.t(), factors, beta=0.0 if begin == 0 else 1.0, out=vector)
+
+    def _factors(self, dtype: torch.dtype, values: tuple[float, ...]) -> Tensor:
+        known = self._coefficients.get((dtype, values))
+        if known is None:
+            if len(self._coefficients) >= 1000:
+                self._coefficients.clear()
+            known = self._coefficients[dtype, values] = torch.tensor(values, dtype=dtype)
+        return known

@@ -1,0 +1,101 @@
+"""Memory in which whole models lie: the weights that are trained, and one row for each contribution.
+
+All segments have the same layout, so that any combination of rows is one matrix-vector product, and a worker can read
+the weights of its ticket from the very row that it will hand its gradient in with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64  # bytes; a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a vector lies in a segment."""
+
+    begin: int  # in bytes
+    dtype: torch.dtype
+    numel: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.numel * self.dtype.itemsize
+
+
+class Layout:
+    """Where a segment holds parameters, or their gradients (one vector for each dtype), buffers and losses."""
+
+    def __init__(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], samples: int) -> None:
+        self.shapes = [parameter.shape for parameter in parameters]
+        self.buffer_shapes = [buffer.shape for buffer in buffers]
+        self.vectors: list[Place] = []
+        self.slices: list[tuple[int, int]] = [(0, 0)] * len(parameters)  # of each parameter: its vector, its begin
+        end = 0
+        for number, dtype in enumerate(dict.fromkeys(parameter.dtype for parameter in parameters)):
+            numel = 0
+            for which, parameter in enumerate(parameters):
+                if parameter.dtype == dtype:
+                    self.slices[which] = number, numel
+                    numel += parameter.numel()
+            self.vectors.append(Place(end, dtype, numel))
+            end = aligned(self.vectors[-1].end)
+        self.buffers: list[Place] = []
+        for buffer in buffers:
+            self.buffers.append(Place(end, buffer.dtype, buffer.numel()))
+            end = aligned(self.buffers[-1].end)
+        self.losses = Place(end, torch.promote_types(self.vectors[0].dtype, torch.float32), samples)
+        # an odd number of cache lines: rows then do not compete for the same places of the cache
+        self.stride = (aligned(self.losses.end) // ALIGNMENT | 1) * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The views of one segment."""
+
+    vectors: list[Tensor]
+    parameters: list[Tensor]
+    buffers: list[Tensor]
+    losses: Tensor
+
+    def take(self, other: "Segment") -> None:
+        """Copy the weights and buffers of another segment."""
+        for own, others in zip(self.vectors + self.buffers, other.vectors + other.buffers, strict=True):
+            own.copy_(others)
+
+
+class Segments:
+    """Segments of one layout, one after the other in one piece of memory."""
+
+    def __init__(self, layout: Layout, memory: Tensor) -> None:
+        self.layout = layout
+        self._bytes = memory.view(-1, layout.stride)
+        self._made: dict[int, Segment] = {}
+
+    def matrices(self, first: int) -> list[Tensor]:
+        """The vectors of all segments from ``first`` on: of each dtype one matrix, a row a segment."""
+        return [self._bytes[first:, place.begin : place.end].view(place.dtype) for place in self.layout.vectors]
+
+    def __getitem__(self, number: int) -> Segment:
+        if number not in self._made:
+            layout, row = self.layout, self._bytes[number]
+            vectors = [row[place.begin : place.end].view(place.dtype) for place in layout.vectors]
+            parameters = [
+                vectors[which][begin : begin + shape.numel()].view(shape)
+                for (which, begin), shape in zip(layout.slices, layout.shapes, strict=True)
+            ]
+            buffers = [
+                row[place.begin : place.end].view(place.dtype).view(shape)
+                for place, shape in zip(layout.buffers, layout.buffer_shapes, strict=True)
+            ]
+            losses = row[layout.losses.begin : layout.losses.end].view(layout.losses.dtype)
+            self._made[number] = Segment(vectors, parameters, buffers, losses)
+        return self._made[number]
+
+
+def aligned(size: int) -> int:
+    """The next multiple of a cache line."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
