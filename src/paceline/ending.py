@@ -70,6 +70,4 @@ class Ending:
         """Refuse an end that a run to be resumed has passed."""
         updates, seconds = self._judge.server.updates, self._loop.coordinator.ledger.now
         if updates > (self._stop.updates or math.inf) or seconds > (self._stop.seconds or math.inf):
-            raise ConfigError(
-                f"the run has come to {updates} updates and {seconds:g} s, and cannot end at {self._stop}"
-            )
+            raise ConfigError(f"the run is at {updates} updates and {seconds:g} s already, past {self._stop}")

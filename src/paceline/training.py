@@ -105,13 +105,8 @@ def train(
         judge = Judge(task, server, every, listeners)
         checkpoints = None
         if opened is not None:
-            parts: dict[str, object] = {
-                "crew": crew,
-                "contributions": contributions,
-                "sampling": batches,
-                "server": server,
-            }
-            parts |= {"loop": loop, "judge": judge, "random numbers": TorchRandomness(device_of(server.model))}
+            parts: dict[str, object] = {"server": server, "contributions": contributions, "sampling": batches}
+            parts |= {"loop": loop, "crew": crew, "judge": judge, "random": TorchRandomness(device_of(server.model))}
             if checkpoint or resume or all(isinstance(part, Stateful) for part in parts.values()):
                 checkpoints = Checkpoints(opened, writer, parts, checkpoint)
             if goes_on and checkpoints is not None:
