@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,10 +24,15 @@ def seconds(action: Callable[[], object]) -> float:
 
 def interleaved(alternatives: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Time every alternative once a round, in turn, after one round that does not count."""
+    return interleaved_seconds({name: partial(seconds, action) for name, action in alternatives.items()}, rounds)
+
+
+def interleaved_seconds(alternatives: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """The same for alternatives that tell by themselves how many seconds count."""
     times: dict[str, list[float]] = {name: [] for name in alternatives}
     for number in range(rounds + 1):
-        for name, action in alternatives.items():
-            took = seconds(action)
+        for name, measured in alternatives.items():
+            took = measured()
             if number:
                 times[name].append(took)
     return times

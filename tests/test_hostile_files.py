@@ -131,7 +131,7 @@ def test_a_checkpoint_that_is_a_directory_a_pipe_or_a_broken_link_is_refused(dir
         (Case(CASE.strategy, model=dropout), "the checkpoint is of another model: its '0.weight' is missing"),
         (Case(CASE.strategy, optimizer=sgd(0.2)), "the run was begun with optimizer: lr = 0.1, not 0.2"),
         (Case(CASE.strategy, optimizer=lambda p: torch.optim.Adam(p, lr=0.1)), "the run was begun with optimizer = 'SGD', not 'Adam'"),
-        (Case(CASE.strategy, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 3)), "initial_lr = None, not 0.1"),
+        (Case(CASE.strategy, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 3)), "the run was begun with scheduler = None, not 'StepLR'"),
         (Case(pl.Synchronous()), "the run was begun with strategy = Grouped("),
         (Case(CASE.strategy, sampling=pl.Resampled()), "the run was begun with sampling = Shuffled(), not Resampled()"),
     ],

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paceline.fleets.processes.fleet import ProcessFleet
     from paceline.fleets.simulated import Network, SimulatedFleet
     from paceline.learning.task import Task
+    from paceline.replay import replay
     from paceline.run import Every, Run, Stop
     from paceline.sampling.batches import Resampled, Shuffled
     from paceline.sampling.partition import Dirichlet, Equal, Pathological
@@ -37,6 +38,7 @@ _HOME = {
     "paceline.fleets.processes.fleet": ("ProcessFleet",),
     "paceline.fleets.simulated": ("Network", "SimulatedFleet"),
     "paceline.learning.task": ("Task",),
+    "paceline.replay": ("replay",),
     "paceline.run": ("Every", "Run", "Stop"),
     "paceline.sampling.batches": ("Resampled", "Shuffled"),
     "paceline.sampling.partition": ("Dirichlet", "Equal", "Pathological"),
@@ -51,10 +53,11 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Asynchronous", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical", "Equal", "Every", "FastestK", "Grouped",
-    "IllegalDecision", "ImpossibleEvent", "Joined", "Left", "LiveCompensation", "LogNormal", "Network", "PacelineError",
-    "Pareto", "Pathological", "ProcessFleet", "Resampled", "Run", "ShiftedExponential", "Shuffled", "SimulatedFleet", "Stop",
-    "Strategy", "Synchronous", "Task", "groups_by_speed", "read_trace", "simulate", "train",
+    "Asynchronous", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical", "Equal", "Every", "FastestK",
+    "Grouped", "IllegalDecision", "ImpossibleEvent", "Joined", "Left", "LiveCompensation", "LogNormal", "Network",
+    "PacelineError", "Pareto", "Pathological", "ProcessFleet", "Resampled", "Run", "ShiftedExponential", "Shuffled",
+    "SimulatedFleet", "Stop", "Strategy", "Synchronous", "Task", "groups_by_speed", "read_trace", "replay",
+    "simulate", "train",
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from paceline.core.errors import ConfigError, Diverged
+from paceline.core.errors import ConfigError, Diverged, TooFewWorkers
 from paceline.interrupts import Interrupts
 from paceline.judge import Judge
 from paceline.loop import Loop
@@ -31,32 +31,38 @@ class Ending:
         self._most_samples = math.inf if stop.epochs is None else stop.epochs * epoch_samples
 
     def come(self, line: Progress, checkpoints: Checkpoints | None) -> Ended:
-        judge, server, seconds = self._judge, self._judge.server, self._loop.coordinator.ledger.now
-        if not judge.history:
-            judge.look(seconds)
+        judge, ledger = self._judge, self._loop.coordinator.ledger
         self._check_ahead()
+        if checkpoints is not None:
+            checkpoints.go_on()
+        if not judge.history:
+            judge.look(0.0)
         with Interrupts(termination=checkpoints is not None) as interrupts:
             try:
-                ended = self._reached(judge.history[-1])  # a run that is resumed may have come to its end already
-                for update in self._loop if ended is None else ():
-                    seconds = update.at
-                    line.look(server.updates, seconds)
-                    ended = self._reached(judge.count(update))
-                    if ended is None and interrupts.requested is not None:
-                        ended = Ended("interrupted", signal=interrupts.requested)
-                    if ended is not None:
-                        break
-                    if checkpoints is not None and checkpoints.due(server.updates, seconds):
-                        checkpoints.save()
-                if self._loop.out_of_time:
-                    ended, seconds = Ended("seconds"), self._stop.seconds or seconds
-                if checkpoints is not None:
-                    checkpoints.save_at_end()
+                ended = self._go(line, checkpoints, interrupts)
             except Diverged as error:
-                ended, seconds = Ended("diverged", str(error)), self._loop.coordinator.ledger.now
-            if judge.history[-1].updates != server.updates:
-                judge.look(seconds)
-        return ended or Ended("no workers")
+                ended = Ended("diverged", str(error))
+            except TooFewWorkers as error:
+                ended = Ended("too few workers", str(error))
+            if checkpoints is not None and ended.why != "diverged":
+                checkpoints.save_at_end()
+            if judge.history[-1].updates != judge.server.updates:
+                judge.look((self._stop.seconds or 0.0) if ended.why == "seconds" else ledger.now)
+        return ended
+
+    def _go(self, line: Progress, checkpoints: Checkpoints | None, interrupts: Interrupts) -> Ended:
+        judge, server, last = self._judge, self._judge.server, self._judge.history[-1]
+        if server.updates and (ended := self._reached(last if last.updates == server.updates else None)):
+            return ended  # a run that is resumed may have come to its end already
+        for update in self._loop:
+            line.look(server.updates, update.at)
+            if ended := self._reached(judge.count(update)):
+                return ended
+            if interrupts.requested is not None:
+                return Ended("interrupted", signal=interrupts.requested)
+            if checkpoints is not None and checkpoints.due(server.updates, update.at):
+                checkpoints.save()
+        return Ended("seconds" if self._loop.out_of_time else "no workers")
 
     def _reached(self, row: Row | None) -> Ended | None:
         stop, server = self._stop, self._judge.server

@@ -104,8 +104,8 @@ class Run:
     trace: Trace
     mean_staleness: float
     max_staleness: int
-    ended: str  # by updates, epochs, seconds, target, no workers, diverged or interrupted
-    problem: str | None = None  # in words, if it diverged
+    ended: str  # by updates, epochs, seconds, target, no workers, too few workers, diverged or interrupted
+    problem: str | None = None  # in words, if it diverged or lost too many workers
     spoiled: Sequence[Ticket] = field(default=(), repr=False)  # contributions left out because not finite
     directory: Path | None = None
 

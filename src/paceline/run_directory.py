@@ -43,7 +43,7 @@ class RunDirectory:
 
     def open(self, config: Mapping[str, Any], *, resume: bool) -> "RunDirectory":
         """Begin a run in an empty directory; or find one of the same ``config`` there, to resume."""
-        self._config = {name: _without_addresses(value) for name, value in config.items()}
+        self._config = config
         if resume and (self.path / "config.json").is_file():
             self._check_same()
             self.goes_on = self.checkpoint.exists()
@@ -66,18 +66,17 @@ class RunDirectory:
             write_atomically(self.path / name, text)
 
     def _check_same(self) -> None:
-        now = json.loads(_json(self._config))
+        now = {name: value for name, value in self._config.items() if name not in MAY_CHANGE}
         try:
             saved = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot read {self.path / 'config.json'}: {error}") from None
         if not isinstance(saved, dict):
             raise ConfigError(f"cannot read {self.path / 'config.json'}: it holds no JSON object")
-        for name in now:
-            if name not in MAY_CHANGE and saved.get(name) != now[name]:
-                raise ConfigError(
-                    f"cannot resume {self.path}: the run was begun with {name} = {saved.get(name)}, not {now[name]}"
-                )
+        if (name := first_difference(saved, now)) is not None:
+            raise ConfigError(
+                f"cannot resume {self.path}: the run was begun with {name} = {saved.get(name)}, not {now[name]}"
+            )
 
     def _check_empty(self, resume: bool) -> None:
         path = self.path
@@ -145,9 +144,15 @@ def _others(path: Path) -> bool:
     return any(not is_partial(each) for each in path.iterdir())
 
 
-def _without_addresses(value: Any) -> Any:
-    """Where an object lies in memory says nothing about a run."""
-    return re.sub(r" at 0x[0-9a-f]+", "", value) if isinstance(value, str) else value
+def plain_repr(value: object) -> str:
+    """A description; where an object lies in memory is left out, for it says nothing about a run."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first setting that is another one now."""
+    plain = json.loads(_json(now))
+    return next((name for name in plain if saved.get(name) != plain[name]), None)
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -46,6 +46,7 @@ class Checkpoints:
         self._parts = check_stateful({**parts, "metrics": directory, "trace": trace})
         self._every = every
         self._agenda = Agenda(every)
+        self._resumed = False
 
     def due(self, updates: int, seconds: float) -> bool:
         return self._every is not None and self._agenda.due(updates, seconds)
@@ -74,8 +75,13 @@ class Checkpoints:
                 raise ConfigError(f"cannot resume from {path}: {error}") from None
             except UNFIT as error:
                 raise ConfigError(f"cannot resume from {path}: its {name} does not fit ({_line(error)})") from None
-        self._trace.cut()
-        self._directory.cut()
+        self._resumed = True
+
+    def go_on(self) -> None:
+        """Nothing speaks against a run that is resumed: forget what was written after its checkpoint."""
+        if self._resumed:
+            self._trace.cut()
+            self._directory.cut()
 
 
 def _mapping(value: Any) -> State:

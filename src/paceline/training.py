@@ -21,7 +21,7 @@ from paceline.loop import Loop, NoHands, seldom_collecting
 from paceline.progress import Progress
 from paceline.randomness import stream
 from paceline.run import Every, Run, Stop
-from paceline.run_directory import RunDirectory
+from paceline.run_directory import RunDirectory, plain_repr
 from paceline.sampling.batches import Sampling, Shuffled
 from paceline.sampling.partition import Equal, Partition, deal
 from paceline.saving import Checkpoints, TorchRandomness
@@ -79,11 +79,12 @@ def train(
             raise ConfigError(f"{name}={wanted} needs a directory")
     if stop.target is not None and math.isnan(task.judge()(task.model)[1]):
         raise ConfigError(f"a target of {stop.target} can never be reached: the evaluation tells no accuracy")
-    samples = task.training_samples()
-    shards = deal(partition, samples, fleet.workers, batch_size, stream(seed, "partition"))
-    asked = {"strategy": strategy, "fleet": fleet, "partition": partition, "sampling": sampling, "stop": stop}
-    config: dict[str, object] = {name: repr(value) for name, value in {**asked, "every": every}.items()}
-    config |= {"batch_size": batch_size, "clip_norm": clip_norm, "seed": seed, "training_samples": len(samples)}
+    shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
+    settings = settings_of(
+        strategy=strategy, fleet=fleet, partition=partition, sampling=sampling,
+        batch_size=batch_size, clip_norm=clip_norm, seed=seed, task=task,
+    )  # fmt: skip
+    config: dict[str, object] = {**settings, "stop": repr(stop), "every": repr(every)}
     with ExitStack() as stack:
         stack.enter_context(seldom_collecting())
         stack.enter_context(torch.random.fork_rng())
@@ -133,6 +134,17 @@ def train(
     if ended.signal is not None:
         raise end_by(ended.signal)
     return run
+
+
+def settings_of(
+    *, strategy: Strategy, fleet: Fleet, partition: Partition, sampling: Sampling,
+    batch_size: int, clip_norm: float | None, seed: int, task: Task,
+) -> dict[str, object]:  # fmt: skip
+    """What the result of a run depends on, besides code: as it is kept with the run."""
+    asked = {"strategy": strategy, "fleet": fleet, "partition": partition, "sampling": sampling}
+    numbers = {"batch_size": batch_size, "clip_norm": clip_norm, "seed": seed}
+    samples = len(task.training_samples())
+    return {**{name: plain_repr(value) for name, value in asked.items()}, **numbers, "training_samples": samples}
 
 
 def simulate(

@@ -15,6 +15,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.plain import plain_ticket, ticket_from, whole
 from paceline.delays import Delay
+from paceline.fleets.fleet import NoUnderstudy
 from paceline.randomness import stream
 from paceline.stateful import State
 
@@ -110,10 +111,12 @@ class SimulatedFleet:
 
     def hire(self, job: "Job", seed: int) -> "tuple[SimulatedCrew, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
+        return self.open(seed, job.state.message_bytes), self.understudy(job, seed)[1]
+
+    def understudy(self, job: "Job", seed: int) -> "tuple[NoUnderstudy, Contributions]":
         from paceline.learning.contributions import LazyContributions
 
-        contributions = LazyContributions(job, fused=self.evaluation == "fused", seed=seed)
-        return self.open(seed, job.state.message_bytes), contributions
+        return NoUnderstudy(), LazyContributions(job, fused=self.evaluation == "fused", seed=seed)
 
 
 class SimulatedCrew:

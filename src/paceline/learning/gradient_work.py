@@ -19,7 +19,9 @@ class GradientWork:
     of an unfinished batch multiplies it by (samples of the batch) / (samples computed).
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], samples: Samples, loss: SampleLoss) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], samples: Samples, loss: SampleLoss
+    ) -> None:
         self._model = model
         self._parameters = parameters
         self._buffers = list(model.buffers())

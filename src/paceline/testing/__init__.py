@@ -1,4 +1,4 @@
-"""The contract of a strategy, as a pytest suite to subclass.
+"""The contracts of a strategy and of a fleet, as pytest suites to subclass.
 
     class TestMyRule(StrategyContract):
         strategy = MyRule(quorum=3)
@@ -21,10 +21,11 @@ for needed in ("hypothesis", "pytest"):
 
 from hypothesis import given, settings  # noqa: E402
 
+from paceline.testing.fleets import FleetContract  # noqa: E402
 from paceline.testing.recount import recount, snapshot, walk  # noqa: E402
 from paceline.testing.rehearsal import Moment, Move, Rehearsal, scripts  # noqa: E402
 
-__all__ = ["Moment", "Move", "Rehearsal", "StrategyContract", "recount", "scripts", "snapshot", "walk"]
+__all__ = ["FleetContract", "Moment", "Move", "Rehearsal", "StrategyContract", "recount", "scripts", "snapshot", "walk"]
 
 
 class StrategyContract:

@@ -11,7 +11,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.core.errors import TooFewWorkers, WorkerFailed
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
@@ -217,17 +217,17 @@ class ProcessCrew:
             reason = f"{member.condemned or end} {member.doing()}"
         if not self._begun or (member.complaint and not self._fruitful):
             raise WorkerFailed(f"worker {member.number} {reason}")
-        self._reasons.append(reason)
+        self._reasons.append(f"worker {member.number} {reason}")
         member.fruitless += 1
         if member.here:
             member.here, member.ticket = False, None
             self._events.append(Left(self._now(), member.number))
-        following = "is not replaced"
+        following = "it is not replaced"
         if self._replace and member.fruitless < ATTEMPTS:
             self._start(member)
             following = "a replacement is on its way"
         log.error("worker %d %s; %s", member.number, reason, following)
 
     def _too_few(self) -> str:
-        here, reasons = self._roster.expected, "; ".join(f"worker {reason}" for reason in self._reasons[-3:])
+        here, reasons = self._roster.expected, "; ".join(self._reasons[-3:])
         return f"{here} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}: {reasons}"

@@ -1,0 +1,71 @@
+"""Real workers on one machine against DDP over gloo: the same model, batch size, data and threads (one a worker).
+
+    python benchmarks/processes.py [--save] [--rounds N]
+
+synchronous, N workers   how many times as many steps a second as DDP
+asynchronous             time for as many gradients as N workers that compute them and do nothing else need, in terms
+                         of the time of these
+"""
+
+import torch
+from against_ddp import CASES, Case, Team, ddp, pure
+from measuring import interleaved_seconds, parse, ratio, save
+from torch.nn.functional import cross_entropy
+
+import paceline as pl
+
+BARS = {
+    "synchronous, 2 workers": {"logistic regression": 4.0, "LeNet": 1.3, "MLP of 10 M": 1.4},
+    "synchronous, 4 workers": {"logistic regression": 6.0, "LeNet": 1.5, "MLP of 10 M": 1.7},
+    "asynchronous, 2 workers": {"logistic regression": 2.0, "LeNet": 1.1, "MLP of 10 M": 1.8},
+}
+
+
+def ours(case: Case, strategy: pl.Strategy, workers: int, updates: int) -> float:
+    """Seconds from the moment when all workers were ready."""
+    run = pl.train(
+        pl.Task(case.make(), cross_entropy, case.data(), evaluate=lambda model: {"loss": 0.0}),
+        strategy=strategy,
+        fleet=pl.ProcessFleet(workers, threads=1),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=case.lr),
+        batch_size=case.batch,
+        stop=pl.Stop(updates=updates),
+        every=pl.Every(updates=updates),
+        progress=False,
+    )
+    return run.history[-1].seconds
+
+
+def measure(case: Case, workers: int, rounds: int) -> dict[str, list[float]]:
+    teams = {"ddp": Team(ddp, case, workers), "pure": Team(pure, case, workers)}
+    try:
+        return interleaved_seconds(
+            {
+                "ddp": teams["ddp"].turn,
+                "synchronous": lambda: ours(case, pl.Synchronous(), workers, case.steps),
+                "pure": teams["pure"].turn,
+                "asynchronous": lambda: ours(case, pl.Asynchronous(), workers, case.steps * workers),
+            },
+            rounds,
+        )
+    finally:
+        for team in teams.values():
+            team.close()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rounds = parse().rounds
+    table: dict[str, dict[str, float]] = {name: {} for name in BARS}
+    for name, case in CASES.items():
+        for workers in (2, 4):
+            times = measure(case, workers, rounds)
+            table[f"synchronous, {workers} workers"][name] = round(ratio(times, "ddp", "synchronous"), 2)
+            if workers == 2:
+                table["asynchronous, 2 workers"][name] = round(ratio(times, "asynchronous", "pure"), 2)
+            print(name, workers, {key: round(ratio(times, key, "pure"), 2) for key in times}, flush=True)
+    save("processes", {"bars": BARS, "ratios": table})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Both fleets keep the contract."""
+
+from typing import Any
+
+import paceline as pl
+from paceline.testing import FleetContract
+
+
+class TestSimulated(FleetContract):
+    fleet = pl.SimulatedFleet(
+        pl.ShiftedExponential(0.05, 0.03), workers=4, changes=[pl.Left(0.2, 1)], evaluation="exact", recall="block"
+    )
+
+    def lose(self, crew: Any, worker: int) -> None:
+        assert worker == 1  # it leaves by itself
+
+
+class TestSimulatedWithTies(FleetContract):
+    fleet = pl.SimulatedFleet(pl.Constant(0.05), workers=3, changes=[pl.Left(0.2, 1), pl.Joined(0.4, 1)], ties="batch")
+
+    def lose(self, crew: Any, worker: int) -> None:
+        assert worker == 1
+
+
+class TestProcesses(FleetContract):
+    fleet = pl.ProcessFleet(4, slow={3: 3.0})

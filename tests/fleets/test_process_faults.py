@@ -1,0 +1,284 @@
+"""Whatever happens to a worker process, training goes on, nothing is used twice, and every loss is in the trace."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paceline as pl
+from paceline.core.facts import Arrived, Drop, Halt, Joined, Left, Start, Step, Ticket
+from paceline.learning.job import job_of
+from paceline.sampling.partition import Indices, Labelled
+from paceline.testing.retraced import WrittenDown, retrace
+from paceline.trace import Spoiled, Trace
+from support import faults
+from support.digits import digits_task, linear
+
+SOON = pl.Deadline(factor=5.0, at_least=1.0, at_first=60.0)
+STRATEGIES = [
+    pl.Synchronous(),
+    pl.Asynchronous(),
+    pl.FastestK(2),
+    pl.LiveCompensation(2, blocks=4),
+    pl.Grouped([[0, 1], [2]]),
+]
+
+
+def struck(fault: faults.Fault, marks: Path, at: int = 3, times: int = 1) -> pl.Task:
+    marks.mkdir(exist_ok=True)
+    model = faults.Struck(linear(), fault, marks, at=at, times=times)
+    # judged without the model, which would strike the server itself
+    return replace(digits_task(model), evaluate=lambda model: {"loss": 0.0})
+
+
+def train(task: pl.Task, strategy: pl.Strategy, fleet: Any, updates: int = 40, **options: Any) -> pl.Run:
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    stop = options.pop("stop", pl.Stop(updates=updates))
+    return pl.train(task, strategy=strategy, fleet=fleet, optimizer=sgd, stop=stop, progress=False, **options)
+
+
+def check_conserved(trace: Trace) -> None:
+    """Every ticket runs, is handed in at most once, and is settled at most once; who leaves has its ticket halted."""
+    state: dict[Ticket, str] = {}
+    running: dict[int, Ticket] = {}
+    here: set[int] = set()
+
+    def move(ticket: Ticket, before: str | None, after: str) -> None:
+        assert state.get(ticket) == before, f"{ticket} is {state.get(ticket)}, and cannot become {after}"
+        state[ticket] = after
+
+    for fact in trace:
+        if isinstance(fact, Joined):
+            here.add(fact.worker)
+        elif isinstance(fact, Left):
+            here.remove(fact.worker)
+        elif isinstance(fact, Start):
+            assert fact.ticket.worker in here
+            assert fact.ticket.worker not in running
+            running[fact.ticket.worker] = fact.ticket
+            move(fact.ticket, None, "running")
+        elif isinstance(fact, Arrived | Halt):
+            del running[fact.ticket.worker]
+            move(fact.ticket, "running", "held" if isinstance(fact, Arrived) else "settled")
+        elif isinstance(fact, Drop):
+            move(fact.ticket, "held", "settled")
+        elif isinstance(fact, Step):
+            for ticket in fact.weights:
+                move(ticket, "held", "held" if ticket in fact.keep else "settled")
+        assert set(running) <= here | {fact.worker for fact in [fact] if isinstance(fact, Left)}
+
+
+def of_type(trace: Trace, kind: type) -> list[Any]:
+    return [fact for fact in trace if isinstance(fact, kind)]
+
+
+# Death
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "fault",
+    [faults.die, faults.die_while_handing_in, faults.die_before_telling, faults.die_after_handing_in],
+    ids=lambda fault: fault.__name__,
+)
+def test_a_killed_worker_is_replaced(
+    fault: faults.Fault, strategy: pl.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, written = struck(fault, tmp_path / "marks"), WrittenDown()
+    stop = pl.Stop(seconds=60.0, updates=60)
+    fleet = pl.ProcessFleet(3, slow={worker: pl.Constant(0.005) for worker in range(3)})
+    run = train(task, strategy, fleet, sampling=written, stop=stop)
+    assert run.ended == "updates"
+    assert run.spoiled == []  # nothing half-written was used
+    (left,) = of_type(run.trace, Left)
+    assert [joined.worker for joined in of_type(run.trace, Joined)[3:]] in ([left.worker], [])
+    check_conserved(run.trace)
+    assert f"worker {left.worker} was killed by SIGKILL while it" in caplog.text
+    assert "a replacement is on its way" in caplog.text
+    expected = retrace(run.trace, written.draws, replace(task, model=linear()), 0.1, 60)
+    for one, other in zip(run.model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
+
+
+def test_what_was_handed_in_before_death_counts(tmp_path: Path) -> None:
+    task = struck(faults.die_after_handing_in, tmp_path / "marks", at=0)
+    run = train(task, pl.Synchronous(), pl.ProcessFleet(2, replace=False), 3)
+    (left,) = of_type(run.trace, Left)
+    first = next(step for step in of_type(run.trace, Step))
+    assert {ticket.worker for ticket in first.weights} == {0, 1}
+    assert left.worker in {ticket.worker for ticket in first.weights}
+
+
+def test_death_is_noticed_within_100_milliseconds() -> None:
+    noticed = []
+    crew, _ = pl.ProcessFleet(2).hire(job_of(digits_task(), 32), seed=0)
+    with closing(crew):
+        crew.wait()
+        for number in range(7):
+            worker = number % 2
+            began = time.monotonic()
+            os.kill(crew.pids[worker], signal.SIGKILL)
+            (left,) = crew.wait()
+            noticed.append(time.monotonic() - began)
+            assert isinstance(left, Left)
+            assert left.worker == worker
+            (joined,) = crew.wait()
+            assert isinstance(joined, Joined)
+            assert joined.at >= left.at
+    assert median(noticed) < 0.1, noticed  # of several: the machine itself may be busy
+
+
+def test_all_workers_at_once(tmp_path: Path) -> None:
+    task = struck(faults.die, tmp_path / "marks", times=3)
+    run = train(task, pl.Synchronous(), pl.ProcessFleet(3), 30)
+    assert run.ended == "updates"
+    assert Counter(left.worker for left in of_type(run.trace, Left)) == {0: 1, 1: 1, 2: 1}
+    check_conserved(run.trace)
+
+
+# Those that are stopped, stuck, or broken
+
+
+@pytest.mark.parametrize("fault", [faults.stop, faults.hang], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.Asynchronous()], ids=lambda s: type(s).__name__)
+def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
+    fault: faults.Fault, strategy: pl.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = pl.ProcessFleet(2, slow={0: pl.Constant(0.02), 1: pl.Constant(0.02)}, deadline=SOON)
+    task = struck(fault, tmp_path / "marks", at=5)
+    run = train(task, strategy, fleet, stop=pl.Stop(updates=250, seconds=60.0))
+    (left,) = of_type(run.trace, Left)
+    assert f"worker {left.worker} said nothing for" in caplog.text
+    assert "s: the slowest of its last" in caplog.text
+    assert run.ended == "updates"
+    check_conserved(run.trace)
+
+
+def test_a_worker_that_goes_on_in_time_is_kept(tmp_path: Path) -> None:
+    task = struck(faults.stop_for_a_while, tmp_path / "marks", at=5)
+    run = train(task, pl.Synchronous(), pl.ProcessFleet(2, deadline=replace(SOON, at_least=20.0)), 30)
+    assert (run.ended, of_type(run.trace, Left)) == ("updates", [])
+    assert max(seconds for _, seconds in run.trace.durations()) >= 0.3
+
+
+@pytest.mark.parametrize("fault", [faults.fail, faults.leave], ids=lambda fault: fault.__name__)
+def test_a_worker_that_raises_is_replaced_and_its_traceback_told(
+    fault: faults.Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = train(struck(fault, tmp_path / "marks"), pl.Asynchronous(), pl.ProcessFleet(2), 60)
+    (left,) = of_type(run.trace, Left)
+    assert f"worker {left.worker} raised an error while it ran t" in caplog.text
+    assert f"in {fault.__name__}" in caplog.text
+    assert run.ended == "updates"
+
+
+def test_a_worker_that_keeps_raising_is_not_replaced_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    def unlucky(outputs: Tensor, targets: Tensor) -> Tensor:
+        if (targets == 9).any():
+            raise ValueError("no nines, please")
+        return nn.functional.cross_entropy(outputs, targets)
+
+    class NinesApart:
+        def shards(self, samples: Labelled, workers: int, generator: np.random.Generator) -> list[Indices]:
+            return [np.flatnonzero(samples.targets() != 9), np.flatnonzero(samples.targets() == 9)]
+
+    task = replace(digits_task(loss=unlucky), evaluate=lambda model: {"loss": 0.0})
+    fleet = pl.ProcessFleet(2, min_workers=2, slow={1: pl.Constant(0.3)})  # somebody hands something in first
+    run = train(task, pl.Asynchronous(), fleet, 10**6, partition=NinesApart())
+    assert [left.worker for left in of_type(run.trace, Left)] == [1] * 5
+    assert caplog.text.count("no nines, please") == 5 + 5  # the line that raises, and what it raises
+    assert "; it is not replaced" in caplog.text
+    assert run.ended == "too few workers"
+    assert "no nines, please" in (run.problem or "")
+    check_conserved(run.trace)
+
+
+def test_contributions_that_are_not_finite_are_left_out() -> None:
+    class Spoiling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.passes = linear(), 0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.passes += 1
+            return self.model(inputs) * (float("nan") if self.passes == 4 else 1.0)
+
+    task = replace(digits_task(Spoiling()), evaluate=lambda model: {"loss": 0.0})
+    run = train(task, pl.Asynchronous(), pl.ProcessFleet(3), 60)
+    assert len(run.spoiled) == 3  # each worker's fourth
+    assert len(of_type(run.trace, Spoiled)) == 3
+    assert all(torch.isfinite(parameter).all() for parameter in run.model.parameters())
+    check_conserved(run.trace)
+
+
+# Too few
+
+
+def test_below_the_minimum_the_run_stops_and_says_why(tmp_path: Path) -> None:
+    fleet = pl.ProcessFleet(3, min_workers=3, replace=False)
+    run = train(struck(faults.die, tmp_path / "marks"), pl.Synchronous(), fleet, 1000, directory=tmp_path / "run")
+    assert run.ended == "too few workers"
+    assert run.problem is not None
+    assert "2 of 3 workers are left, and min_workers=3" in run.problem
+    assert "was killed by SIGKILL" in run.problem
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    assert len(of_type(run.trace, Left)) == 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
+def test_nobody_left_is_no_deadlock(strategy: pl.Strategy, tmp_path: Path) -> None:
+    task = struck(faults.die, tmp_path / "marks", times=3)
+    run = train(task, strategy, pl.ProcessFleet(3, replace=False), 100_000)
+    assert run.ended == "too few workers"
+    assert len(of_type(run.trace, Left)) == 3
+    check_conserved(run.trace)
+
+
+# The parent
+
+
+def test_the_parent_s_death_leaves_neither_process_nor_memory(tmp_path: Path) -> None:
+    before = {entry.name for entry in Path("/dev/shm").iterdir()}
+    parent = subprocess.Popen([sys.executable, "-m", "support.endless_processes"], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "trained\n"
+    family = psutil.Process(parent.pid).children(recursive=True)
+    assert len(family) == 4  # the nursery and its three workers
+    os.kill(family[-1].pid, signal.SIGSTOP)  # even one that cannot do anything about it
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert alive == []
+    assert {entry.name for entry in Path("/dev/shm").iterdir()} <= before
+
+
+def test_ctrl_c_lets_the_workers_go() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "support.endless_processes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "trained\n"
+    family = psutil.Process(parent.pid).children(recursive=True)
+    os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to everybody
+    _, errors = parent.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert "worker" not in errors
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert alive == []
