@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paceline.fleets.processes.fleet import ProcessFleet
     from paceline.fleets.simulated import Network, SimulatedFleet
     from paceline.learning.task import Task
-    from paceline.replay import replay
+    from paceline.replaying import replay
     from paceline.run import Every, Run, Stop
     from paceline.sampling.batches import Resampled, Shuffled
     from paceline.sampling.partition import Dirichlet, Equal, Pathological
@@ -38,7 +38,7 @@ _HOME = {
     "paceline.fleets.processes.fleet": ("ProcessFleet",),
     "paceline.fleets.simulated": ("Network", "SimulatedFleet"),
     "paceline.learning.task": ("Task",),
-    "paceline.replay": ("replay",),
+    "paceline.replaying": ("replay",),
     "paceline.run": ("Every", "Run", "Stop"),
     "paceline.sampling.batches": ("Resampled", "Shuffled"),
     "paceline.sampling.partition": ("Dirichlet", "Equal", "Pathological"),

@@ -20,7 +20,7 @@ from paceline.core.errors import ConfigError
 from paceline.learning.server import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task
 from paceline.randomness import stream
-from paceline.replay import Replay, replay
+from paceline.replaying import Replay, replay
 from paceline.run import Run
 from paceline.run_directory import RunDirectory
 from paceline.sampling.partition import deal
