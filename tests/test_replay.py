@@ -4,20 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 import paceline as pl
 from paceline.cli import main
 from paceline.core.facts import Arrived, Joined
-from paceline.fleets.fleet import Fleet
 from paceline.fleets.recorded import moments
-from paceline.replaying import Replay
 from paceline.reports.measure import measure
 from paceline.trace import TraceWriter
 from paceline.what_if import doubts, durations_of, recorded_fleet, what_if
-from support.digits import digits
-from support.resumable import CASES, FLEET, STRATEGIES, Case, normalised, sgd
+from support.resumable import CASES, FLEET, STRATEGIES, Case, normalised, replayed, sgd
 
 TOML = """
 batch_size = 8
@@ -42,27 +37,6 @@ updates = 4
 [stop]
 seconds = 20
 """
-
-
-def replayed(case: Case, directory: Path, fleet: Fleet | None = None, seed: int = 3) -> Replay:
-    (x, y), (x_test, y_test) = digits()
-    with torch.random.fork_rng():
-        torch.manual_seed(99)
-        model = case.model()
-    kind = next(model.parameters()).dtype
-    return pl.replay(
-        directory,
-        pl.Task(model, nn.functional.cross_entropy, (x[:400].to(kind), y[:400]), (x_test.to(kind), y_test)),
-        strategy=case.strategy,
-        fleet=case.fleet if fleet is None else fleet,
-        optimizer=case.optimizer,
-        scheduler=case.scheduler,
-        sampling=case.sampling,
-        partition=case.partition,
-        clip_norm=case.clip_norm,
-        batch_size=8,
-        seed=seed,
-    )
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "judged" not in name])
@@ -140,9 +114,9 @@ def test_events_of_one_instant_are_told_together_unless_something_was_decided_be
 def test_a_run_on_processes_is_replayed_in_one_bit_for_bit(name: str, tmp_path: Path) -> None:
     """With batch normalisation, dropout and momentum, and one worker slower than the others."""
     fleet = pl.ProcessFleet(workers=5, slow={4: pl.Constant(0.01)}, threads=1)
-    case = Case(STRATEGIES[name], fleet, model=normalised, optimizer=sgd(momentum=0.9))  # type: ignore[arg-type]
+    case = Case(STRATEGIES[name], fleet, model=normalised, optimizer=sgd(momentum=0.9))
     case.run(tmp_path, pl.Stop(updates=30))
-    found = replayed(case, tmp_path, fleet)
+    found = replayed(case, tmp_path)
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
 

@@ -1,31 +1,13 @@
 """A run that ends somewhere and is resumed is, to the bit, the run that went on."""
 
-import json
-import logging
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 
 import paceline as pl
-from paceline.checkpoint import read_checkpoint
-from paceline.core.facts import Assign, Decision, Remember, Step, WakeAt
-from paceline.core.ledger import Ledger
-from support.digits import Recorded, rows, weights
-from support.resumable import CASES, FLEET, GROUPS, Case, sgd
+from support.digits import rows, weights
+from support.resumable import CASES
 
 TESTS = Path(__file__).parent
 FILES = (

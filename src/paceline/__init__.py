@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.replaying import replay
     from paceline.run import Every, Run, Stop
     from paceline.sampling.batches import Resampled, Shuffled
+    from paceline.sampling.handed_on import HandedOn
     from paceline.sampling.partition import Dirichlet, Equal, Pathological
     from paceline.strategies.asynchronous import Asynchronous
     from paceline.strategies.fastest_k import FastestK
@@ -41,6 +42,7 @@ _HOME = {
     "paceline.replaying": ("replay",),
     "paceline.run": ("Every", "Run", "Stop"),
     "paceline.sampling.batches": ("Resampled", "Shuffled"),
+    "paceline.sampling.handed_on": ("HandedOn",),
     "paceline.sampling.partition": ("Dirichlet", "Equal", "Pathological"),
     "paceline.strategies.asynchronous": ("Asynchronous",),
     "paceline.strategies.fastest_k": ("FastestK",),
@@ -54,10 +56,10 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Asynchronous", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical", "Equal", "Every", "FastestK",
-    "Grouped", "IllegalDecision", "ImpossibleEvent", "Joined", "Left", "LiveCompensation", "LogNormal", "Network",
-    "PacelineError", "Pareto", "Pathological", "ProcessFleet", "Resampled", "Run", "ShiftedExponential", "Shuffled",
-    "SimulatedFleet", "Stop", "Strategy", "Synchronous", "Task", "groups_by_speed", "read_trace", "replay",
-    "simulate", "train",
+    "Grouped", "HandedOn", "IllegalDecision", "ImpossibleEvent", "Joined", "Left", "LiveCompensation", "LogNormal",
+    "Network", "PacelineError", "Pareto", "Pathological", "ProcessFleet", "Resampled", "Run", "ShiftedExponential",
+    "Shuffled", "SimulatedFleet", "Stop", "Strategy", "Synchronous", "Task", "groups_by_speed", "read_trace",
+    "replay", "simulate", "train",
 ]  # fmt: skip
 
 

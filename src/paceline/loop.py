@@ -9,7 +9,20 @@ from typing import Any, NamedTuple, Protocol
 
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import Diverged, IllegalDecision
-from paceline.core.facts import Arrived, Drop, Event, Halt, Instruction, Recall, Start, Step, Ticket, WakeAt
+from paceline.core.facts import (
+    Arrived,
+    Drop,
+    Event,
+    Halt,
+    Instruction,
+    Joined,
+    Left,
+    Recall,
+    Start,
+    Step,
+    Ticket,
+    WakeAt,
+)
 from paceline.core.plain import whole
 from paceline.fleets.fleet import Crew
 from paceline.trace import TraceWriter
@@ -18,6 +31,10 @@ from paceline.trace_lines import facts_from, plain_facts
 
 class Hands(Protocol):
     """What carries instructions out on the model."""
+
+    def attend(self, event: Joined | Left, /) -> None:
+        """Somebody came or went."""
+        ...
 
     def start(self, ticket: Ticket, /) -> None: ...
 
@@ -34,6 +51,9 @@ class Hands(Protocol):
 
 class NoHands:
     """For when only time and order matter, and there is no model."""
+
+    def attend(self, event: Joined | Left) -> None:
+        pass
 
     def start(self, ticket: Ticket) -> None:
         pass
@@ -121,8 +141,11 @@ class Loop:
                 return
             self._too_late = ()
             for event in events:
-                if type(event) is Arrived and event.done < event.ticket.work.units:
-                    hands.shorten(event.ticket, event.done)
+                if type(event) is Arrived:
+                    if event.done < event.ticket.work.units:
+                        hands.shorten(event.ticket, event.done)
+                elif isinstance(event, Joined | Left):
+                    hands.attend(event)
             instructions = coordinator.receive(*events)
             self._trace.record(events, instructions)
         if workers := coordinator.ledger.workers:

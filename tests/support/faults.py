@@ -94,5 +94,3 @@ def fail() -> None:
 
 def leave() -> None:
     raise SystemExit(3)
-
-

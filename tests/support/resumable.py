@@ -11,8 +11,10 @@ from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
 import paceline as pl
+from paceline.fleets.fleet import Fleet
 from paceline.learning.server import MakeOptimizer, MakeScheduler
 from paceline.randomness import restore_stream, stream, stream_state
+from paceline.replaying import Replay
 from paceline.sampling.batches import Batches, Losses, Sampling
 from paceline.sampling.partition import Indices, Partition
 from paceline.stateful import State
@@ -30,7 +32,7 @@ class Case:
     """The arguments of a run; what is random in its model is drawn by a seed of its own."""
 
     strategy: pl.Strategy = pl.Synchronous()
-    fleet: pl.SimulatedFleet = FLEET
+    fleet: Fleet = FLEET
     model: Callable[[], nn.Module] = linear
     optimizer: MakeOptimizer = sgd()
     scheduler: MakeScheduler | None = None
@@ -40,6 +42,7 @@ class Case:
     clip_norm: float | None = None
 
     def exact(self) -> "Case":
+        assert isinstance(self.fleet, pl.SimulatedFleet)
         return replace(self, fleet=replace(self.fleet, evaluation="exact"))
 
     def run(
@@ -68,6 +71,28 @@ class Case:
             resume=resume,
             progress=False,
         )
+
+
+def replayed(case: Case, directory: Path, seed: int = 3) -> Replay:
+    """The run that the case left in a directory, made again from its trace."""
+    (x, y), (x_test, y_test) = digits()
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        model = case.model()
+    kind = next(model.parameters()).dtype
+    return pl.replay(
+        directory,
+        pl.Task(model, nn.functional.cross_entropy, (x[:400].to(kind), y[:400]), (x_test.to(kind), y_test)),
+        strategy=case.strategy,
+        fleet=case.fleet,
+        optimizer=case.optimizer,
+        scheduler=case.scheduler,
+        sampling=case.sampling,
+        partition=case.partition,
+        clip_norm=case.clip_norm,
+        batch_size=8,
+        seed=seed,
+    )
 
 
 def dropout() -> nn.Module:
@@ -187,6 +212,7 @@ CASES: Mapping[str, Case] = {
     "every delay": Case(pl.FastestK(4), pl.SimulatedFleet(DELAYS)),
     "every delay, asynchronous": Case(pl.Asynchronous(), pl.SimulatedFleet(DELAYS)),
     "resampled": Case(pl.FastestK(3), sampling=pl.Resampled(), partition=pl.Dirichlet(2.0)),
+    "handed on": Case(LGC, replace(FLEET, changes=CHANGES), sampling=pl.HandedOn()),
     "watchful": Case(pl.FastestK(3), sampling=Hardest()),
     "judged by updates": Case(every=pl.Every(updates=3), clip_norm=0.5),
     "judged by seconds": Case(pl.Asynchronous(), every=pl.Every(seconds=0.04)),

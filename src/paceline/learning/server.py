@@ -10,14 +10,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.errors import ConfigError, Diverged
-from paceline.core.facts import Step, Ticket
+from paceline.core.facts import Joined, Left, Step, Ticket
 from paceline.core.plain import whole
 from paceline.learning.contributions import Contributions, Evaluated
 from paceline.learning.model_state import ModelState, all_finite
 from paceline.learning.optimizer_state import as_made, check_as_made, optimizer_state, restore_optimizer
 from paceline.learning.packing import pack_tickets, unpack_tickets
 from paceline.learning.plain_sgd import plain_sgd
-from paceline.sampling.batches import Batches, Watchful
+from paceline.sampling.batches import Attentive, Batches, Watchful
 from paceline.stateful import State
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
@@ -63,11 +63,16 @@ class Server:
         self._contributions = contributions
         self._batches = batches
         self._watchful = batches if isinstance(batches, Watchful) else None
+        self._attentive = batches if isinstance(batches, Attentive) else None
         self._workers = workers
         self._kept: set[Ticket] = set()
         self._spoiled_in_a_row = 0
         self._loss_sum, self._loss_count = 0.0, 0
         self._made = as_made(self._optimizer, self._scheduler)
+
+    def attend(self, event: Joined | Left) -> None:
+        if self._attentive is not None:
+            (self._attentive.joined if isinstance(event, Joined) else self._attentive.left)(event.worker)
 
     def start(self, ticket: Ticket) -> None:
         self._contributions.promise(ticket, self._batches.draw(ticket.worker))

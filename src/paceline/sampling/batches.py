@@ -43,6 +43,15 @@ class Watchful(Batches, Protocol):
         ...
 
 
+@runtime_checkable
+class Attentive(Batches, Protocol):
+    """Mini-batches that depend on who is here."""
+
+    def left(self, worker: int) -> None: ...
+
+    def joined(self, worker: int) -> None: ...
+
+
 class Sampling(Protocol):
     """A rule by which workers choose mini-batches from their shards."""
 
