@@ -126,17 +126,29 @@ def test_a_checkpoint_that_is_a_directory_a_pipe_or_a_broken_link_is_refused(dir
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        (Case(CASE.strategy, model=lambda: nn.Linear(64, 11, dtype=torch.float64)), "'weight' is float64 of shape [10, 64], here it is float64 of shape [11, 64]"),
-        (Case(CASE.strategy, model=lambda: nn.Linear(64, 10)), "'weight' is float64 of shape [10, 64], here it is float32 of shape [10, 64]"),
+        (
+            Case(CASE.strategy, model=lambda: nn.Linear(64, 11, dtype=torch.float64)),
+            "'weight' is float64 of shape [10, 64], here it is float64 of shape [11, 64]",
+        ),
+        (
+            Case(CASE.strategy, model=lambda: nn.Linear(64, 10)),
+            "'weight' is float64 of shape [10, 64], here it is float32 of shape [10, 64]",
+        ),
         (Case(CASE.strategy, model=dropout), "the checkpoint is of another model: its '0.weight' is missing"),
         (Case(CASE.strategy, optimizer=sgd(0.2)), "the run was begun with optimizer: lr = 0.1, not 0.2"),
-        (Case(CASE.strategy, optimizer=lambda p: torch.optim.Adam(p, lr=0.1)), "the run was begun with optimizer = 'SGD', not 'Adam'"),
-        (Case(CASE.strategy, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 3)), "the run was begun with scheduler = None, not 'StepLR'"),
+        (
+            Case(CASE.strategy, optimizer=lambda p: torch.optim.Adam(p, lr=0.1)),
+            "the run was begun with optimizer = 'SGD', not 'Adam'",
+        ),
+        (
+            Case(CASE.strategy, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 3)),
+            "the run was begun with scheduler = None, not 'StepLR'",
+        ),
         (Case(pl.Synchronous()), "the run was begun with strategy = Grouped("),
         (Case(CASE.strategy, sampling=pl.Resampled()), "the run was begun with sampling = Shuffled(), not Resampled()"),
     ],
-    ids=str,
-)  # fmt: skip
+    ids=range(8),
+)
 def test_another_run_is_refused_with_what_differs(directory: Path, case: Case, said: str) -> None:
     assert said in refused(directory, case)
 
@@ -147,7 +159,7 @@ def test_another_seed_is_refused(directory: Path) -> None:
 
 
 def test_an_end_that_has_passed_is_refused(directory: Path) -> None:
-    with pytest.raises(pl.ConfigError, match="the run is at 6 updates and .* already, past"):
+    with pytest.raises(pl.ConfigError, match=r"the run is at 6 updates and .* already, past"):
         CASE.run(directory, pl.Stop(updates=5), resume=True)
 
 

@@ -1,10 +1,10 @@
 """A run on processes is resumed with nothing repeated but what its workers were at."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +12,14 @@ import pytest
 import paceline as pl
 from paceline.checkpoint import read_checkpoint
 from paceline.core.facts import Halt, Joined, Left, Start, Step
-from support.resumable import STRATEGIES, Case, normalised, replayed, sgd
+from support.resumable import PROCESSES, STRATEGIES, Case, replayed
 
 TESTS = Path(__file__).parent
-FLEET = pl.ProcessFleet(workers=5, slow={4: pl.Constant(0.01)}, threads=1)
 UPDATES = 24
 
 
 def case(name: str) -> Case:
-    return Case(STRATEGIES[name], FLEET, model=normalised, optimizer=sgd(momentum=0.9), sampling=pl.HandedOn())
+    return replace(PROCESSES, strategy=STRATEGIES[name])
 
 
 @pytest.mark.parametrize("name", ["synchronous", "asynchronous", "compensation", "grouped compensation"])
@@ -54,30 +53,17 @@ def test_what_was_handed_in_is_in_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_server_was_killed_is_resumed(tmp_path: Path) -> None:
-    """SIGKILL in the middle of everything, twice; then it comes to its end, and follows from its trace."""
-    code = (
-        "import sys; from pathlib import Path; import paceline as pl; from test_resume_processes import case\n"
-        "case('compensation').run(Path(sys.argv[1]), pl.Stop(updates=100_000), resume=True, "
-        "checkpoint=pl.Every(updates=5))"
-    )
-    for kill in range(2):
-        server = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "run")], cwd=TESTS)
-        before = _checkpoint_time(tmp_path / "run")
-        while _checkpoint_time(tmp_path / "run") == before:
-            assert server.poll() is None, "it ended by itself"
-            time.sleep(0.01)
-        time.sleep(0.05 * kill)
-        server.kill()
-        assert server.wait() == -signal.SIGKILL
-    made = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors")["loop"]["version"]
-    run = case("compensation").run(tmp_path / "run", pl.Stop(updates=made + 10), resume=True)
+    """SIGKILL in the middle of everything; then it comes to its end, and follows from its trace."""
+    code = "from pathlib import Path; from support.resumable import endless_processes; endless_processes(Path({!r}))"
+    server = subprocess.Popen([sys.executable, "-c", code.format(str(tmp_path / "run"))], cwd=TESTS)
+    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+    while not checkpoint.exists():
+        assert server.poll() is None, "it ended by itself"
+        time.sleep(0.01)
+    server.kill()
+    assert server.wait() == -signal.SIGKILL
+    made = read_checkpoint(checkpoint)["loop"]["version"]
+    run = PROCESSES.run(tmp_path / "run", pl.Stop(updates=made + 10), resume=True)
     assert run.history[-1].updates == made + 10
-    found = replayed(case("compensation"), tmp_path / "run")
+    found = replayed(PROCESSES, tmp_path / "run")
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
-
-
-def _checkpoint_time(directory: Path) -> int | None:
-    try:
-        return os.stat(directory / "checkpoint.safetensors").st_mtime_ns
-    except FileNotFoundError:
-        return None

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
 import paceline as pl
+from paceline.delays import Delay
 from paceline.fleets.fleet import Fleet
 from paceline.learning.server import MakeOptimizer, MakeScheduler
 from paceline.randomness import restore_stream, stream, stream_state
@@ -170,8 +171,14 @@ STRATEGIES: Mapping[str, pl.Strategy] = {
     "grouped": pl.Grouped(GROUPS),
     "grouped compensation": pl.Grouped(GROUPS, inside=pl.LiveCompensation(2, blocks=2)),
 }
-CHANGES = [pl.Left(0.1, 1), pl.Joined(0.23, 1), pl.Left(0.27, 4), pl.Joined(0.31, 3), pl.Left(0.55, 3)]
-DELAYS = [
+CHANGES: Sequence[pl.Left | pl.Joined] = [
+    pl.Left(0.1, 1),
+    pl.Joined(0.23, 1),
+    pl.Left(0.27, 4),
+    pl.Joined(0.31, 3),
+    pl.Left(0.55, 3),
+]
+DELAYS: Sequence[Delay] = [
     pl.Constant(0.06),
     pl.ShiftedExponential(0.03, 0.02, h=3),
     pl.LogNormal(0.05, 0.4),
@@ -217,3 +224,17 @@ CASES: Mapping[str, Case] = {
     "judged by updates": Case(every=pl.Every(updates=3), clip_norm=0.5),
     "judged by seconds": Case(pl.Asynchronous(), every=pl.Every(seconds=0.04)),
 }
+
+
+PROCESSES = Case(
+    LGC,
+    pl.ProcessFleet(workers=5, slow={4: pl.Constant(0.01)}, threads=1),
+    model=normalised,
+    optimizer=sgd(momentum=0.9),
+    sampling=pl.HandedOn(),
+)
+
+
+def endless_processes(directory: Path) -> None:
+    """Train on processes until somebody puts an end to it."""
+    PROCESSES.run(directory, pl.Stop(updates=1_000_000), checkpoint=pl.Every(updates=5))
