@@ -72,7 +72,7 @@ class Team:
             store = file.name  # where the members of a process group find each other
         for rank in range(workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_member, args=(body, rank, workers, case, theirs, store), daemon=True)
+            process = context.Process(target=_member, args=(body, (rank, workers), case, theirs, store), daemon=True)
             process.start()
             self._ends.append(ours)
             self._processes.append(process)
@@ -91,7 +91,8 @@ class Team:
             process.join()
 
 
-def _member(body: Body, rank: int, workers: int, case: Case, orders: Connection, store: str) -> None:
+def _member(body: Body, who: tuple[int, int], case: Case, orders: Connection, store: str) -> None:
+    rank, workers = who
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers)
     body(rank, workers, case, orders)

@@ -45,6 +45,11 @@ def ratio(times: Mapping[str, list[float]], numerator: str, denominator: str) ->
 
 def save(name: str, result: Mapping[str, Any]) -> None:
     """Print a result, and write it beside the others with the command that made it if asked to (--save)."""
+    write(name, result, save=parse().save)
+
+
+def write(name: str, result: Mapping[str, Any], *, save: bool) -> None:
+    """The same for a benchmark with options of its own."""
     text = json.dumps(
         {
             "command": " ".join(["python", *sys.argv]),
@@ -55,7 +60,7 @@ def save(name: str, result: Mapping[str, Any]) -> None:
         indent=2,
     )
     print(text)
-    if parse().save:
+    if save:
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(text + "\n")
 

@@ -3,9 +3,8 @@
 import json
 import logging
 import signal
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -126,18 +125,31 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_is_begun_again(tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_a_signal_ended_goes_on_as_if_nothing_had_been(number: signal.Signals, tmp_path: Path) -> None:
-    case = CASES["dropout"]
-    case.run(tmp_path / "straight", pl.Stop(updates=60))
-    threading.Timer(0.02, lambda: signal.raise_signal(number)).start()
+    armed = True
+
+    def make(parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
+        steps = 0
+
+        def after_step(*arguments: object) -> None:
+            nonlocal steps
+            steps += 1
+            if armed and steps == 5:
+                signal.raise_signal(number)
+
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        optimizer.register_step_post_hook(after_step)
+        return optimizer
+
+    case = replace(CASES["dropout"], optimizer=make)
     with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
-        case.run(tmp_path / "ended", pl.Stop(updates=100_000))
-    assert ended.type is KeyboardInterrupt or ended.value.code == 128 + signal.SIGTERM  # type: ignore[attr-defined]
-    assert json.loads((tmp_path / "ended" / "summary.json").read_text())["ended"] == "interrupted"
-    made = json.loads((tmp_path / "ended" / "summary.json").read_text())["updates"]
-    stop = pl.Stop(updates=made + 5)
-    case.run(tmp_path / "ended", stop, resume=True)
-    case.run(tmp_path / "again", stop)
-    assert files(tmp_path / "ended") == files(tmp_path / "again")
+        case.run(tmp_path / "ended", pl.Stop(updates=9))
+    assert isinstance(ended.value, KeyboardInterrupt) or ended.value.code == 128 + signal.SIGTERM
+    summary = json.loads((tmp_path / "ended" / "summary.json").read_text())
+    assert (summary["ended"], summary["updates"]) == ("interrupted", 5)
+    armed = False
+    case.run(tmp_path / "ended", pl.Stop(updates=9), resume=True)
+    case.run(tmp_path / "straight", pl.Stop(updates=9))
+    assert files(tmp_path / "ended") == files(tmp_path / "straight")
 
 
 # What is asked for, and what cannot be
@@ -167,6 +179,7 @@ def test_what_has_no_state_is_refused_where_a_checkpoint_is_asked_for(tmp_path: 
     said = "its sampling \\(_Recording\\) has no state\\(\\) and restore\\(\\)"
     with pytest.raises(pl.ConfigError, match=said):
         case.run(tmp_path / "asked", pl.Stop(updates=3), checkpoint=pl.Every(updates=1))
+    assert not (tmp_path / "asked").exists()
     case.run(tmp_path / "not asked", pl.Stop(updates=3))
     assert "checkpoint.safetensors" not in files(tmp_path / "not asked")
     with pytest.raises(pl.ConfigError, match=said):

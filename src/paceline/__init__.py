@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.core.coordinator import Strategy
     from paceline.core.errors import ConfigError, IllegalDecision, ImpossibleEvent, PacelineError
-    from paceline.core.facts import Joined, Left
+    from paceline.core.facts import Joined, Left, distilled_steps, local_steps
     from paceline.delays import Constant, Empirical, LogNormal, Pareto, ShiftedExponential
     from paceline.fleets.processes.deadline import Deadline
     from paceline.fleets.processes.fleet import ProcessFleet
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from paceline.sampling.batches import Resampled, Shuffled
     from paceline.sampling.handed_on import HandedOn
     from paceline.sampling.partition import Dirichlet, Equal, Pathological
+    from paceline.saved_models import load
     from paceline.strategies.asynchronous import Asynchronous
+    from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
     from paceline.strategies.fastest_k import FastestK
     from paceline.strategies.grouped import Grouped, groups_by_speed
     from paceline.strategies.live_compensation import LiveCompensation
+    from paceline.strategies.model_averaging import ModelAveraging
     from paceline.strategies.synchronous import Synchronous
     from paceline.trace import read_trace
     from paceline.training import simulate, train
@@ -33,7 +36,7 @@ __version__ = "0.1.0"
 _HOME = {
     "paceline.core.coordinator": ("Strategy",),
     "paceline.core.errors": ("ConfigError", "IllegalDecision", "ImpossibleEvent", "PacelineError"),
-    "paceline.core.facts": ("Joined", "Left"),
+    "paceline.core.facts": ("Joined", "Left", "distilled_steps", "local_steps"),
     "paceline.delays": ("Constant", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"),
     "paceline.fleets.processes.deadline": ("Deadline",),
     "paceline.fleets.processes.fleet": ("ProcessFleet",),
@@ -45,21 +48,25 @@ _HOME = {
     "paceline.sampling.handed_on": ("HandedOn",),
     "paceline.sampling.partition": ("Dirichlet", "Equal", "Pathological"),
     "paceline.strategies.asynchronous": ("Asynchronous",),
+    "paceline.strategies.ensemble_compression": ("EnsembleCompression", "FinalEnsemble"),
     "paceline.strategies.fastest_k": ("FastestK",),
     "paceline.strategies.grouped": ("Grouped", "groups_by_speed"),
     "paceline.strategies.live_compensation": ("LiveCompensation",),
+    "paceline.strategies.model_averaging": ("ModelAveraging",),
     "paceline.strategies.synchronous": ("Synchronous",),
+    "paceline.saved_models": ("load",),
     "paceline.trace": ("read_trace",),
     "paceline.training": ("simulate", "train"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Asynchronous", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical", "Equal", "Every", "FastestK",
-    "Grouped", "HandedOn", "IllegalDecision", "ImpossibleEvent", "Joined", "Left", "LiveCompensation", "LogNormal",
-    "Network", "PacelineError", "Pareto", "Pathological", "ProcessFleet", "Resampled", "Run", "ShiftedExponential",
-    "Shuffled", "SimulatedFleet", "Stop", "Strategy", "Synchronous", "Task", "groups_by_speed", "read_trace",
-    "replay", "simulate", "train",
+    "Asynchronous", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical", "EnsembleCompression", "Equal",
+    "Every", "FastestK", "FinalEnsemble", "Grouped", "HandedOn", "IllegalDecision", "ImpossibleEvent", "Joined",
+    "Left", "LiveCompensation", "LogNormal", "ModelAveraging", "Network", "PacelineError", "Pareto", "Pathological",
+    "ProcessFleet", "Resampled", "Run", "ShiftedExponential", "Shuffled", "SimulatedFleet", "Stop", "Strategy",
+    "Synchronous", "Task", "distilled_steps", "groups_by_speed", "load", "local_steps", "read_trace", "replay",
+    "simulate", "train",
 ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from paceline.core.plain import real
+from paceline.learning.model_hands import ModelHands
 from paceline.learning.server import Server
 from paceline.learning.task import Task
 from paceline.loop import Update
@@ -21,7 +22,9 @@ class Listener(Protocol):
 class Judge:
     """Counts updates and their staleness; adds a row to the history when one is due."""
 
-    def __init__(self, task: Task, server: Server, every: Every | None, listeners: Sequence[Listener]) -> None:
+    def __init__(
+        self, task: Task, server: Server | ModelHands, every: Every | None, listeners: Sequence[Listener]
+    ) -> None:
         self.server = server
         self.staleness = Staleness()
         self.history: list[Row] = []

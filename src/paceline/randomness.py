@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-PURPOSES = ("delay", "batches", "partition")
+PURPOSES = ("delay", "batches", "partition", "local")
 
 
 def stream(seed: int, purpose: str, worker: int = 0) -> np.random.Generator:

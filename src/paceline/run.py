@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +13,8 @@ from paceline.trace import Trace
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from paceline.fleets.simulated import Costs
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class Run:
     problem: str | None = None  # in words, if it diverged or lost too many workers
     spoiled: Sequence[Ticket] = field(default=(), repr=False)  # contributions left out because not finite
     directory: Path | None = None
+    local: "nn.Module | None" = None  # where workers train models of their own: the one with the smallest training loss
+    costs: "Costs | None" = None  # and what that took
 
     def summary(self) -> dict[str, object]:
         """The run in a few numbers."""
@@ -123,6 +127,7 @@ class Run:
             "mean_staleness": self.mean_staleness,
             "max_staleness": self.max_staleness,
             "spoiled_by_worker": dict(Counter(str(ticket.worker) for ticket in self.spoiled)),
+            **({} if self.costs is None else {"worker_seconds": asdict(self.costs)}),
         }
 
     def seconds_to(self, accuracy: float) -> float | None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,9 +13,11 @@ from paceline.core.errors import ConfigError
 from paceline.ending import Ending
 from paceline.fleets.fleet import Fleet
 from paceline.fleets.simulated import SimulatedFleet
+from paceline.hiring import hire
 from paceline.interrupts import end_by
 from paceline.judge import Judge, Listener
 from paceline.learning.job import job_of
+from paceline.learning.model_hands import ModelHands
 from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe, Server
 from paceline.learning.task import Task, device_of
 from paceline.loop import Loop, NoHands, seldom_collecting
@@ -24,8 +27,9 @@ from paceline.run import Every, Run, Stop
 from paceline.run_directory import RunDirectory, plain_repr
 from paceline.sampling.batches import Sampling, Shuffled
 from paceline.sampling.partition import Equal, Partition, deal
+from paceline.saved_models import save_local
 from paceline.saving import Checkpoints, TorchRandomness
-from paceline.stateful import Stateful
+from paceline.stateful import Stateful, check_stateful
 from paceline.tensorboard import TensorBoard
 from paceline.trace import Trace, TraceWriter
 
@@ -36,7 +40,7 @@ def train(
     strategy: Strategy,
     fleet: Fleet,
     optimizer: MakeOptimizer,
-    stop: Stop,
+    stop: Stop | None = None,
     batch_size: int = 32,
     partition: Partition = Equal(),
     sampling: Sampling = Shuffled(),
@@ -53,6 +57,7 @@ def train(
     """Train ``task`` under ``strategy`` on ``fleet``, and return what came of it.
 
     strategy     who waits for whom
+    stop         when the run ends; not needed where the strategy itself ends after so many ``steps``
     optimizer    from parameters to any torch optimizer; it lives on the server and steps once an update
     scheduler    from that optimizer to any torch LR scheduler, stepped once an update
     clip_norm    the largest norm of the combined gradient
@@ -73,6 +78,7 @@ def train(
     may differ.
     """
     recipe = Recipe(optimizer, scheduler, clip_norm)
+    stop = _earliest(stop, strategy)
     check_fits(strategy, fleet.workers, batch_size)
     for name, wanted in (("tensorboard", tensorboard), ("checkpoint", checkpoint), ("resume", resume)):
         if wanted and directory is None:
@@ -89,11 +95,16 @@ def train(
         stack.enter_context(seldom_collecting())
         stack.enter_context(torch.random.fork_rng())
         torch.manual_seed(seed)
-        job = job_of(task, batch_size)
-        crew, contributions = fleet.hire(job, seed)
-        stack.callback(crew.close)
+        job = job_of(task, shards, batch_size)
         batches = sampling.open(shards, batch_size, seed)
-        server = Server(job.state, recipe, batches, contributions, fleet.workers)
+        crew, server = hire(strategy, fleet, job, recipe, batches=batches, seed=seed)
+        stack.callback(crew.close)
+        changing: dict[str, object] = {"server": server, "sampling": batches, "crew": crew}
+        if isinstance(server, Server):
+            changing["contributions"] = server.contributions
+        kept = checkpoint is not None or resume or all(isinstance(part, Stateful) for part in changing.values())
+        if kept:
+            check_stateful(changing)
         opened = None
         if directory is not None:
             place = directory if isinstance(directory, RunDirectory) else RunDirectory(directory)
@@ -106,9 +117,9 @@ def train(
         judge = Judge(task, server, every, listeners)
         checkpoints = None
         if opened is not None:
-            parts: dict[str, object] = {"server": server, "contributions": contributions, "sampling": batches}
-            parts |= {"loop": loop, "crew": crew, "judge": judge, "random": TorchRandomness(device_of(server.model))}
-            if checkpoint or resume or all(isinstance(part, Stateful) for part in parts.values()):
+            if kept:
+                random = TorchRandomness(device_of(server.model))
+                parts = {**changing, "loop": loop, "judge": judge, "random": random}
                 checkpoints = Checkpoints(opened, writer, parts, checkpoint)
             if goes_on and checkpoints is not None:
                 checkpoints.resume()
@@ -128,12 +139,26 @@ def train(
             problem=ended.problem,
             spoiled=server.spoiled,
             directory=opened.path if opened else None,
+            local=server.best_local() if isinstance(server, ModelHands) else None,
+            costs=getattr(crew, "costs", None) if isinstance(server, ModelHands) else None,
         )
         if opened is not None:
             opened.finish(run.model, run.summary())
+            if run.local is not None:
+                save_local(opened.path, run.local, job)
     if ended.signal is not None:
         raise end_by(ended.signal)
     return run
+
+
+def _earliest(stop: Stop | None, strategy: Strategy) -> Stop:
+    """What was asked for, but no more updates than the strategy makes."""
+    rounds: int | None = getattr(strategy, "rounds", None)
+    if stop is None and rounds is None:
+        raise ConfigError("a run needs an end: give stop=Stop(updates= | epochs= | seconds= | target=)")
+    if stop is None or rounds is None:
+        return stop or Stop(updates=rounds)
+    return replace(stop, updates=rounds if stop.updates is None else min(stop.updates, rounds))
 
 
 def settings_of(

@@ -126,7 +126,7 @@ def test_what_was_handed_in_before_death_counts(tmp_path: Path) -> None:
 
 def test_death_is_noticed_within_100_milliseconds() -> None:
     noticed = []
-    crew, _ = pl.ProcessFleet(2).hire(job_of(digits_task(), 32), seed=0)
+    crew, _ = pl.ProcessFleet(2).hire(job_of(digits_task(), [], 32), seed=0)
     with closing(crew):
         crew.wait()
         for number in range(7):

@@ -19,7 +19,7 @@ import paceline as pl
 from support.digits import digits
 from support.resumable import CASES, Case
 
-STOP = pl.Stop(updates=6)
+STOP = pl.Stop(updates=4)
 
 
 def forked(act: Callable[[], object]) -> int:

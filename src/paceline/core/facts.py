@@ -11,15 +11,30 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What a worker is asked to do: a kind, and how many units of it (the blocks of a mini-batch)."""
+    """What a worker is asked to do: a kind, and how many units of it (blocks of a mini-batch, or local steps)."""
 
     kind: str
     units: int
+
+    @property
+    def mini_batches(self) -> int:
+        """How many of them the work takes."""
+        return 1 if self.kind == "gradient" else self.units
 
 
 def gradient(blocks: int = 1) -> Work:
     """The gradient of one mini-batch, computed in ``blocks`` equal parts."""
     return Work("gradient", blocks)
+
+
+def local_steps(steps: int) -> Work:
+    """The worker's own model after so many steps of its own."""
+    return Work("local_steps", steps)
+
+
+def distilled_steps(steps: int) -> Work:
+    """The same, the first of the steps with the last ensemble's outputs as additional labels."""
+    return Work("distilled_steps", steps)
 
 
 GRADIENT = gradient()

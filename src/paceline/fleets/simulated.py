@@ -5,7 +5,7 @@ ties are broken by a stated rule rather than by rounding.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -21,7 +21,8 @@ from paceline.stateful import State
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
-    from paceline.learning.job import Job
+    from paceline.learning.job import Bill, Job
+    from paceline.learning.model_hands import ModelHands
 
 TICKS = 10**12  # a second
 CHOICES = {
@@ -105,9 +106,15 @@ class SimulatedFleet:
         """What a mini-batch typically takes each worker, transfers left aside."""
         return tuple(delay.median for delay in self._delays)
 
-    def open(self, seed: int, message_bytes: int = 0) -> "SimulatedCrew":
-        """The workers of a run without a model, or of one whose messages have that size."""
-        return SimulatedCrew(self, seed, message_bytes)
+    def open(
+        self, seed: int, message_bytes: int = 0, bills: "Callable[[Ticket], Bill] | None" = None
+    ) -> "SimulatedCrew":
+        """The workers of a run without a model, or of one whose messages have that size, or as each is billed."""
+        return SimulatedCrew(self, seed, message_bytes, bills)
+
+    def hire_trainers(self, hands: "ModelHands", seed: int) -> "SimulatedCrew":
+        """The workers of a run in which each trains a model of its own, when a step asks for it."""
+        return self.open(seed, bills=hands.bill)
 
     def hire(self, job: "Job", seed: int) -> "tuple[SimulatedCrew, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
@@ -119,11 +126,25 @@ class SimulatedFleet:
         return NoUnderstudy(), LazyContributions(job, fused=self.evaluation == "fused", seed=seed)
 
 
+@dataclass(slots=True)
+class Costs:
+    """What the work that arrived took, in seconds of all workers together."""
+
+    compute: float = 0.0
+    relabelling: float = 0.0
+    communication: float = 0.0
+
+
 class SimulatedCrew:
     """The workers of one simulated run."""
 
-    def __init__(self, fleet: SimulatedFleet, seed: int, message_bytes: int) -> None:
+    def __init__(
+        self, fleet: SimulatedFleet, seed: int, message_bytes: int, bills: "Callable[[Ticket], Bill] | None"
+    ) -> None:
         self._fleet = fleet
+        self._bills = bills
+        self._billed: dict[Ticket, Costs] = {}
+        self.costs = Costs()
         self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet._delays)]
         self._drawn = [0] * fleet.workers  # from each of these: all there is to know of where it stands
         transfer = fleet.network.seconds(message_bytes)
@@ -168,6 +189,8 @@ class SimulatedCrew:
                     continue  # halted, or recalled and due at another time
                 self._now = tick
                 del self._running[entry.ticket.worker]
+                if self._bills is not None:
+                    self._charge(entry.ticket)
                 return Arrived(tick / TICKS, entry.ticket, entry.done)
             assert not isinstance(entry, _Running)
             self._now = tick
@@ -179,16 +202,45 @@ class SimulatedCrew:
         return None
 
     def start(self, ticket: Ticket) -> None:
+        if self._bills is not None:
+            self._start_billed(ticket, self._bills(ticket))
+            return
         worker = ticket.worker
+        seconds = next(self._draws[worker])  # hot: what _draw and _due do
+        self._drawn[worker] += 1
+        if not 0 < seconds < math.inf:
+            raise _impossible(worker, seconds)
+        begins, lasts = self._now + self._transfer, round(seconds * TICKS) or 1
+        self._running[worker] = entry = _Running(ticket, begins, lasts)
+        self._pushed = entry.serial = self._pushed + 1
+        tick = begins + lasts + self._transfer
+        heappush(self._heap, (tick, ARRIVAL, self._sign * worker, entry.serial, entry))
+
+    def _start_billed(self, ticket: Ticket, bill: "Bill") -> None:
+        """Download, label, train and hand in."""
+        network = self._fleet.network
+        download = network.seconds(bill.download) if bill.download else 0.0
+        upload = network.seconds(bill.upload)
+        compute = math.fsum(self._draw(ticket.worker) for _ in range(bill.mini_batches))
+        relabelling = bill.forwards * compute / bill.mini_batches
+        begins = self._now + _ticks(download)
+        lasts = _ticks(compute + relabelling) or 1
+        self._running[ticket.worker] = entry = _Running(ticket, begins, lasts)
+        self._billed[ticket] = Costs(compute, relabelling, download + upload)
+        self._due(entry, begins + lasts + _ticks(upload))
+
+    def _draw(self, worker: int) -> float:
         seconds = next(self._draws[worker])
         self._drawn[worker] += 1
         if not 0 < seconds < math.inf:
-            raise ConfigError(f"worker {worker} drew a delay of {seconds}: it must be positive and finite")
-        begins, lasts = self._now + self._transfer, round(seconds * TICKS) or 1
-        self._pushed = serial = self._pushed + 1
-        self._running[worker] = entry = _Running(ticket, begins, lasts, serial)
-        tick = begins + lasts + self._transfer
-        heappush(self._heap, (tick, ARRIVAL, self._sign * worker, serial, entry))
+            raise _impossible(worker, seconds)
+        return seconds
+
+    def _charge(self, ticket: Ticket) -> None:
+        cost = self._billed.pop(ticket)
+        self.costs.compute += cost.compute
+        self.costs.relabelling += cost.relabelling
+        self.costs.communication += cost.communication
 
     def halt(self, ticket: Ticket) -> None:
         self._forget(ticket.worker)
@@ -252,8 +304,8 @@ class SimulatedCrew:
             self._alarms.add(whole(tick))
             self._heap.append((tick, ALARM, 0, whole(serial), Rang(tick / TICKS)))
         for ticket, begins, lasts, done, serial, tick in state["running"]:
-            entry = _Running(ticket_from(ticket), whole(begins), whole(lasts), whole(serial))
-            entry.done = whole(done)
+            entry = _Running(ticket_from(ticket), whole(begins), whole(lasts))
+            entry.done, entry.serial = whole(done), whole(serial)
             worker = entry.ticket.worker
             self._running[worker] = entry
             self._heap.append((whole(tick), ARRIVAL, self._sign * worker, serial, entry))
@@ -271,6 +323,7 @@ class SimulatedCrew:
     def _forget(self, worker: int) -> None:
         if (entry := self._running.pop(worker, None)) is not None:
             entry.serial = -1
+            self._billed.pop(entry.ticket, None)
 
 
 class _Running:
@@ -278,12 +331,16 @@ class _Running:
 
     __slots__ = ("begins", "done", "lasts", "serial", "ticket")
 
-    def __init__(self, ticket: Ticket, begins: int, lasts: int, serial: int) -> None:
+    def __init__(self, ticket: Ticket, begins: int, lasts: int) -> None:
         self.ticket = ticket
         self.begins = begins
         self.lasts = lasts
         self.done = ticket.work.units
-        self.serial = serial
+        self.serial = -1
+
+
+def _impossible(worker: int, seconds: float) -> ConfigError:
+    return ConfigError(f"worker {worker} drew a delay of {seconds}: it must be positive and finite")
 
 
 def _ticks(seconds: float) -> int:

@@ -5,11 +5,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from paceline.learning.data import Samples
 from paceline.learning.loss import SampleLoss
 from paceline.learning.segments import Segment
 from paceline.sampling.partition import Indices
+
+
+def _backward(values: Tensor, factors: Tensor) -> None:
+    """``torch.autograd.backward`` without its checks, which load sympy (seconds) and cost as much as a small model."""
+    _engine_run_backward((values,), (factors,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 class GradientWork:
@@ -28,10 +34,10 @@ class GradientWork:
         self._samples = samples
         self._loss = loss
         self._source: Segment | None = None
-        self._even: dict[tuple[int, int], Tensor] = {}
+        self._factors: dict[tuple[tuple[int, ...], float], Tensor] = {}
 
     def compute(
-        self, source: Segment, row: Segment, indices: Indices, units: int, seed: int, go_on: Callable[[int], bool]
+        self, source: Segment, row: Segment, indices: Indices, *, units: int, seed: int, go_on: Callable[[int], bool]
     ) -> tuple[int, int]:
         """Compute at the weights of a segment as many blocks as ``go_on(block)`` allows, and write them to a row.
 
@@ -71,18 +77,17 @@ class GradientWork:
         outputs: Any = self._model(inputs)
         if self._loss.separable(outputs, targets):
             each = self._loss.each(outputs, targets)
-            # a gradient given to backward() would make torch load sympy first, which takes seconds
-            each.dot(self._part(len(indices), total, each)).backward()  # type: ignore[no-untyped-call]
+            _backward(each, self._factor((len(indices),), 1 / total, each))
             return each.detach()
         whole, _ = self._loss.mean(outputs, targets)
-        (whole * (len(indices) / total)).backward()  # type: ignore[no-untyped-call]
+        _backward(whole, self._factor((), len(indices) / total, whole))
         return whole.detach()
 
-    def _part(self, samples: int, total: int, like: Tensor) -> Tensor:
-        part = self._even.get((samples, total))
-        if part is None:
-            part = self._even[samples, total] = torch.full((samples,), 1 / total, dtype=like.dtype)
-        return part
+    def _factor(self, shape: tuple[int, ...], value: float, like: Tensor) -> Tensor:
+        known = self._factors.get((shape, value))
+        if known is None:
+            known = self._factors[shape, value] = torch.full(shape, value, dtype=like.dtype)
+        return known
 
     def _hand_in(self, row: Segment) -> None:
         with torch.no_grad():

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from paceline.learning.contributions import Evaluated, Pass, Weights, share_out
 from paceline.learning.model_state import ModelState, Snapshot, all_finite, like, norm
 from paceline.learning.packing import pack_samples, pack_tickets, unpack_samples, unpack_tickets
 from paceline.learning.segments import Segments
+from paceline.sampling.batches import Losses
 from paceline.sampling.partition import Indices
 from paceline.stateful import State
 
@@ -68,7 +70,8 @@ class RowContributions:
         self._reading: dict[int, set[Ticket]] = {0: set(), 1: set()}  # running tickets that read a slot itself
         self._interrupted: set[int] = set()  # workers that may still be writing for a ticket that was halted
         self._spoiled: set[Ticket] = set()
-        self._coefficients: dict[tuple[torch.dtype, tuple[float, ...]], Tensor] = {}
+        self._lent = False  # do the gradients lie in a row?
+        self._products: dict[tuple[tuple[int, float], ...], list[tuple[Tensor, Tensor, Tensor, float]]] = {}
         self._slot = 0
         self._published = False  # do the slot's buffers equal the model's?
         for values, parameter in zip(segments[0].parameters, state.parameters, strict=True):
@@ -213,48 +216,69 @@ class RowContributions:
     def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
         result = Evaluated([], {}, [], 0.0, True)
         parts: list[tuple[int, float]] = []
+        new: list[tuple[int, Ticket, Promise]] = []
         for ticket, weight in weights.items():
             promise = self._promises[ticket]
             total = len(promise.indices)
             part = weight if promise.samples == total else weight * Fraction(total, promise.samples)
             parts.append((promise.row - self._first_row, float(part)))
             if not promise.used:
-                self._look_at(ticket, promise, result)
+                new.append((promise.row, ticket, promise))
         parts.sort()
         if len(parts) == 1 and parts[0][1] == 1.0 and not keep:  # where it lies; clipping may change it there
             row = self._segments[parts[0][0] + self._first_row]
             self._state.use_gradients(row.vectors, row.parameters)
+            self._lent = True
         else:
-            self._state.use_gradients(*self._own)
-            self._combine(parts)
+            if self._lent:
+                self._state.use_gradients(*self._own)
+                self._lent = False
+            self._combine(tuple(parts))
+        self._look_at(new, result)
         result.norm = norm(self._state.gradients)
         result.finite = result.norm < math.inf or all_finite(self._state.gradients)
         return result
 
-    def _look_at(self, ticket: Ticket, promise: Promise, result: Evaluated) -> None:
-        row = self._segments[promise.row]
-        if row.buffers:
-            result.buffers[ticket] = row.buffers
-        result.passes.append(Pass([ticket], [promise.samples], row.losses[: promise.losses].numpy().copy()))
+    def _look_at(self, new: list[tuple[int, Ticket, Promise]], result: Evaluated) -> None:
+        """What the contributions brought besides a gradient: losses, and the buffers of their workers."""
+        new.sort()
+        told: list[tuple[Ticket, int, Losses]] = []
+        for number, ticket, promise in new:
+            row = self._segments[number]
+            if row.buffers:
+                result.buffers[ticket] = row.buffers
+            losses = row.losses_array[: promise.losses]
+            if promise.losses == promise.samples:
+                told.append((ticket, promise.samples, losses))
+            else:
+                result.passes.append(Pass([ticket], [promise.samples], losses.copy()))
+        if told:
+            tickets, samples, losses_of = zip(*told, strict=True)
+            result.passes.append(Pass(tickets, samples, np.concatenate(losses_of)))
 
-    def _combine(self, parts: list[tuple[int, float]]) -> None:
-        """One matrix-vector product for each run of neighbouring rows: what lies between may be anything, even NaN."""
-        breaks = [i for i, (one, next_) in enumerate(pairwise(parts), start=1) if next_[0] != one[0] + 1]
-        bounds = [0, *breaks, len(parts)]
-        for matrix, vector in zip(self._matrices, self._state.gradients, strict=True):
-            if not parts:
+    def _combine(self, parts: tuple[tuple[int, float], ...]) -> None:
+        """Leave the sum of rows, each times its factor, in the gradients."""
+        products = self._products.get(parts)
+        if products is None:
+            if len(self._products) >= 1000:
+                self._products.clear()
+            products = self._products[parts] = self._plan(parts)
+        for vector, rows, factors, beta in products:
+            torch.addmv(vector, rows, factors, beta=beta, out=vector)
+        if not products:
+            for vector in self._state.gradients:
                 vector.zero_()
-            for begin, end in pairwise(bounds):
-                if begin == end:
-                    continue
-                rows = matrix[parts[begin][0] : parts[end - 1][0] + 1]
-                factors = self._factors(vector.dtype, tuple(part for _, part in parts[begin:end]))
-                torch.addmv(vector, rows.t(), factors, beta=0.0 if begin == 0 else 1.0, out=vector)
 
-    def _factors(self, dtype: torch.dtype, values: tuple[float, ...]) -> Tensor:
-        known = self._coefficients.get((dtype, values))
-        if known is None:
-            if len(self._coefficients) >= 1000:
-                self._coefficients.clear()
-            known = self._coefficients[dtype, values] = torch.tensor(values, dtype=dtype)
-        return known
+    def _plan(self, parts: tuple[tuple[int, float], ...]) -> list[tuple[Tensor, Tensor, Tensor, float]]:
+        """One matrix-vector product for each run of neighbouring rows: what lies between may be anything, even NaN."""
+        breaks = [i for i, (one, following) in enumerate(pairwise(parts), start=1) if following[0] != one[0] + 1]
+        return [
+            (
+                vector,
+                matrix[parts[begin][0] : parts[end - 1][0] + 1].t(),
+                torch.tensor([factor for _, factor in parts[begin:end]], dtype=vector.dtype),
+                1.0 if begin else 0.0,
+            )
+            for matrix, vector in zip(self._matrices, self._state.gradients, strict=True)
+            for begin, end in pairwise([0, *breaks, len(parts)] if parts else [])
+        ]

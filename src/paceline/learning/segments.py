@@ -6,8 +6,10 @@ the weights of its ticket from the very row that it will hand its gradient in wi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNMENT = 64  # bytes; a cache line
@@ -60,6 +62,7 @@ class Segment:
     parameters: list[Tensor]
     buffers: list[Tensor]
     losses: Tensor
+    losses_array: NDArray[Any]  # the same memory
 
     def take(self, other: "Segment") -> None:
         """Copy the weights and buffers of another segment."""
@@ -92,7 +95,7 @@ class Segments:
                 for place, shape in zip(layout.buffers, layout.buffer_shapes, strict=True)
             ]
             losses = row[layout.losses.begin : layout.losses.end].view(layout.losses.dtype)
-            self._made[number] = Segment(vectors, parameters, buffers, losses)
+            self._made[number] = Segment(vectors, parameters, buffers, losses, losses.numpy())
         return self._made[number]
 
 

@@ -60,7 +60,7 @@ class Server:
         self._scheduler = recipe.scheduler(self._optimizer) if recipe.scheduler else None
         self._step = plain_sgd(self._optimizer) or self._optimizer.step  # as the scheduler has wrapped it
         self._clip_norm = recipe.clip_norm
-        self._contributions = contributions
+        self.contributions = contributions
         self._batches = batches
         self._watchful = batches if isinstance(batches, Watchful) else None
         self._attentive = batches if isinstance(batches, Attentive) else None
@@ -75,22 +75,27 @@ class Server:
             (self._attentive.joined if isinstance(event, Joined) else self._attentive.left)(event.worker)
 
     def start(self, ticket: Ticket) -> None:
-        self._contributions.promise(ticket, self._batches.draw(ticket.worker))
+        if ticket.work.kind != "gradient":
+            raise ConfigError(
+                f"{ticket.work.kind} cannot be handed in inside another rule: let the outer rule be the one that "
+                "hands in models, as in ModelAveraging(every=16, waits=Grouped(...))"
+            )
+        self.contributions.promise(ticket, self._batches.draw(ticket.worker))
 
     def shorten(self, ticket: Ticket, done: int) -> None:
-        samples = len(self._contributions.samples(ticket)) * done // ticket.work.units
-        self._batches.put_back(ticket.worker, self._contributions.shorten(ticket, samples))
+        samples = len(self.contributions.samples(ticket)) * done // ticket.work.units
+        self._batches.put_back(ticket.worker, self.contributions.shorten(ticket, samples))
 
     def drop(self, ticket: Ticket) -> None:
         if ticket in self._kept:
             self._kept.discard(ticket)
         else:
-            self._batches.put_back(ticket.worker, self._contributions.samples(ticket))
-        self._contributions.settle([ticket])
+            self._batches.put_back(ticket.worker, self.contributions.samples(ticket))
+        self.contributions.settle([ticket])
 
     def step(self, step: Step) -> list[Ticket]:
         """Update the model. Returns the contributions that were left out because they are not finite."""
-        contributions, kept = self._contributions, self._kept
+        contributions, kept = self.contributions, self._kept
         result = contributions.evaluate(step.weights, step.keep)
         new = [ticket for ticket in step.weights if ticket not in kept]
         self._observe(result)
@@ -145,7 +150,7 @@ class Server:
             self._loss_count += len(first.losses)
             if watchful is not None:
                 for ticket, losses in first.of_tickets():
-                    watchful.observe(ticket.worker, self._contributions.samples(ticket), losses)
+                    watchful.observe(ticket.worker, self.contributions.samples(ticket), losses)
 
     def _count_spoiled(self, new: list[Ticket], result: Evaluated) -> None:
         spoiled = result.spoiled

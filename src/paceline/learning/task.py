@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.core.errors import ConfigError
 from paceline.learning.data import Data, Samples, samples, to_device
 from paceline.learning.loss import Loss, SampleLoss
 
@@ -20,8 +21,9 @@ class Task:
 
     Data are pairs of tensors, or map-style datasets of (input, target). ``evaluate`` replaces the usual judgement (mean
     loss and, for class labels, accuracy on ``test``, or on ``train`` without one): it takes the model in eval mode and
-    returns a mapping with ``loss`` and ``accuracy``. The model is copied for every run; yours stays as it is. It is
-    trained on the device that its parameters are on.
+    returns a mapping with ``loss`` and ``accuracy``. Where ``train`` augments its samples, ``unaugmented`` are the same
+    ones as they are, for methods that label them by a model. The model is copied for every run; yours stays as it is.
+    It is trained on the device that its parameters are on.
     """
 
     model: nn.Module
@@ -29,9 +31,17 @@ class Task:
     train: Data
     test: Data | None = None
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+    unaugmented: Data | None = None
 
     def training_samples(self) -> Samples:
         return samples(self.train)
+
+    def unaugmented_samples(self) -> Samples:
+        """The training samples as they are, in the same order."""
+        plain = self.training_samples() if self.unaugmented is None else samples(self.unaugmented)
+        if len(plain) != len(self.training_samples()):
+            raise ConfigError(f"{len(plain)} unaugmented samples for {len(self.training_samples())} training samples")
+        return plain
 
     def judge(self) -> Callable[[nn.Module], tuple[float, float]]:
         """A function from a model to its (loss, accuracy); an accuracy that cannot be told is NaN."""

@@ -16,13 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from paceline.core.errors import TooFewWorkers, WorkerFailed
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.plain import real, whole
-from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Order
+from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Mailbox, Order
 from paceline.fleets.processes.roster import ATTEMPTS, Member, Roster
 from paceline.learning.contributions import own_seed
 from paceline.learning.rows import RowContributions
 from paceline.stateful import State
 
-LOOK_AROUND = 0.02  # seconds: even while arrivals keep coming, deaths and deadlines are looked at this often
+LOOK_AROUND = 0.02  # seconds: even while arrivals keep coming, deaths are looked for this often
+LOOK_FOR_SILENCE = 0.25  # seconds between looks at deadlines
 LISTENED_AT_ONCE = 1.0  # seconds of silence that count at most, if the server itself was busy or stopped
 
 log = logging.getLogger("paceline")
@@ -33,7 +34,7 @@ class ProcessCrew:
 
     def __init__(
         self, roster: Roster, contributions: RowContributions, post: int, seed: int, *, minimum: int, replace: bool,
-        spin: float, delays: Mapping[int, Iterator[float]],
+        delays: Mapping[int, Iterator[float]],
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {"clock": "real", "workers": len(roster.members), "transfer_seconds": 0.0}
         self._roster = roster
@@ -42,15 +43,16 @@ class ProcessCrew:
         self._seed = seed
         self._minimum = minimum
         self._replace = replace
-        self._spin = spin
         self._delays = delays
         self._events: deque[Event] = deque()
         self._alarms: list[float] = []
+        self._to_ring: list[Mailbox] = []
         self._listened = 0.0  # what of the time was spent listening: deadlines are of this clock
         self._at_listening = self._zero = time.monotonic()
-        self._looked = 0.0
         self._before = 0.0  # what the clock showed when the run that is resumed was put aside
         self._told_of: set[int] = set()  # who is here, as far as the loop knows
+        self._looked = self._looked_for_silence = 0.0
+        self._too_few = ""  # why there are, once there are
         self._begun = False  # is everybody here who was at the start?
         self._fruitful = False  # has anything been handed in?
         self._reasons: list[str] = []
@@ -64,6 +66,9 @@ class ProcessCrew:
     def wait(self) -> Sequence[Event]:
         if not self._begun:
             return self._begin()
+        for mailbox in self._to_ring:  # only now, so that nobody takes the processor from those not yet told
+            mailbox.ring()
+        self._to_ring.clear()
         while not self._events:
             self._listen()
         event = self._events.popleft()
@@ -84,6 +89,7 @@ class ProcessCrew:
                 own_seed(self._seed, ticket), 0.0 if delay is None else next(delay),
             )
         )  # fmt: skip
+        self._to_ring.append(member.mailbox)
 
     def halt(self, ticket: Ticket) -> None:
         self._contributions.halt(ticket)
@@ -113,20 +119,25 @@ class ProcessCrew:
         """The process of each worker that has one."""
         return {member.number: member.process.pid for member in self._roster if member.process is not None}
 
+    @property
+    def present(self) -> set[int]:
+        """Who is here, and not only on its way."""
+        return {member.number for member in self._roster if member.here}
+
     def gather(self) -> None:
         """Have everybody start; the run begins, and its clock, when all are ready."""
         for member in self._roster:
             self._start(member)
 
     def _begin(self) -> Sequence[Event]:
-        while not all(member.here for member in self._roster):
+        while any(member.process is not None and not member.here for member in self._roster):
             self._listen()
         self._begun = True
         self._events.clear()
         self._zero = time.monotonic() - self._before
         gone = [Left(self._before, worker) for worker in sorted(self._told_of)]  # those of before it was resumed
-        self._told_of = {member.number for member in self._roster}
-        return [*gone, *(Joined(self._before, member.number) for member in self._roster)]
+        self._told_of = {member.number for member in self._roster if member.here}
+        return [*gone, *(Joined(self._before, worker) for worker in sorted(self._told_of))]
 
     # A run is resumed with other processes: to the strategy all workers leave and come back at one instant. So what
     # they were at is put back, and what they had handed in still counts.
@@ -146,18 +157,11 @@ class ProcessCrew:
 
     def _listen(self) -> None:
         """Come back with news, or when something is due."""
-        clock = time.monotonic
-        began = clock()
-        self._listened += min(began - self._at_listening, LISTENED_AT_ONCE)
-        self._at_listening = began
-        until = began + self._spin
-        if began - self._looked < LOOK_AROUND:
-            while not self._read_post():
-                if clock() >= until:
-                    break
-            else:
-                return
-        self._look_around()
+        now = time.monotonic()
+        self._listened += min(now - self._at_listening, LISTENED_AT_ONCE)
+        self._at_listening = now
+        if now - self._looked >= LOOK_AROUND or not self._read_post():
+            self._look_around()
 
     def _read_post(self) -> bool:
         try:
@@ -189,30 +193,25 @@ class ProcessCrew:
 
     def _look_around(self) -> None:
         """Wait for whatever comes first: post, the end of a process, a deadline, an alarm."""
-        if self._roster.expected < self._minimum:
-            raise TooFewWorkers(self._too_few())
-        ready = self._poll.poll(self._idle_seconds())
-        self._looked = time.monotonic()
-        # what somebody wrote before its end is read before its end is told of
-        self._read_post()
+        if self._too_few:
+            raise TooFewWorkers(self._too_few)
+        seconds = 0.0 if self._events else LOOK_FOR_SILENCE
+        if self._alarms:
+            seconds = max(0.0, min(seconds, self._alarms[0] - self._now()))
+        ready = self._poll.poll(seconds)
+        self._looked = looked = time.monotonic()
+        while self._read_post():  # what somebody wrote before its end comes before its end
+            pass
         for descriptor, _ in ready:
             if descriptor in self._by_sentinel:
-                self._read_post()
                 self._miss(self._by_sentinel.pop(descriptor))
-        self._condemn_the_overdue()
+        if looked - self._looked_for_silence >= LOOK_FOR_SILENCE:
+            self._looked_for_silence = looked
+            self._condemn_the_overdue()
         if self._alarms and self._alarms[0] <= (now := self._now()):
             while self._alarms and self._alarms[0] <= now:
                 heapq.heappop(self._alarms)
             self._events.append(Rang(now))
-
-    def _idle_seconds(self) -> float:
-        """Until something is due that nobody will tell of."""
-        if self._events:
-            return 0.0
-        due = min((member.overdue_at for member in self._roster), default=float("inf")) - self._listened
-        if self._alarms:
-            due = min(due, self._alarms[0] - self._now())
-        return max(0.0, min(due + 0.001, LISTENED_AT_ONCE))
 
     # Those who come and go.
 
@@ -239,7 +238,7 @@ class ProcessCrew:
             reason = f"raised an error {member.doing()}:\n{member.complaint}"
         else:
             reason = f"{member.condemned or end} {member.doing()}"
-        if not self._begun or (member.complaint and not self._fruitful):
+        if member.complaint and not self._fruitful:  # most likely nobody will ever get further
             raise WorkerFailed(f"worker {member.number} {reason}")
         self._reasons.append(f"worker {member.number} {reason}")
         member.fruitless += 1
@@ -251,7 +250,6 @@ class ProcessCrew:
             self._start(member)
             following = "a replacement is on its way"
         log.error("worker %d %s; %s", member.number, reason, following)
-
-    def _too_few(self) -> str:
-        here, reasons = self._roster.expected, "; ".join(self._reasons[-3:])
-        return f"{here} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}: {reasons}"
+        if (expected := self._roster.expected) < self._minimum:
+            left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
+            self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"

@@ -34,11 +34,14 @@ class Past:
     def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline
         self._seconds: deque[float] = deque(maxlen=REMEMBERED)
-        self.limit = deadline.at_first
+        self.add = self._seconds.append
 
-    def add(self, seconds: float) -> None:
-        self._seconds.append(seconds)
-        self.limit = max(self._deadline.at_least, self._deadline.factor * max(self._seconds))
+    @property
+    def limit(self) -> float:
+        """Seconds."""
+        if not self._seconds:
+            return self._deadline.at_first
+        return max(self._deadline.at_least, self._deadline.factor * max(self._seconds))
 
     def reason(self) -> str:
         """Why the limit is what it is."""

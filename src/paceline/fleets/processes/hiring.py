@@ -25,7 +25,8 @@ def hire(fleet: ProcessFleet, job: Job, seed: int) -> tuple[ProcessCrew, RowCont
     layout = Layout(state.parameters, state.buffers, job.batch_size)
     shape = Shape(workers, job.batch_size)
     cores = len(os.sched_getaffinity(0))
-    spin = SPIN if IN_ORDER and workers <= cores else 0.0  # where workers wait for a core, nobody must keep one busy
+    # where workers wait for a core, nobody must keep one busy
+    spin = SPIN if IN_ORDER and workers <= cores else 0.0
     numbers = {worker: slow for worker, slow in fleet.slow.items() if isinstance(slow, int | float)}
     instructions = Instructions(
         mailboxes=shape, layout=layout, path=list(sys.path), directory=os.getcwd(),
@@ -47,7 +48,7 @@ def hire(fleet: ProcessFleet, job: Job, seed: int) -> tuple[ProcessCrew, RowCont
     }
     roster = Roster(shape, fleet.deadline, memories, theirs)
     crew = ProcessCrew(
-        roster, contributions, post, seed, minimum=fleet.min_workers, replace=fleet.replace, spin=spin, delays=delays
+        roster, contributions, post, seed, minimum=fleet.min_workers, replace=fleet.replace, delays=delays
     )
     try:
         crew.gather()

@@ -2,8 +2,8 @@
 
 The server takes the order away before it changes what belongs to it, and puts the new one there last; the worker reads
 the order before and after the rest. So an order that is replaced while it is being read is never half old, half new.
-A worker that waits looks at the order for ``SPIN`` seconds, then sleeps until the descriptor wakes it. The server wakes
-it always: a worker that was awake anyway only looks once more.
+A worker that waits looks at the order for some time, then sleeps until the descriptor wakes it. The server wakes it
+always: a worker that was awake anyway only looks once more.
 """
 
 import os
@@ -18,7 +18,7 @@ from paceline.core.facts import Ticket
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.sampling.partition import Indices
 
-SPIN = 200e-6
+SPIN = 200e-6  # seconds that a worker keeps looking; waking it from sleep takes about as long as a small model's pass
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
 TEXT = 16_384  # bytes for a traceback
 ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, LOSSES, SECONDS, WORDS = (*range(10), 16)
@@ -80,6 +80,9 @@ class Mailbox:
         self._reals[SECONDS] = order.seconds
         self._indices[:samples] = order.indices
         words[ORDER] = order.serial + 1
+
+    def ring(self) -> None:
+        """Wake the worker, if it sleeps."""
         os.eventfd_write(self.wake, 1)
 
     def halt(self, ticket: Ticket) -> None:
@@ -125,6 +128,8 @@ class Mailbox:
                     return found
             elif time.perf_counter() >= until:
                 os.eventfd_read(self.wake)
+            else:
+                os.sched_yield()  # perhaps it is the server that needs the core
 
     def _read(self, order: int) -> Order:
         words = self._words

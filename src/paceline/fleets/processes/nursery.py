@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from paceline.core.errors import PacelineError
 
@@ -42,10 +43,8 @@ class Child:
         self.pid: int = NUMBER.unpack(told)[0]
 
     def kill(self) -> None:
-        try:
+        with suppress(ProcessLookupError):  # it is gone already
             os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it is gone already
 
     def ends_by(self, until: float) -> bool:
         return bool(select.select([self.sentinel], [], [], max(0.0, until - time.monotonic()))[0])
@@ -146,7 +145,7 @@ def serve(descriptor: int) -> None:
                     os.close(each)
 
 
-def _live(number: int, descriptors: Sequence[int], parent: int, main: Callable[..., int]) -> None:
+def _live(number: int, descriptors: Sequence[int], parent: int, main: Callable[[int, Sequence[int]], int]) -> None:
     """A child's whole life."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before that
@@ -155,7 +154,7 @@ def _live(number: int, descriptors: Sequence[int], parent: int, main: Callable[.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = 1
     try:
-        code = main(number, *descriptors)
+        code = main(number, descriptors)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -168,8 +167,6 @@ def _tell_of_deaths(children: dict[int, int]) -> None:
         if not pid:
             return
         told = children.pop(pid)
-        try:
+        with suppress(BrokenPipeError):  # nobody asks any more
             os.write(told, NUMBER.pack(os.waitstatus_to_exitcode(status)))
-        except BrokenPipeError:
-            pass  # nobody asks any more
         os.close(told)

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,8 +43,9 @@ class Instructions:
     slowness: tuple[float, ...]  # of each worker: how many times as long a block takes
 
 
-def main(number: int, post: int, wake: int, mailboxes: int, segments: int, instructions: int, equipment: int) -> int:
-    """The life of a worker; all but its number are descriptors."""
+def main(number: int, descriptors: Sequence[int]) -> int:
+    """The life of a worker."""
+    post, wake, mailboxes, segments, instructions, equipment = descriptors
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which lets its workers go
     how: Instructions = unpack(SharedMemory(descriptor=instructions), ())
     mailbox = Mailbox(SharedMemory(descriptor=mailboxes), how.mailboxes, number, wake)
@@ -93,7 +95,7 @@ class Worker:
 
         row = self._segments[order.row]
         done, losses = self._work.compute(
-            self._segments[order.source], row, order.indices, order.units, order.seed, go_on
+            self._segments[order.source], row, order.indices, units=order.units, seed=order.seed, go_on=go_on
         )
         if done == order.units:
             self._dawdle(order, began)

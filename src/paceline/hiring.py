@@ -1,0 +1,37 @@
+"""Which hands a strategy needs, and who works for them."""
+
+from paceline.core.coordinator import Strategy
+from paceline.core.errors import ConfigError
+from paceline.fleets.fleet import Crew, Fleet
+from paceline.fleets.simulated import SimulatedFleet
+from paceline.learning.averaging import Averaging
+from paceline.learning.ensembling import Ensembling
+from paceline.learning.job import Job
+from paceline.learning.local_training import LocalTrainer
+from paceline.learning.model_hands import Aggregation, ModelHands
+from paceline.learning.server import Recipe, Server
+from paceline.sampling.batches import Batches
+from paceline.strategies.ensemble_compression import EnsembleCompression
+from paceline.strategies.model_averaging import ModelAveraging
+
+
+def hire(
+    strategy: Strategy, fleet: Fleet, job: Job, recipe: Recipe, *, batches: Batches, seed: int
+) -> tuple[Crew, Server | ModelHands]:
+    """The workers of a run, and what carries instructions out on the model: by gradients, or by models of their own."""
+    if not isinstance(strategy, ModelAveraging | EnsembleCompression):
+        crew, contributions = fleet.hire(job, seed)
+        return crew, Server(job.state, recipe, batches, contributions, fleet.workers)
+    if not isinstance(fleet, SimulatedFleet):
+        raise ConfigError(
+            f"{type(fleet).__name__} cannot run {type(strategy).__name__}: its workers hand in gradients only; "
+            "use a SimulatedFleet"
+        )
+    trainers = [LocalTrainer(job, recipe, worker, seed) for worker in range(fleet.workers)]
+    aggregation: Aggregation = (
+        Averaging(job, strategy, trainers)
+        if isinstance(strategy, ModelAveraging)
+        else Ensembling(job, strategy, trainers)
+    )
+    hands = ModelHands(job, batches, trainers, aggregation)
+    return fleet.hire_trainers(hands, seed), hands

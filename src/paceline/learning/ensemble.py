@@ -1,0 +1,91 @@
+"""Models whose outputs are added up, and the coefficients with which they are (Sec. 3.2 of EC-DNN)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Ensemble(nn.Module):
+    r"""The members' softmax outputs, weighted and added: $\log \sum_k \alpha_k f(w_k; x)$.
+
+    The output is a logarithm, so that it can stand where a single model's logits do: cross entropy and the largest
+    class of it are those of the weighted sum. Negative sums, which regression coefficients can give, count as 0.
+    """
+
+    def __init__(self, members: Sequence[nn.Module], weights: Sequence[float] | Tensor | None = None) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        given = [1 / len(members)] * len(members) if weights is None else weights
+        self.weights: Tensor
+        self.register_buffer("weights", torch.as_tensor(given, dtype=torch.float32))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        total: Tensor | None = None
+        for weight, member in zip(self.weights, self.members, strict=True):
+            part = weight * torch.softmax(member(inputs), dim=1)
+            total = part if total is None else total + part
+        assert total is not None
+        return logarithm(total)
+
+
+def logarithm(sums: Tensor) -> Tensor:
+    """The logarithm of weighted sums of outputs, made a distribution."""
+    return as_distribution(sums).clamp_min(torch.finfo(sums.dtype).tiny).log()
+
+
+def as_distribution(sums: Tensor) -> Tensor:
+    """No negative values, and sums of 1; all equal where nothing is left (C2)."""
+    positive = sums.clamp_min(0.0)
+    totals = positive.sum(dim=1, keepdim=True)
+    return torch.where(totals > 0, positive / totals.clamp_min(torch.finfo(sums.dtype).tiny), 1 / sums.shape[1])
+
+
+class NormalEquations:
+    r"""Least squares of one-hot labels on the models' outputs, without intercept, Eq. (7).
+
+    $$\alpha = G^{-1} b, \qquad G_{kl} = \sum_x \langle f_k(x), f_l(x) \rangle, \qquad b_k = \sum_x f_k(x)_y.$$
+
+    Sums over several data sets give the coefficients of all of them together.
+    """
+
+    def __init__(self, models: int) -> None:
+        self.products = torch.zeros(models, models, dtype=torch.float64)
+        self.targets = torch.zeros(models, dtype=torch.float64)
+
+    def add(self, outputs: Tensor, labels: Tensor) -> None:
+        """``outputs`` of shape (models, samples, classes), ``labels`` the classes of the samples."""
+        flat = outputs.flatten(start_dim=1).double()
+        self.products += (flat @ flat.T).cpu()
+        own = outputs.gather(2, labels.expand(len(outputs), -1).unsqueeze(2))
+        self.targets += own.double().sum(dim=(1, 2)).cpu()
+
+    def join(self, other: "NormalEquations") -> None:
+        self.products += other.products
+        self.targets += other.targets
+
+    def solve(self, *, non_negative: bool = False) -> Tensor:
+        """The coefficients; of several solutions (identical models) the smallest."""
+        if non_negative:
+            return self._non_negative()
+        solution: Tensor = torch.linalg.lstsq(self.products, self.targets.unsqueeze(1), driver="gelsd").solution
+        return solution.squeeze(1)
+
+    def _non_negative(self) -> Tensor:
+        r"""$\min \lVert L^T \alpha - c \rVert$ with $L L^T = G$ has the same normal equations."""
+        from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+        values, vectors = torch.linalg.eigh(self.products)
+        values = values.clamp_min(0.0)
+        roots = values.sqrt()
+        inverse = torch.where(roots > 1e-9 * roots.max(), 1 / roots.clamp_min(1e-300), 0.0)
+        solution, _ = nnls((roots.unsqueeze(1) * vectors.T).numpy(), (inverse * (vectors.T @ self.targets)).numpy())
+        return torch.from_numpy(solution)
+
+
+def margins(outputs: Tensor, labels: Tensor) -> Tensor:
+    r"""$\max(f_y - \max_{i \ne y} f_i,\ 0)$ for each sample, Eq. (8)."""
+    places = labels.unsqueeze(-1)
+    own = outputs.gather(-1, places).squeeze(-1)
+    others = outputs.scatter(-1, places, -torch.inf).amax(dim=-1)
+    return (own - others).clamp_min(0.0)

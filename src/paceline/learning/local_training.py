@@ -1,0 +1,126 @@
+"""One worker that trains a model of its own."""
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.learning.data import to_device
+from paceline.learning.job import Job
+from paceline.learning.model_state import all_finite
+from paceline.learning.plain_sgd import plain_sgd
+from paceline.learning.server import Recipe
+from paceline.learning.task import device_of
+from paceline.randomness import stream
+from paceline.sampling.batches import Losses
+from paceline.sampling.partition import Indices
+
+
+class Addition(Protocol):
+    """What is added to the loss of a mini-batch, given the model's outputs for the samples of these indices."""
+
+    def __call__(self, outputs: Tensor, indices: Indices, /) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of a piece of local training."""
+
+    losses: list[Losses]  # of each mini-batch: of each sample, or of the whole where those cannot be told
+    finite: bool  # the losses and the model; training stops at the first loss that is not
+
+
+class LocalTrainer:
+    """A worker's model, optimizer, scheduler and random numbers, which go on from one piece of work to the next."""
+
+    def __init__(self, job: Job, recipe: Recipe, worker: int, seed: int) -> None:
+        self.model: nn.Module = copy.deepcopy(job.state.model)
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = recipe.optimizer(self.parameters)
+        self._job = job
+        self._device = device_of(self.model)
+        self._clip_norm = recipe.clip_norm
+        self._step = plain_sgd(self.optimizer) or self.optimizer.step
+        self._scheduler = recipe.scheduler(self.optimizer) if recipe.scheduler else None
+        self._generator = stream(seed, "local", worker)
+        self._random = torch.Generator().manual_seed(int(self._generator.integers(2**62))).get_state()
+
+    def start_afresh(self) -> None:
+        """Draw the weights anew, for layers that know how (``reset_parameters``)."""
+        with self._own_random_numbers():
+            for module in self.model.modules():
+                reset = getattr(module, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+
+    def values(self) -> Iterator[Tensor]:
+        """Parameters and buffers, in a fixed order."""
+        yield from (parameter.data for parameter in self.parameters)
+        yield from self.model.buffers()
+
+    def load(self, values: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for own, value in zip(self.values(), values, strict=True):
+                own.copy_(value)
+
+    def choose(self, samples: Indices, fraction: float) -> Indices:
+        """A random part of some samples."""
+        count = round(fraction * len(samples))
+        return np.sort(self._generator.choice(samples, size=count, replace=False)) if count else samples[:0]
+
+    def train(self, batches: Sequence[Indices], additions: Sequence[Addition | None]) -> Trained:
+        """One step for each mini-batch, on the task's loss and what is added to it."""
+        losses: list[Losses] = []
+        self.model.train()
+        with self._own_random_numbers():
+            for indices, addition in zip(batches, additions, strict=True):
+                own = self._train_one(indices, addition)
+                if own is None:
+                    break
+                losses.append(own)
+        self.optimizer.zero_grad(set_to_none=True)  # one gradient in memory, not one for each worker
+        values = [value for value in self.values() if value.is_floating_point()]
+        finite = len(losses) == len(batches) and all_finite(values)
+        if not finite:
+            self.optimizer.state.clear()  # what spoilt the model may still be in its momentum
+        return Trained(losses, finite)
+
+    def _train_one(self, indices: Indices, addition: Addition | None) -> Losses | None:
+        """The losses of the samples; nothing, and no step, if the loss is not finite."""
+        inputs, targets = to_device(self._job.samples.fetch(indices), self._device)
+        self.optimizer.zero_grad(set_to_none=True)
+        outputs: Any = self.model(inputs)
+        whole, each = self._job.loss.mean(outputs, targets)
+        minimised = whole if addition is None else whole + addition(outputs, indices)
+        if not math.isfinite(float(minimised.detach())):
+            return None
+        torch.autograd.backward(minimised)
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+        self._step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        return (whole.reshape(1) if each is None else each).detach().cpu().numpy()
+
+    def _own_random_numbers(self) -> "_OwnRandomNumbers":
+        return _OwnRandomNumbers(self)
+
+
+class _OwnRandomNumbers:
+    """Lets torch draw from a worker's own stream (dropout), whoever trained before it."""
+
+    def __init__(self, trainer: LocalTrainer) -> None:
+        self._trainer = trainer
+
+    def __enter__(self) -> None:
+        self._before = torch.get_rng_state()
+        torch.set_rng_state(self._trainer._random)
+
+    def __exit__(self, *exception: object) -> None:
+        self._trainer._random = torch.get_rng_state()
+        torch.set_rng_state(self._before)

@@ -1,0 +1,106 @@
+"""The outputs of several models for the samples of each worker, combined as an ensemble combines them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import ConfigError
+from paceline.learning.data import Samples, to_device
+from paceline.learning.ensemble import NormalEquations, as_distribution, margins
+from paceline.learning.task import device_of
+from paceline.sampling.partition import Indices
+
+PASSED_AT_ONCE = 1024  # samples
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """How the outputs are weighed: ``simple``, ``margin`` or ``regression``, and how the latter is fitted."""
+
+    rule: str = "simple"
+    pooled: bool = False
+    non_negative: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Relabelled:
+    """The combined outputs for the samples of each worker, and the coefficients fitted on all of them together."""
+
+    labels: list[Tensor]
+    coefficients: Tensor | None
+
+
+def relabel(models: Sequence[nn.Module], samples: Samples, parts: Sequence[Indices], weighing: Weighing) -> Relabelled:
+    """Pass the samples of each part through every model, in eval mode and without gradients."""
+    training = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        with torch.inference_mode():
+            if weighing.rule == "regression" and len(models) > 1:
+                return _by_regression(models, samples, parts, weighing)
+            combine = _by_margin if weighing.rule == "margin" else _evenly
+            return Relabelled([_filled(part, samples, models, combine) for part in parts], None)
+    finally:
+        for model, was_training in zip(models, training, strict=True):
+            model.train(was_training)
+
+
+def outputs(models: Sequence[nn.Module], samples: Samples, part: Indices) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Where some samples lie in the part, the models' softmax outputs (models, samples, classes), and the labels."""
+    device = device_of(models[0])
+    for begin in range(0, len(part), PASSED_AT_ONCE):
+        inputs, labels = to_device(samples.fetch(part[begin : begin + PASSED_AT_ONCE]), device)
+        # one model after the other: the activations of one are gone before those of the next come
+        each = torch.stack([_probabilities(model(inputs), labels) for model in models])
+        yield slice(begin, begin + len(labels)), each, labels
+
+
+def _probabilities(outputs: Any, labels: Any) -> Tensor:
+    if not (isinstance(outputs, Tensor) and outputs.dim() == 2 and isinstance(labels, Tensor) and labels.dim() == 1):
+        raise ConfigError("an ensemble needs a model with one output a class, and class numbers as labels")
+    return torch.softmax(outputs, dim=1)
+
+
+def _filled(part: Indices, samples: Samples, models: Sequence[nn.Module], combine: Any) -> Tensor:
+    pieces = [combine(each, labels) for _, each, labels in outputs(models, samples, part)]
+    return torch.cat(pieces) if pieces else torch.empty(0)
+
+
+def _evenly(each: Tensor, labels: Tensor) -> Tensor:
+    return each.mean(dim=0)
+
+
+def _by_margin(each: Tensor, labels: Tensor) -> Tensor:
+    """Weights by margin, Eq. (8); equal ones where every model is wrong (C4)."""
+    weights = margins(each, labels.expand(len(each), -1))
+    totals = weights.sum(dim=0)
+    weights = torch.where(totals > 0, weights / totals.clamp_min(torch.finfo(each.dtype).tiny), 1 / len(each))
+    return torch.einsum("kn,knc->nc", weights, each)
+
+
+def _by_regression(
+    models: Sequence[nn.Module], samples: Samples, parts: Sequence[Indices], weighing: Weighing
+) -> Relabelled:
+    everything: list[Tensor] = []
+    fits: list[NormalEquations] = []
+    together = NormalEquations(len(models))
+    for part in parts:
+        fit = NormalEquations(len(models))
+        pieces: list[Tensor] = []
+        for _, each, labels in outputs(models, samples, part):
+            fit.add(each, labels)
+            pieces.append(each)
+        together.join(fit)
+        fits.append(fit)
+        everything.append(torch.cat(pieces, dim=1) if pieces else torch.empty(len(models), 0, 0))
+    pooled = together.solve(non_negative=weighing.non_negative)
+    own = [pooled if weighing.pooled else fit.solve(non_negative=weighing.non_negative) for fit in fits]
+    combined = [
+        as_distribution(torch.einsum("k,knc->nc", weights.to(each), each)) if each.numel() else each[0]
+        for weights, each in zip(own, everything, strict=True)
+    ]
+    return Relabelled(combined, pooled)

@@ -1,0 +1,102 @@
+"""Final models of a run as callable modules: the global one, an ensemble included, and the best local one.
+
+model.safetensors   weights and buffers of the global model; of an ensemble those of every member, and its coefficients
+local.safetensors   of the local model with the smallest training loss, where workers train models of their own
+architecture.pt2    what a model computes (``torch.export``), so that it can be loaded without the code that defined it
+"""
+
+import copy
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from paceline.core.errors import ConfigError
+from paceline.files import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from paceline.learning.job import Job
+
+ARCHITECTURE, GLOBAL, LOCAL = "architecture.pt2", "model.safetensors", "local.safetensors"
+log = logging.getLogger("paceline")
+
+
+def save_local(directory: Path, local: "nn.Module", job: "Job") -> None:
+    """Save the best local model, and what its weights are the weights of."""
+    from safetensors.torch import save
+
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in local.state_dict().items()}
+    write_atomically(directory / LOCAL, save(tensors))
+    _save_architecture(directory, local, job)
+
+
+def _save_architecture(directory: Path, model: "nn.Module", job: "Job") -> None:
+    import io
+
+    import numpy as np
+    import torch
+
+    inputs, _ = job.unaugmented.fetch(np.arange(min(2, len(job.unaugmented))))
+    buffer = io.BytesIO()
+    alone = copy.deepcopy(model).cpu().eval()
+    try:
+        program = torch.export.export(alone, (inputs.cpu(),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        torch.export.save(program, buffer)
+    except Exception as error:  # whatever torch cannot export: the weights are saved all the same
+        log.warning("the model's architecture cannot be saved (%s): load(directory, model=...) needs it", error)
+        return
+    write_atomically(directory / ARCHITECTURE, buffer.getvalue())
+
+
+def load(
+    directory: Path | str, which: Literal["global", "local"] = "global", model: "nn.Module | None" = None
+) -> "nn.Module":
+    """The final model of a run, in eval mode: what ``run.model`` was (``global``), or ``run.local``.
+
+    ``model`` is a module of the trained architecture, whose values do not matter; not needed for runs that saved it.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = Path(directory) / (GLOBAL if which == "global" else LOCAL)
+    if not file.is_file():
+        raise ConfigError(
+            f"no {which} model in {directory}: {file.name} is missing; give the directory of a finished run"
+        )
+    try:
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise ConfigError(f"{file} is not a model that Paceline saved: {error}") from None
+    members = {int(name.split(".")[1]) for name in tensors if name.startswith("members.")}
+    if "weights" in tensors and members:
+        from paceline.learning.ensemble import Ensemble
+
+        each = [_filled(Path(directory), model, _member(tensors, number)) for number in sorted(members)]
+        return Ensemble(each, tensors["weights"])
+    return _filled(Path(directory), model, tensors)
+
+
+def _member(tensors: "dict[str, Tensor]", number: int) -> "dict[str, Tensor]":
+    prefix = f"members.{number}."
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _filled(directory: Path, model: "nn.Module | None", tensors: "dict[str, Tensor]") -> "nn.Module":
+    """A module of the run's architecture with these values."""
+    import torch
+
+    if model is not None:
+        filled = copy.deepcopy(model).eval()
+    elif (directory / ARCHITECTURE).is_file():
+        try:
+            filled = torch.export.load(directory / ARCHITECTURE).module()
+        except Exception as error:  # a foreign or broken file can fail anywhere
+            raise ConfigError(f"{directory / ARCHITECTURE} cannot be read: {error}") from None
+    else:
+        raise ConfigError(f"{directory} holds weights only: give load(directory, model=) a module that they fit")
+    try:
+        filled.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ConfigError(f"the weights in {directory} do not fit the model: {error}") from None
+    return filled

@@ -1,0 +1,46 @@
+"""Another work under the same rule: who waits for whom does not depend on what is handed in."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from paceline.core.coordinator import Strategy
+from paceline.core.errors import ConfigError
+from paceline.core.facts import Assign, Decision, Within, Work
+from paceline.core.ledger import Ledger
+from paceline.strategies.asynchronous import Asynchronous
+from paceline.strategies.grouped import Grouped
+from paceline.strategies.live_compensation import LiveCompensation
+
+
+def handing_in(work: Callable[[int], Work], ledger: Ledger, decisions: Sequence[Decision]) -> list[Decision]:
+    """The decisions of a rule, with the work of a ledger's round in place of what the rule assigns."""
+    return [_with_work(work, ledger, decision) for decision in decisions]
+
+
+def _with_work(work: Callable[[int], Work], ledger: Ledger, decision: Decision) -> Decision:
+    if isinstance(decision, Within):
+        part = ledger.parts()[decision.part]
+        return Within(decision.part, _with_work(work, part, decision.decision))
+    return replace(decision, work=work(ledger.round)) if isinstance(decision, Assign) else decision
+
+
+def refuse(rule: Strategy, named: str, *, rounds_only: bool) -> None:
+    """Raise ``ConfigError`` for a rule under which handing in models makes no sense."""
+    inside = rule.inside if isinstance(rule, Grouped) else rule
+    if isinstance(inside, LiveCompensation):
+        raise ConfigError(
+            f"{named} cannot wait by LiveCompensation: a model cannot be handed in by parts, nor made up for one round "
+            "later; choose Synchronous or FastestK"
+        )
+    if rounds_only and isinstance(rule, Grouped | Asynchronous):
+        raise ConfigError(
+            f"{named} cannot wait by {type(rule).__name__}: it needs models of one round, handed in together; "
+            "choose Synchronous or FastestK"
+        )
+
+
+def check_steps(named: str, every: int, steps: int | None) -> None:
+    if every < 1:
+        raise ConfigError(f"{named} cannot communicate every {every} steps: at least 1")
+    if steps is not None and steps < 1:
+        raise ConfigError(f"{named} cannot make {steps} steps: at least 1")

@@ -1,0 +1,62 @@
+"""MA-DNN: every worker trains a model of its own, and now and then they are averaged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.core.coordinator import Strategy
+from paceline.core.errors import ConfigError
+from paceline.core.facts import Decision, Work, local_steps
+from paceline.core.ledger import Ledger
+from paceline.strategies.handing_in import check_steps, handing_in, refuse
+from paceline.strategies.synchronous import Synchronous
+
+
+@dataclass(frozen=True)
+class ModelAveraging(Strategy):
+    r"""Average the workers' parameters every so many local steps (MA-DNN, local SGD).
+
+    $$\bar w^t = \frac1K \sum_{k=1}^K w_k^t, \qquad t = \tau, 2\tau, \dots,$$
+
+    where each of the $K$ workers made ``every`` ($\tau$) steps of the optimizer by itself, from the last average. Who
+    waits for whom is the business of another rule, ``waits``: all (the paper), or the fastest of them (``FastestK``). A
+    rule without common rounds (``Asynchronous``, ``Grouped``) adds what was learnt, $w \leftarrow w + \sum_k
+    \alpha_k (w_k - w^{(k)})$ with $w^{(k)}$ the model that worker $k$ began with, which is the same where all began
+    with $w$.
+
+    Each worker's momentum is its own and goes on (``kept``), or is averaged with the models (``averaged``). Float
+    buffers are averaged, whole numbers (counters) become the largest; with ``recalibrate``, the statistics of batch
+    normalisation are found anew from so many mini-batches after each average. With ``steps``, the run ends after so
+    many local steps of each worker; the last piece may be shorter.
+
+    Sun & Liu, *EC-DNN: A new method for parallel training of deep neural networks*, Eq. (1).
+    """
+
+    every: int
+    waits: Strategy = Synchronous()
+    steps: int | None = None
+    momentum: Literal["kept", "averaged"] = "kept"
+    recalibrate: int = 0
+
+    def __post_init__(self) -> None:
+        check_steps("ModelAveraging", self.every, self.steps)
+        refuse(self.waits, "ModelAveraging", rounds_only=self.steps is not None)
+        if self.momentum not in ("kept", "averaged"):
+            raise ConfigError(f"momentum={self.momentum!r} is unknown: choose kept or averaged")
+        if self.recalibrate < 0:
+            raise ConfigError(f"recalibrate={self.recalibrate} mini-batches are not possible: at least 0")
+
+    @property
+    def rounds(self) -> int | None:
+        """How many updates a run has, if that is limited."""
+        return None if self.steps is None else -(-self.steps // self.every)
+
+    def check(self, workers: int, batch_size: int | None) -> None:
+        self.waits.check(workers, batch_size)
+
+    def work(self, round_: int) -> Work:
+        left = self.every if self.steps is None else self.steps - round_ * self.every
+        return local_steps(max(1, min(self.every, left)))
+
+    def decide(self, ledger: Ledger) -> Sequence[Decision]:
+        return handing_in(self.work, ledger, self.waits.decide(ledger))
