@@ -5,8 +5,8 @@ nothing was written); 130 interrupted (one line says what is on disk).
 """
 
 import json
-import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,15 @@ import typer
 from paceline import __version__
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.datasets.cli import data_app
+from paceline.files import check_writable
 from paceline.papers.cli import reproduce
+from paceline.predict.cli import predict
 from paceline.replay_cli import replay
 
 if TYPE_CHECKING:
     from paceline.compare import Comparison, Outcome
     from paceline.config import Config
+    from paceline.reports.measure import Measures
     from paceline.run import Run
 
 DIVERGED, REFUSED, INTERRUPTED = 1, 2, 130
@@ -32,6 +35,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 app.add_typer(data_app, name="data")
 app.command()(reproduce)
 app.command()(replay)
+app.command()(predict)
 
 Strategies = Annotated[
     list[str] | None,
@@ -39,6 +43,7 @@ Strategies = Annotated[
         "--strategy", "-s", metavar="NAME:OPTION=VALUE,...", help="Such as lgc:quorum=7,blocks=4; repeat for several."
     ),
 ]
+CheckStep = Annotated[bool, typer.Option("--check-step/--no-check-step", help="Warn of a step beyond its limit.")]
 
 
 class Interrupted(PacelineError):
@@ -84,6 +89,7 @@ def compare(  # noqa: PLR0917 - typer names the options
     figure: Annotated[Path, typer.Option(metavar="PNG", help="Where the curves go.")] = FIGURE,
     seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Use the seeds 0 to N-1.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")] = None,
+    check_step: CheckStep = True,
 ) -> None:
     """Compare strategies on the same fleet, data and seeds: which one reaches the target soonest, and why."""
     from paceline.compare import usable_cores
@@ -91,11 +97,17 @@ def compare(  # noqa: PLR0917 - typer names the options
     config = _config(file or Path(__file__).with_name("demo.toml"), strategy)
     if seeds is not None:
         config = replace(config, seeds=tuple(range(seeds)))
-    _check_writable(figure, ".png")
+    check_writable(figure, ".png")
     if json_file is not None:
-        _check_writable(json_file, ".json")
-    comparison = _run_all(config, jobs or usable_cores(), json_file)
+        check_writable(json_file, ".json")
+    processes, began = jobs or usable_cores(), time.monotonic()
+    comparison = _run_all(config, processes, json_file)
     _show(comparison)
+    if check_step:
+        from paceline.predict.step_check import warnings_of
+
+        for warning in warnings_of(comparison, processes, time.monotonic() - began):
+            _told(warning)
     _write(comparison, json_file, figure)
     typer.echo(_next_steps(file, comparison))
 
@@ -110,6 +122,7 @@ def train(  # noqa: PLR0917 - typer names the options
     checkpoint: Annotated[int | None, typer.Option(min=1, metavar="N", help="One after every N updates.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run there.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard too.")] = False,
+    check_step: CheckStep = True,
 ) -> None:
     """Train once, and keep config, trace, metrics and weights in a directory. Exits with 1 if the run diverged.
 
@@ -127,12 +140,18 @@ def train(  # noqa: PLR0917 - typer names the options
     config = config if checkpoint is None else replace(config, checkpoint=Every(updates=checkpoint))
     check(config)
     goes_on = resume is not None
+    began = time.monotonic()
     try:
         result = run(config, choice, seed=seed, directory=path, resume=goes_on, tensorboard=tensorboard, progress=None)
     except KeyboardInterrupt:
         kept = f"go on with: paceline train --resume {path}" if path.exists() else "nothing was written"
         raise Interrupted(f"interrupted; {kept}") from None
-    _tell(result, choice.short)
+    found = _tell(result, choice.short)
+    if check_step:
+        from paceline.predict.step_check import warnings_after
+
+        for warning in warnings_after(config, seed, found, time.monotonic() - began):
+            _told(warning)
     if result.ended == "diverged":
         raise typer.Exit(DIVERGED)
 
@@ -266,7 +285,7 @@ def _next_steps(file: Path | None, comparison: "Comparison") -> str:
     return f"Next: paceline train {file} --strategy {best.label}{step}"
 
 
-def _tell(run: "Run", label: str) -> None:
+def _tell(run: "Run", label: str) -> "Measures":
     from paceline.reports.measure import measure
     from paceline.tables import spoiled_line
 
@@ -283,16 +302,7 @@ def _tell(run: "Run", label: str) -> None:
     if run.problem:
         typer.echo(run.problem)
     typer.echo(f"Run: {run.directory}")
-
-
-def _check_writable(path: Path, suffix: str) -> None:
-    if path.suffix != suffix:
-        raise ConfigError(f"{path} must end with {suffix}: that is what is written there")
-    if path.is_dir():
-        raise ConfigError(f"cannot write {path}: it is a directory")
-    parent = next(each for each in path.absolute().parents if each.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"cannot write {path}: {parent} is no directory that can be written to")
+    return found
 
 
 def _free(path: Path) -> Path:

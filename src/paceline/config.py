@@ -24,6 +24,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.facts import Joined, Left
 from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, ShiftedExponential
 from paceline.fleets.simulated import Network, SimulatedFleet
+from paceline.pruning.rules import FineRule, RandomRule
 from paceline.run import Every, Stop
 from paceline.sampling.batches import Resampled, Sampling, Shuffled
 from paceline.sampling.partition import Dirichlet, Equal, Partition, Pathological
@@ -39,7 +40,12 @@ DELAYS: Mapping[str, type[Any]] = {
     "empirical": Empirical,
 }
 PARTITIONS: Mapping[str, type[Any]] = {"equal": Equal, "pathological": Pathological, "dirichlet": Dirichlet}
-SAMPLINGS: Mapping[str, type[Any]] = {"shuffled": Shuffled, "resampled": Resampled}
+SAMPLINGS: Mapping[str, type[Any]] = {
+    "shuffled": Shuffled,
+    "resampled": Resampled,
+    "fine-pruning": FineRule,
+    "random-pruning": RandomRule,
+}
 FLEET_CHOICES = ("recall", "ties", "evaluation")
 
 

@@ -8,6 +8,7 @@ from paceline.interrupts import Interrupts
 from paceline.judge import Judge
 from paceline.loop import Loop
 from paceline.progress import Progress
+from paceline.pruning.shards import PrunedShards
 from paceline.run import Row, Stop
 from paceline.saving import Checkpoints
 
@@ -24,10 +25,11 @@ class Ended:
 class Ending:
     """Runs the loop until it is time to stop, judging the model on the way and at both ends."""
 
-    def __init__(self, stop: Stop, loop: Loop, judge: Judge, epoch_samples: int) -> None:
+    def __init__(self, stop: Stop, loop: Loop, judge: Judge, epoch_samples: int, pruned: PrunedShards | None) -> None:
         self._stop = stop
         self._loop = loop
         self._judge = judge
+        self._pruned = pruned
         self._most_samples = math.inf if stop.epochs is None else stop.epochs * epoch_samples
 
     def come(self, line: Progress, checkpoints: Checkpoints | None) -> Ended:
@@ -70,7 +72,8 @@ class Ending:
             return Ended("target")
         if server.updates == stop.updates:
             return Ended("updates")
-        return Ended("epochs") if server.samples >= self._most_samples else None
+        seen = server.samples + (self._pruned.skipped if self._pruned else 0)
+        return Ended("epochs") if seen >= self._most_samples else None
 
     def _check_ahead(self) -> None:
         """Refuse an end that a run to be resumed has passed."""

@@ -4,6 +4,8 @@ import os
 import re
 from pathlib import Path
 
+from paceline.core.errors import ConfigError
+
 
 def write_atomically(path: Path, data: bytes | str) -> None:
     """Write a file under another name first, and then give it its own."""
@@ -28,3 +30,14 @@ def remove_partial(directory: Path) -> None:
 
 def is_partial(path: Path) -> bool:
     return re.fullmatch(r"\..+\.\d+\.partial", path.name) is not None
+
+
+def check_writable(path: Path, suffix: str) -> None:
+    """Refuse, before anything is computed, a place where a file cannot be written."""
+    if path.suffix != suffix:
+        raise ConfigError(f"{path} must end with {suffix}: that is what is written there")
+    if path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a directory")
+    parent = next(each for each in path.absolute().parents if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: {parent} is no directory that can be written to")

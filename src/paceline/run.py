@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.fleets.simulated import Costs
+    from paceline.pruning.record import PruningRecord
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Stop:
     """When to stop: after so many updates, epochs or (virtual) seconds, or at a target accuracy, whichever is first.
 
     Events at exactly ``seconds`` still count. An epoch is as many samples as the workers' shards hold in whole batches,
-    counted when an update uses them.
+    counted when an update uses them, or when pruning skips them.
     """
 
     updates: int | None = None
@@ -112,6 +113,7 @@ class Run:
     directory: Path | None = None
     local: "nn.Module | None" = None  # where workers train models of their own: the one with the smallest training loss
     costs: "Costs | None" = None  # and what that took
+    pruning: "PruningRecord | None" = field(default=None, repr=False)  # which samples were left out, if any could be
 
     def summary(self) -> dict[str, object]:
         """The run in a few numbers."""
@@ -128,6 +130,7 @@ class Run:
             "max_staleness": self.max_staleness,
             "spoiled_by_worker": dict(Counter(str(ticket.worker) for ticket in self.spoiled)),
             **({} if self.costs is None else {"worker_seconds": asdict(self.costs)}),
+            **({"pruned_share": self.pruning.pruned_share} if self.pruning is not None else {}),
         }
 
     def seconds_to(self, accuracy: float) -> float | None:

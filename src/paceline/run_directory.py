@@ -4,7 +4,7 @@ config.json             what was asked for, everything filled in
 trace.jsonl             events and instructions, as they happen
 metrics.jsonl           a line for each judgement of the model, as they happen
 checkpoint.safetensors  all that is needed to go on: now and then, when the run is interrupted, and at its end
-model.safetensors       the weights and buffers at the end
+model.safetensors       the weights and buffers at the end; pruning.safetensors, which samples were left out, if any
 summary.json            how it ended; the last file to be written
 """
 

@@ -8,9 +8,13 @@ import torch
 
 from paceline.checkpoint import read_checkpoint, write_checkpoint
 from paceline.core.errors import ConfigError
+from paceline.fleets.fleet import Crew
+from paceline.learning.model_hands import ModelHands
+from paceline.learning.server import Server
 from paceline.run import Agenda, Every
 from paceline.run_directory import RunDirectory
-from paceline.stateful import State, check_stateful
+from paceline.sampling.batches import Batches
+from paceline.stateful import State, Stateful, check_stateful
 from paceline.trace import TraceWriter
 
 log = logging.getLogger("paceline")
@@ -33,6 +37,16 @@ class TorchRandomness:
         torch.set_rng_state(state["cpu"])
         if state["device"] is not None:
             torch.get_device_module(self._device).set_rng_state(state["device"], self._device)
+
+
+def changing_parts(server: Server | ModelHands, batches: Batches, crew: Crew, *, needed: bool) -> Mapping[str, object]:
+    """What changes in a run, and can be put aside. None of it if something cannot, unless that is ``needed``."""
+    parts: dict[str, object] = {"server": server, "sampling": batches, "crew": crew}
+    if isinstance(server, Server):
+        parts["contributions"] = server.contributions
+    if not needed and not all(isinstance(part, Stateful) for part in parts.values()):
+        return {}
+    return check_stateful(parts)
 
 
 class Checkpoints:

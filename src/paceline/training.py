@@ -18,18 +18,19 @@ from paceline.interrupts import end_by
 from paceline.judge import Judge, Listener
 from paceline.learning.job import job_of
 from paceline.learning.model_hands import ModelHands
-from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe, Server
+from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.task import Task, device_of
 from paceline.loop import Loop, NoHands, seldom_collecting
 from paceline.progress import Progress
+from paceline.pruning.saved import write_pruning
+from paceline.pruning.shards import PrunedShards
 from paceline.randomness import stream
 from paceline.run import Every, Run, Stop
 from paceline.run_directory import RunDirectory, plain_repr
 from paceline.sampling.batches import Sampling, Shuffled
 from paceline.sampling.partition import Equal, Partition, deal
 from paceline.saved_models import save_local
-from paceline.saving import Checkpoints, TorchRandomness
-from paceline.stateful import Stateful, check_stateful
+from paceline.saving import Checkpoints, TorchRandomness, changing_parts
 from paceline.tensorboard import TensorBoard
 from paceline.trace import Trace, TraceWriter
 
@@ -97,14 +98,10 @@ def train(
         torch.manual_seed(seed)
         job = job_of(task, shards, batch_size)
         batches = sampling.open(shards, batch_size, seed)
+        pruned = batches if isinstance(batches, PrunedShards) else None
         crew, server = hire(strategy, fleet, job, recipe, batches=batches, seed=seed)
         stack.callback(crew.close)
-        changing: dict[str, object] = {"server": server, "sampling": batches, "crew": crew}
-        if isinstance(server, Server):
-            changing["contributions"] = server.contributions
-        kept = checkpoint is not None or resume or all(isinstance(part, Stateful) for part in changing.values())
-        if kept:
-            check_stateful(changing)
+        changing = changing_parts(server, batches, crew, needed=checkpoint is not None or resume)
         opened = None
         if directory is not None:
             place = directory if isinstance(directory, RunDirectory) else RunDirectory(directory)
@@ -116,18 +113,17 @@ def train(
         listeners: list[Listener] = [line] if opened is None else [opened, line]
         judge = Judge(task, server, every, listeners)
         checkpoints = None
-        if opened is not None:
-            if kept:
-                random = TorchRandomness(device_of(server.model))
-                parts = {**changing, "loop": loop, "judge": judge, "random": random}
-                checkpoints = Checkpoints(opened, writer, parts, checkpoint)
-            if goes_on and checkpoints is not None:
+        if opened is not None and changing:
+            parts = {**changing, "loop": loop, "judge": judge, "random": TorchRandomness(device_of(server.model))}
+            checkpoints = Checkpoints(opened, writer, parts, checkpoint)
+            if goes_on:
                 checkpoints.resume()
                 judge.history += opened.rows()
-            if tensorboard:
-                after = judge.history[-1].updates if judge.history else None
-                listeners.append(stack.enter_context(TensorBoard(opened.path / "tensorboard", after)))
-        ending = Ending(stop, loop, judge, epoch_samples=sum(len(s) // batch_size * batch_size for s in shards))
+        if opened is not None and tensorboard:
+            after = judge.history[-1].updates if judge.history else None
+            listeners.append(stack.enter_context(TensorBoard(opened.path / "tensorboard", after)))
+        whole_epoch = sum(len(shard) // batch_size * batch_size for shard in shards)
+        ending = Ending(stop, loop, judge, whole_epoch, pruned)
         ended = ending.come(line, checkpoints)
         run = Run(
             model=server.model,
@@ -141,8 +137,11 @@ def train(
             directory=opened.path if opened else None,
             local=server.best_local() if isinstance(server, ModelHands) else None,
             costs=getattr(crew, "costs", None) if isinstance(server, ModelHands) else None,
+            pruning=pruned.record if pruned else None,
         )
         if opened is not None:
+            if pruned is not None:
+                write_pruning(opened.path, pruned.record, task.training_samples())
             opened.finish(run.model, run.summary())
             if run.local is not None:
                 save_local(opened.path, run.local, job)

@@ -53,8 +53,7 @@ class ModelState:
     @property
     def message_bytes(self) -> int:
         """What is sent when a worker downloads the model, or hands in a gradient and its float buffers."""
-        tensors = self.parameters + [buffer for buffer in self.buffers if buffer.is_floating_point()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return message_bytes(self.model)
 
     def view(self) -> Snapshot:
         """The present values themselves: they change when the model does."""
@@ -128,6 +127,13 @@ def _described(tensor: Any) -> str:
     if not isinstance(tensor, Tensor):
         return "missing"
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"
+
+
+def message_bytes(model: nn.Module) -> int:
+    """The size of what is trained, and of the float buffers."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    tensors = trained + [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def norm(tensors: list[Tensor]) -> float:

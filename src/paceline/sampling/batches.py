@@ -4,7 +4,7 @@ What a worker was given but did not compute (it was stopped, dropped, or handed 
 the next time; otherwise the data of slow workers would be seen less often.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paceline.core.plain import whole
 from paceline.randomness import restore_stream, stream, stream_state
 from paceline.sampling.partition import Indices
-from paceline.stateful import State
+from paceline.stateful import State, Stateful, check_stateful
 
 Losses = NDArray[np.float32]
 
@@ -74,20 +74,10 @@ class Resampled:
         return ShardBatches([_Resampled(shard, batch_size, seed, w) for w, shard in enumerate(shards)], batch_size)
 
 
-class BatchSequence(Protocol):
-    """An endless sequence of mini-batches that knows where it stands."""
-
-    def __next__(self) -> Indices: ...
-
-    def state(self) -> State: ...
-
-    def restore(self, state: State, /) -> None: ...
-
-
 class ShardBatches:
     """Mini-batches from one endless sequence a worker, with what was put back first."""
 
-    def __init__(self, sequences: Sequence[BatchSequence], batch_size: int) -> None:
+    def __init__(self, sequences: Sequence[Iterator[Indices]], batch_size: int) -> None:
         self._sequences = sequences
         self._batch_size = batch_size
         self._returned: dict[int, list[Indices]] = {}
@@ -110,13 +100,17 @@ class ShardBatches:
             self._returned.setdefault(worker, []).insert(0, indices)
 
     def state(self) -> State:
+        """Needs sequences with a state."""
         returned = {str(worker): np.concatenate(pieces).tolist() for worker, pieces in self._returned.items()}
-        return {"returned": returned, "sequences": [sequence.state() for sequence in self._sequences]}
+        return {"returned": returned, "sequences": [sequence.state() for sequence in self._stateful()]}
 
     def restore(self, state: State) -> None:
         self._returned = {int(w): [np.array(samples, dtype=np.int64)] for w, samples in state["returned"].items()}
-        for sequence, each in zip(self._sequences, state["sequences"], strict=True):
+        for sequence, each in zip(self._stateful(), state["sequences"], strict=True):
             sequence.restore(each)
+
+    def _stateful(self) -> Iterable[Stateful]:
+        return check_stateful({f"sampling of worker {w}": each for w, each in enumerate(self._sequences)}).values()
 
 
 class _Shuffled:
@@ -129,6 +123,9 @@ class _Shuffled:
         self._before = stream_state(self._generator)  # where the stream stood when the order was drawn
         self._order: Indices = shard[:0]
         self._place = 0
+
+    def __iter__(self) -> Iterator[Indices]:
+        return self
 
     def __next__(self) -> Indices:
         end = self._place + self._batch_size
@@ -157,6 +154,9 @@ class _Resampled:
         self._shard = shard
         self._batch_size = batch_size
         self._generator = stream(seed, "batches", worker)
+
+    def __iter__(self) -> Iterator[Indices]:
+        return self
 
     def __next__(self) -> Indices:
         return self._shard[self._generator.choice(len(self._shard), size=self._batch_size, replace=False)]
