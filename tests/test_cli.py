@@ -169,7 +169,7 @@ def test_train_keeps_everything_in_a_directory(tiny: Path, capsys: pytest.Captur
     path = Path("runs/tiny-lgc-seed5")
     assert f"Run: {path}" in capsys.readouterr().out
     files = ["config.json", "config.toml", "metrics.jsonl", "model.safetensors", "summary.json", "trace.jsonl"]
-    assert sorted(each.name for each in path.iterdir()) == files
+    assert sorted(each.name for each in path.iterdir()) == ["checkpoint.safetensors", *files]
     assert 'name = "live-compensation"' in (path / "config.toml").read_text()
     assert read_trace(path).about["workers"] == 4
 

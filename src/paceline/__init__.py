@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.learning.task import Task
     from paceline.pruning.samplers import FinePruning, RandomPruning, SoftPruning
     from paceline.pruning.with_indices import WithIndices
+    from paceline.replaying import replay
     from paceline.run import Every, Run, Stop
     from paceline.sampling.batches import Resampled, Shuffled
     from paceline.sampling.handed_on import HandedOn
@@ -43,6 +44,7 @@ _HOME = {
     "paceline.fleets.processes.fleet": ("ProcessFleet",),
     "paceline.fleets.simulated": ("Network", "SimulatedFleet"),
     "paceline.learning.task": ("Task",),
+    "paceline.replaying": ("replay",),
     "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning"),
     "paceline.pruning.with_indices": ("WithIndices",),
     "paceline.run": ("Every", "Run", "Stop"),
@@ -68,7 +70,7 @@ __all__ = [
     "Joined", "Left", "LiveCompensation", "LogNormal", "ModelAveraging", "Network", "PacelineError", "Pareto",
     "Pathological", "ProcessFleet", "RandomPruning", "Resampled", "Run", "ShiftedExponential", "Shuffled",
     "SimulatedFleet", "SoftPruning", "Stop", "Strategy", "Synchronous", "Task", "WithIndices", "distilled_steps",
-    "groups_by_speed", "load", "local_steps", "read_trace", "simulate", "train",
+    "groups_by_speed", "load", "local_steps", "read_trace", "replay", "simulate", "train",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from paceline.datasets.cli import data_app
 from paceline.files import check_writable
 from paceline.papers.cli import reproduce
 from paceline.predict.cli import predict
+from paceline.replay_cli import replay
 
 if TYPE_CHECKING:
     from paceline.compare import Comparison, Outcome
@@ -33,6 +34,7 @@ FIGURE = Path("paceline-compare.png")
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(data_app, name="data")
 app.command()(reproduce)
+app.command()(replay)
 app.command()(predict)
 
 Strategies = Annotated[
@@ -112,35 +114,41 @@ def compare(  # noqa: PLR0917 - typer names the options
 
 @app.command()
 def train(  # noqa: PLR0917 - typer names the options
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file.")],
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A TOML file.")] = None,
     strategy: Annotated[str | None, typer.Option("--strategy", "-s", metavar="NAME:OPTION=VALUE,...")] = None,
     directory: Annotated[Path | None, typer.Option(metavar="DIR", help="By default a new one under runs/.")] = None,
     lr: Annotated[float | None, typer.Option(help="The step, instead of the file's.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's first one.")] = None,
+    checkpoint: Annotated[int | None, typer.Option(min=1, metavar="N", help="One after every N updates.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run there.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard too.")] = False,
     check_step: CheckStep = True,
     fleet: Annotated[
         str | None, typer.Option(metavar="KIND", help="processes: real ones, as slow as the file says.")
     ] = None,
 ) -> None:
-    """Train once, and keep config, trace, metrics and weights in a directory. Exits with 1 if the run came to grief."""
-    config = _on(_config(file, None if strategy is None else [strategy]), fleet)
-    if len(config.strategies) > 1:
-        names = ", ".join(choice.short for choice in config.strategies)
-        raise ConfigError(f"{file.name} names {len(config.strategies)} strategies: choose one with --strategy: {names}")
-    if lr is None and "lr" not in config.optimizer.options:
-        raise ConfigError(f"{file.name} has no single step: set lr in [optimizer], or give --lr")
+    """Train once, and keep config, trace, metrics and weights in a directory. Exits with 1 if the run came to grief.
+
+    What was interrupted or killed goes on with --resume DIR, with the file it was begun with or without one.
+    """
+    config, name = _one_run(file, strategy, lr, resume)
+    config = _on(config, fleet)
     choice, seed = config.strategies[0], config.seeds[0] if seed is None else seed
-    path = directory or _free(Path("runs") / f"{file.stem}-{choice.named.names[1]}-seed{seed}")
+    if resume is not None and directory not in (None, resume):
+        raise ConfigError(f"--resume {resume} goes on in that directory: leave --directory {directory} out")
+    path = resume or directory or _free(Path("runs") / f"{name}-{choice.named.names[1]}-seed{seed}")
     from paceline.experiment import check, run, settled
+    from paceline.run import Every
 
     config = settled(config, choice, seed, lr)
+    config = config if checkpoint is None else replace(config, checkpoint=Every(updates=checkpoint))
     check(config)
+    goes_on = resume is not None
     began = time.monotonic()
     try:
-        result = run(config, choice, seed=seed, directory=path, tensorboard=tensorboard, progress=None)
+        result = run(config, choice, seed=seed, directory=path, resume=goes_on, tensorboard=tensorboard, progress=None)
     except KeyboardInterrupt:
-        kept = f"everything so far is in {path}" if path.exists() else "nothing was written"
+        kept = f"go on with: paceline train --resume {path}" if path.exists() else "nothing was written"
         raise Interrupted(f"interrupted; {kept}") from None
     found = _tell(result, choice.short)
     if check_step:
@@ -150,6 +158,22 @@ def train(  # noqa: PLR0917 - typer names the options
             _told(warning)
     if result.ended in ("diverged", "too few workers"):
         raise typer.Exit(DIVERGED)
+
+
+def _one_run(file: Path | None, strategy: str | None, lr: float | None, resume: Path | None) -> "tuple[Config, str]":
+    """The configuration of one run, and what to call it."""
+    if file is None and resume is None:
+        raise ConfigError("Missing argument FILE: give a TOML file, or --resume DIR to go on with a run")
+    if file is None and resume is not None and not (resume / "config.toml").is_file():
+        raise ConfigError(f"cannot resume {resume}: it has no config.toml, which paceline train leaves there")
+    file = file or (resume or Path()) / "config.toml"
+    config = _config(file, None if strategy is None else [strategy])
+    if len(config.strategies) > 1:
+        names = ", ".join(choice.short for choice in config.strategies)
+        raise ConfigError(f"{file.name} names {len(config.strategies)} strategies: choose one with --strategy: {names}")
+    if lr is None and "lr" not in config.optimizer.options:
+        raise ConfigError(f"{file.name} has no single step: set lr in [optimizer], or give --lr")
+    return config, file.stem
 
 
 @app.command()

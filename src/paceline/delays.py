@@ -27,7 +27,10 @@ class Delay(Protocol):
         ...
 
     def durations(self, generator: np.random.Generator) -> Iterator[float]:
-        """An endless sequence of durations, one for each piece of work."""
+        """An endless sequence of durations, one for each piece of work.
+
+        It depends on nothing but the generator: a run that is resumed draws it again from the start.
+        """
         ...
 
 

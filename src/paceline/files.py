@@ -1,6 +1,7 @@
 """Files that are there whole, or not at all."""
 
 import os
+import re
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
@@ -18,6 +19,17 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_partial(directory: Path) -> None:
+    """Remove what a process that was killed while it wrote there left."""
+    for path in directory.iterdir():
+        if is_partial(path):
+            path.unlink(missing_ok=True)
+
+
+def is_partial(path: Path) -> bool:
+    return re.fullmatch(r"\..+\.\d+\.partial", path.name) is not None
 
 
 def check_writable(path: Path, suffix: str) -> None:

@@ -60,12 +60,12 @@ class Agenda:
 
     def __init__(self, every: Every | None) -> None:
         self._every = every
-        self._next = 0.0
+        self.next = 0.0
         self._plan(0, 0.0)
 
     def due(self, updates: int, seconds: float) -> bool:
         by_time = self._every is not None and self._every.seconds is not None
-        if (_picoseconds(seconds) if by_time else updates) < self._next:
+        if (_picoseconds(seconds) if by_time else updates) < self.next:
             return False
         self._plan(updates, seconds)
         return True
@@ -73,12 +73,12 @@ class Agenda:
     def _plan(self, updates: int, seconds: float) -> None:
         every = self._every
         if every is None:
-            self._next = max(updates + 1, updates * self.GROWTH)
+            self.next = max(updates + 1, updates * self.GROWTH)
         elif every.updates is not None:
-            self._next = (updates // every.updates + 1) * every.updates
+            self.next = (updates // every.updates + 1) * every.updates
         else:
             period = max(1, _picoseconds(every.seconds or 0.0))
-            self._next = (_picoseconds(seconds) // period + 1) * period
+            self.next = (_picoseconds(seconds) // period + 1) * period
 
 
 def _picoseconds(seconds: float) -> int:
