@@ -16,7 +16,7 @@ from paceline.fleets.simulated import SimulatedFleet
 from paceline.hiring import hire
 from paceline.interrupts import end_by
 from paceline.judge import Judge, Listener
-from paceline.learning.job import job_of
+from paceline.learning.job import Job, job_of
 from paceline.learning.model_hands import ModelHands
 from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.task import Task, device_of
@@ -81,9 +81,8 @@ def train(
     recipe = Recipe(optimizer, scheduler, clip_norm)
     stop = _earliest(stop, strategy)
     check_fits(strategy, fleet.workers, batch_size)
-    for name, wanted in (("tensorboard", tensorboard), ("checkpoint", checkpoint), ("resume", resume)):
-        if wanted and directory is None:
-            raise ConfigError(f"{name}={wanted} needs a directory")
+    if directory is None:
+        _refuse_without_directory(tensorboard=tensorboard, checkpoint=checkpoint, resume=resume)
     if stop.target is not None and math.isnan(task.judge()(task.model)[1]):
         raise ConfigError(f"a target of {stop.target} can never be reached: the evaluation tells no accuracy")
     shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
@@ -140,14 +139,25 @@ def train(
             pruning=pruned.record if pruned else None,
         )
         if opened is not None:
-            if pruned is not None:
-                write_pruning(opened.path, pruned.record, task.training_samples())
-            opened.finish(run.model, run.summary())
-            if run.local is not None:
-                save_local(opened.path, run.local, job)
+            _keep(opened, run, job)
     if ended.signal is not None:
         raise end_by(ended.signal)
     return run
+
+
+def _refuse_without_directory(*, tensorboard: bool, checkpoint: Every | None, resume: bool) -> None:
+    for name, wanted in (("tensorboard", tensorboard), ("checkpoint", checkpoint), ("resume", resume)):
+        if wanted:
+            raise ConfigError(f"{name}={wanted} needs a directory")
+
+
+def _keep(opened: RunDirectory, run: Run, job: Job) -> None:
+    """Write what a run came to."""
+    if run.pruning is not None:
+        write_pruning(opened.path, run.pruning, job.samples)
+    opened.finish(run.model, run.summary())
+    if run.local is not None:
+        save_local(opened.path, run.local, job)
 
 
 def _earliest(stop: Stop | None, strategy: Strategy) -> Stop:
