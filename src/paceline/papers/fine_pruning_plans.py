@@ -125,7 +125,7 @@ SMALL = Plan(
     late=24,
     searched=Size(1_200, 30, tested=3_000, validation=True),
     search_seeds=(10, 11),
-    timed=(5_120, 9),
+    timed=(2_560, 20),
 )
 FULL = replace(
     SMALL,

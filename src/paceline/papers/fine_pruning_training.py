@@ -102,6 +102,7 @@ class Loop:
         self._inputs, self._targets = data
         self._model = model
         self._watched = training.rule is not None
+        self._weighed = isinstance(training.rule, SoftRule)
         rule = training.rule or RandomRule(window=1, start=1, block=1, count=0, fraction=0.0)
         self._sampler = PruningSampler(rule, size.samples, training.seed, 0, 1)
         self._step = STEPS[training.model]
@@ -126,7 +127,7 @@ class Loop:
             self._optimizer.param_groups[0]["lr"] = self._step * 0.2 ** sum(at >= each for each in MILESTONES)
             losses = cross_entropy(self._model(self._pictures(indices)), self._targets[indices], reduction="none")
             self._observe(indices, losses.detach(), number)
-            weighed = losses if not self._watched else losses * self._sampler.weights(indices)
+            weighed = losses * self._sampler.weights(indices) if self._weighed else losses
             self._optimizer.zero_grad()
             torch.autograd.backward(weighed.mean())
             self._optimizer.step()
