@@ -4,13 +4,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = Path(__file__).parent
+pytestmark = pytest.mark.timeout(300)  # ten seconds of work; a busy machine may take its time
 
 
 def killed(directory: Path, how: str, *cases: str) -> int:
     """How many kills there were; all files are as if there had been none."""
     command = [sys.executable, "-W", "error", "-m", "support.killed", str(directory), how, *cases]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=280, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1, done.stdout
     return int(done.stdout.split()[0])

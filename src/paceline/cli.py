@@ -148,7 +148,7 @@ def train(  # noqa: PLR0917 - typer names the options
     try:
         result = run(config, choice, seed=seed, directory=path, resume=goes_on, tensorboard=tensorboard, progress=None)
     except KeyboardInterrupt:
-        kept = f"go on with: paceline train --resume {path}" if path.exists() else "nothing was written"
+        kept = f"everything so far is in {path}" if path.exists() else "nothing was written"
         raise Interrupted(f"interrupted; {kept}") from None
     found = _tell(result, choice.short)
     if check_step:

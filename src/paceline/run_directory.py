@@ -114,9 +114,12 @@ class RunDirectory:
 
     def rows(self) -> Sequence[Row]:
         """The judgements up to the state that was restored."""
-        text = (self.path / "metrics.jsonl").read_bytes()[: self._bytes].decode()
-        lines = [json.loads(line) for line in text.splitlines()]
-        return [Row._make(math.nan if line[name] is None else line[name] for name in Row._fields) for line in lines]
+        try:
+            text = (self.path / "metrics.jsonl").read_bytes()[: self._bytes].decode()
+            lines = [json.loads(line) for line in text.splitlines()]
+            return [Row._make(math.nan if line[name] is None else line[name] for name in Row._fields) for line in lines]
+        except (LookupError, TypeError, ValueError):
+            raise ConfigError(f"cannot resume {self.path}: its metrics.jsonl cannot be understood") from None
 
     def cut(self) -> None:
         """Forget what was written after the state that was restored."""
@@ -137,6 +140,10 @@ class RunDirectory:
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
         write_atomically(self.path / "model.safetensors", save(tensors))
         write_atomically(self.path / "summary.json", _json(summary))
+
+
+def place_of(directory: Path | str | RunDirectory) -> RunDirectory:
+    return directory if isinstance(directory, RunDirectory) else RunDirectory(directory)
 
 
 def _others(path: Path) -> bool:

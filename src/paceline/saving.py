@@ -1,7 +1,7 @@
 """When the state of a run is kept in its directory, and how it is taken up again."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.fleets.fleet import Crew
 from paceline.learning.model_hands import ModelHands
 from paceline.learning.server import Server
-from paceline.run import Agenda, Every
+from paceline.run import Agenda, Every, Row
 from paceline.run_directory import RunDirectory
 from paceline.sampling.batches import Batches
 from paceline.stateful import State, Stateful, check_stateful
@@ -78,8 +78,8 @@ class Checkpoints:
             self._directory.checkpoint.unlink(missing_ok=True)
             log.warning("the run cannot be resumed: %s", error)
 
-    def resume(self) -> None:
-        """Take up the run where the checkpoint left it. What cannot be taken up is refused, and stays as it is."""
+    def resume(self) -> Sequence[Row]:
+        """Take up the run where the checkpoint left it; its history. What cannot be is refused, and stays as it is."""
         path = self._directory.checkpoint
         state = read_checkpoint(path)
         for name, part in self._parts.items():
@@ -90,6 +90,7 @@ class Checkpoints:
             except UNFIT as error:
                 raise ConfigError(f"cannot resume from {path}: its {name} does not fit ({_line(error)})") from None
         self._resumed = True
+        return self._directory.rows()
 
     def go_on(self) -> None:
         """Nothing speaks against a run that is resumed: forget what was written after its checkpoint."""

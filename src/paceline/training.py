@@ -26,7 +26,7 @@ from paceline.pruning.saved import write_pruning
 from paceline.pruning.shards import PrunedShards
 from paceline.randomness import stream
 from paceline.run import Every, Run, Stop
-from paceline.run_directory import RunDirectory, plain_repr
+from paceline.run_directory import RunDirectory, place_of, plain_repr
 from paceline.sampling.batches import Sampling, Shuffled
 from paceline.sampling.partition import Equal, Partition, deal
 from paceline.saved_models import save_local
@@ -90,7 +90,7 @@ def train(
         strategy=strategy, fleet=fleet, partition=partition, sampling=sampling,
         batch_size=batch_size, clip_norm=clip_norm, seed=seed, task=task,
     )  # fmt: skip
-    config: dict[str, object] = {**settings, "stop": repr(stop), "every": repr(every)}
+    config = {**settings, "stop": repr(stop), "every": repr(every)}
     with ExitStack() as stack:
         stack.enter_context(seldom_collecting())
         stack.enter_context(torch.random.fork_rng())
@@ -101,10 +101,9 @@ def train(
         crew, server = hire(strategy, fleet, job, recipe, batches=batches, seed=seed)
         stack.callback(crew.close)
         changing = changing_parts(server, batches, crew, needed=checkpoint is not None or resume)
-        opened = None
-        if directory is not None:
-            place = directory if isinstance(directory, RunDirectory) else RunDirectory(directory)
-            opened = stack.enter_context(place.open(config, resume=resume))
+        opened = None if directory is None else place_of(directory).open(config, resume=resume)
+        if opened is not None:
+            stack.enter_context(opened)
         goes_on = opened is not None and opened.goes_on
         writer = TraceWriter(opened.trace if opened else None, crew.about, goes_on=goes_on)
         loop = Loop(strategy, crew, server, writer, stop.seconds)
@@ -116,14 +115,12 @@ def train(
             parts = {**changing, "loop": loop, "judge": judge, "random": TorchRandomness(device_of(server.model))}
             checkpoints = Checkpoints(opened, writer, parts, checkpoint)
             if goes_on:
-                checkpoints.resume()
-                judge.history += opened.rows()
+                judge.history += checkpoints.resume()
         if opened is not None and tensorboard:
             after = judge.history[-1].updates if judge.history else None
             listeners.append(stack.enter_context(TensorBoard(opened.path / "tensorboard", after)))
         whole_epoch = sum(len(shard) // batch_size * batch_size for shard in shards)
-        ending = Ending(stop, loop, judge, whole_epoch, pruned)
-        ended = ending.come(line, checkpoints)
+        ended = Ending(stop, loop, judge, whole_epoch, pruned).come(line, checkpoints)
         run = Run(
             model=server.model,
             history=judge.history,
