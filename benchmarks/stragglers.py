@@ -22,7 +22,7 @@ import paceline as pl
 
 WORKERS, SLOW, TIMES = 4, 3, 4.0
 TARGET, WINDOW, LR = 0.3, 16, 0.1  # the loss to reach; over so many mini-batches
-STEPS = 1000  # at most
+STEPS = 160  # of DDP at most, and as many mini-batches of ours
 STRATEGIES: dict[str, pl.Strategy] = {
     "SSGD": pl.Synchronous(),
     "LGC-SGD": pl.LiveCompensation(3, blocks=4),
@@ -64,7 +64,7 @@ def slowed_ddp(rank: int, workers: int, case: Case, orders: Connection) -> None:
         losses: list[tuple[float, float]] = []
         torch.distributed.barrier()
         began = time.perf_counter()
-        for number in range(STEPS // 4):
+        for number in range(STEPS):
             per_epoch = len(shard) // case.batch
             if number % per_epoch == 0:
                 order = shard[torch.randperm(len(shard))]
