@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "Paceline needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -c constraints.txt $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install -c constraints.txt -e '.[dev,tensorboard,docs]'
+	$(BIN)/pip install -c constraints.txt -e '.[dev,tensorboard,accelerate,lightning,torchdata,docs]'
 	touch $@
 
 demo: venv

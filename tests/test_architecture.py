@@ -101,6 +101,23 @@ def test_delays_sampling_and_traces_need_no_torch(file: Path) -> None:
     assert {name for name in reaches(file) if belongs_to(name, "torch")} == set()
 
 
+@pytest.mark.parametrize("file", files("theory"), ids=ids)
+def test_the_theory_needs_numpy_and_scipy_and_no_torch(file: Path) -> None:
+    others = ("theory", "core", "delays", "trace", "loop", "fleets", "randomness", "strategies", "reports.measure")
+    allowed = ("numpy", "scipy", *(f"paceline.{name}" for name in others))
+    assert {name for name in imports(file) if not (is_standard_library(name) or belongs_to(name, *allowed))} == set()
+    assert {name for name in reaches(file) if belongs_to(name, "torch")} == set()
+
+
+def test_the_rules_of_pruning_need_no_torch_and_its_plans_nothing_at_all() -> None:
+    for file in files("pruning.rules", "pruning.memory", "pruning.selection", "pruning.shards", "pruning.record"):
+        assert {name for name in reaches(file) if belongs_to(name, "torch")} == set(), ids(file)
+    for file in files("pruning.plan", "pruning.formulas"):
+        assert {name for name in reaches(file) if not (is_standard_library(name) or belongs_to(name, "paceline"))} == (
+            set()
+        ), ids(file)
+
+
 @pytest.mark.parametrize("file", files("fleets"), ids=ids)
 def test_fleets_know_no_strategy(file: Path) -> None:
     assert {name for name in imports(file) if belongs_to(name, "paceline.strategies", "paceline.training")} == set()

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -39,6 +41,50 @@ def test_the_custom_strategy_makes_more_updates_than_waiting_for_everybody() -> 
     updates = {name: int(count) for name, count in re.findall(r"^(\w+)\(.*?\) +(\d+) updates", result.stdout, re.M)}
     assert updates["Deadline"] > updates["Synchronous"] > 0
     assert result.stdout.count("accuracy") == 2
+
+
+def test_the_predicted_steps_are_where_training_turns() -> None:
+    script = EXAMPLES / "predict.py"
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert len(re.findall(r"at 75% of it: loss 0\.\d+$", result.stdout, re.M)) == 3
+    assert result.stdout.count("at 125% of it: diverges") == 3
+    assert [float(step) for step in re.findall(r"largest step ([\d.]+)", result.stdout)] == [0.4211, 0.0113, 0.0020]
+
+
+def test_the_theory_tells_which_learning_rate_runs_off() -> None:
+    script = EXAMPLES / "sdde.py"
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "delay 10, momentum 0.0: learning rates up to 0.0747" in result.stdout
+    assert "delay 10, momentum 0.9: learning rates up to 0.0057" in result.stdout
+    assert result.stdout.count("exact") == 2
+    assert result.stdout.count("is not stable in mean square") == 1
+
+
+@pytest.mark.parametrize("name", ["loop", "accelerate", "lightning"])
+def test_fine_pruning_fits_other_loops(name: str) -> None:
+    """Each sees exactly the samples, or makes exactly the steps, that the plan says."""
+    output = run_example(f"fine_pruning_{name}.py")
+    done, planned = re.search(r"(\d+) (?:of|samples \(planned) (\d+)", output).groups()  # type: ignore[union-attr]
+    assert done == planned
+    assert float(re.search(r"test accuracy ([\d.]+)", output)[1]) > 0.85  # type: ignore[index]
+
+
+def test_fine_pruning_under_accelerate_puts_the_counts_of_two_processes_together() -> None:
+    """Accelerate fills the last batches up with samples that were seen before; that must not trouble the counts."""
+    output = run_example("-m torch.distributed.run --standalone --nproc_per_node 2", "fine_pruning_accelerate.py")
+    assert "2 processes" in output
+    assert "the same counts: True" in output
+
+
+def run_example(*command: str) -> str:
+    *options, script = command
+    arguments = [sys.executable, *(part for option in options for part in option.split()), str(EXAMPLES / script)]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_processes_train_and_one_that_is_killed_is_replaced() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -32,7 +32,8 @@ from paceline.core.facts import (
     Work,
 )
 from paceline.core.ledger import Ledger
-from paceline.trace import Fact, Spoiled, TraceWriter
+from paceline.trace import Fact, Spoiled, Trace, TraceWriter
+from paceline.trace_lines import tickets_of
 
 times = st.floats(0, 1e9, allow_nan=False, allow_infinity=False)
 numbers = st.integers(0, 10**6)
@@ -42,7 +43,7 @@ kinds = st.sampled_from(["gradient", "local_steps", "distilled_steps"])
 
 @st.composite
 def _histories(draw: st.DrawFn) -> list[tuple[list[Fact], list[Fact]]]:
-    """Tickets are started first; then anything may be said of them."""
+    """Tickets are started first; then anything may be said of them until they are settled."""
     works = st.builds(Work, kinds, st.integers(1, 64))
     tickets = [Ticket(serial, draw(numbers), draw(numbers), draw(works)) for serial in range(draw(st.integers(1, 6)))]
     known = st.sampled_from(tickets)
@@ -72,7 +73,18 @@ def _histories(draw: st.DrawFn) -> list[tuple[list[Fact], list[Fact]]]:
     )
     history: list[tuple[list[Fact], list[Fact]]] = [([Joined(0.0, 0)], [Start(ticket) for ticket in tickets])]
     history += draw(st.lists(st.tuples(st.lists(events, max_size=3), st.lists(instructions, max_size=4)), max_size=5))
-    return history
+    settled: set[Ticket] = set()
+    return [([*_unsettled(events, settled)], [*_unsettled(instructions, settled)]) for events, instructions in history]
+
+
+def _unsettled(facts: Sequence[Fact], settled: set[Ticket]) -> Iterator[Fact]:
+    for fact in facts:
+        if settled.isdisjoint(tickets_of(fact)):
+            yield fact
+            if isinstance(fact, Step):
+                settled |= fact.weights.keys() - fact.keep
+            elif isinstance(fact, Halt | Drop):
+                settled.add(fact.ticket)
 
 
 def write(path: Path | None, history: Sequence[tuple[list[Fact], list[Fact]]]) -> list[Fact]:
@@ -102,6 +114,12 @@ def test_spoiled_contributions_are_read_as_they_were_written() -> None:
     writer.record([Joined(0.0, 4)], [Start(ticket), Step({ticket: Fraction(1)})])
     writer.spoiled([ticket])
     assert list(writer.close()) == [Joined(0.0, 4), Start(ticket), Step({ticket: Fraction(1)}), Spoiled(ticket)]
+
+
+def test_a_settled_ticket_is_forgotten_and_may_not_be_named_again() -> None:
+    lines = ['{"paceline_trace":1}', '["start",0,4,0,"gradient",1]', '["halt",0]', '["rang",1.0]', '["drop",0]']
+    with pytest.raises(pl.PacelineError, match="line 5 of the trace cannot be understood"):
+        list(Trace(lambda: lines))
 
 
 @dataclass(frozen=True)

@@ -909,7 +909,7 @@ def test_ctrl_c_leaves_a_complete_directory(tmp_path: Path) -> None:
     )
     try:
         metrics = directory / "metrics.jsonl"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240  # a busy machine takes its time to import torch
         while not (metrics.exists() and metrics.read_text().count("\n") > 5):
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from paceline.fleets.processes.fleet import ProcessFleet
     from paceline.fleets.simulated import Network, SimulatedFleet
     from paceline.learning.task import Task
+    from paceline.pruning.samplers import FinePruning, RandomPruning, SoftPruning
+    from paceline.pruning.with_indices import WithIndices
+    from paceline.replaying import replay
     from paceline.run import Every, Run, Stop
     from paceline.sampling.batches import Resampled, Shuffled
     from paceline.sampling.handed_on import HandedOn
@@ -41,6 +44,9 @@ _HOME = {
     "paceline.fleets.processes.fleet": ("ProcessFleet",),
     "paceline.fleets.simulated": ("Network", "SimulatedFleet"),
     "paceline.learning.task": ("Task",),
+    "paceline.replaying": ("replay",),
+    "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning"),
+    "paceline.pruning.with_indices": ("WithIndices",),
     "paceline.run": ("Every", "Run", "Stop"),
     "paceline.sampling.batches": ("Resampled", "Shuffled"),
     "paceline.sampling.handed_on": ("HandedOn",),
@@ -60,11 +66,11 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Asynchronous", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical", "EnsembleCompression", "Equal",
-    "Every", "FastestK", "FinalEnsemble", "Grouped", "HandedOn", "IllegalDecision", "ImpossibleEvent", "Joined", "Left",
-    "LiveCompensation", "LogNormal", "ModelAveraging", "Network", "PacelineError", "Pareto", "Pathological",
-    "ProcessFleet", "Resampled", "Run", "ShiftedExponential", "Shuffled", "SimulatedFleet", "Stop", "Strategy",
-    "Synchronous", "Task", "distilled_steps", "groups_by_speed", "load", "local_steps", "read_trace", "simulate",
-    "train",
+    "Every", "FastestK", "FinalEnsemble", "FinePruning", "Grouped", "HandedOn", "IllegalDecision", "ImpossibleEvent",
+    "Joined", "Left", "LiveCompensation", "LogNormal", "ModelAveraging", "Network", "PacelineError", "Pareto",
+    "Pathological", "ProcessFleet", "RandomPruning", "Resampled", "Run", "ShiftedExponential", "Shuffled",
+    "SimulatedFleet", "SoftPruning", "Stop", "Strategy", "Synchronous", "Task", "WithIndices", "distilled_steps",
+    "groups_by_speed", "load", "local_steps", "read_trace", "replay", "simulate", "train",
 ]  # fmt: skip
 
 

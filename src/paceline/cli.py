@@ -5,8 +5,8 @@ stderr says what, and nothing was written); 130 interrupted (one line says what 
 """
 
 import json
-import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +17,15 @@ import typer
 from paceline import __version__
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.datasets.cli import data_app
+from paceline.files import check_writable
 from paceline.papers.cli import reproduce
+from paceline.predict.cli import predict
+from paceline.replay_cli import replay
 
 if TYPE_CHECKING:
     from paceline.compare import Comparison, Outcome
     from paceline.config import Config
+    from paceline.reports.measure import Measures
     from paceline.run import Run
 
 DIVERGED, REFUSED, INTERRUPTED = 1, 2, 130
@@ -30,6 +34,8 @@ FIGURE = Path("paceline-compare.png")
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(data_app, name="data")
 app.command()(reproduce)
+app.command()(replay)
+app.command()(predict)
 
 Strategies = Annotated[
     list[str] | None,
@@ -37,6 +43,7 @@ Strategies = Annotated[
         "--strategy", "-s", metavar="NAME:OPTION=VALUE,...", help="Such as lgc:quorum=7,blocks=4; repeat for several."
     ),
 ]
+CheckStep = Annotated[bool, typer.Option("--check-step/--no-check-step", help="Warn of a step beyond its limit.")]
 
 
 class Interrupted(PacelineError):
@@ -82,6 +89,7 @@ def compare(  # noqa: PLR0917 - typer names the options
     figure: Annotated[Path, typer.Option(metavar="PNG", help="Where the curves go.")] = FIGURE,
     seeds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Use the seeds 0 to N-1.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")] = None,
+    check_step: CheckStep = True,
 ) -> None:
     """Compare strategies on the same fleet, data and seeds: which one reaches the target soonest, and why."""
     from paceline.compare import usable_cores
@@ -89,48 +97,83 @@ def compare(  # noqa: PLR0917 - typer names the options
     config = _config(file or Path(__file__).with_name("demo.toml"), strategy)
     if seeds is not None:
         config = replace(config, seeds=tuple(range(seeds)))
-    _check_writable(figure, ".png")
+    check_writable(figure, ".png")
     if json_file is not None:
-        _check_writable(json_file, ".json")
-    comparison = _run_all(config, jobs or usable_cores(), json_file)
+        check_writable(json_file, ".json")
+    processes, began = jobs or usable_cores(), time.monotonic()
+    comparison = _run_all(config, processes, json_file)
     _show(comparison)
+    if check_step:
+        from paceline.predict.step_check import warnings_of
+
+        for warning in warnings_of(comparison, processes, time.monotonic() - began):
+            _told(warning)
     _write(comparison, json_file, figure)
     typer.echo(_next_steps(file, comparison))
 
 
 @app.command()
 def train(  # noqa: PLR0917 - typer names the options
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file.")],
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A TOML file.")] = None,
     strategy: Annotated[str | None, typer.Option("--strategy", "-s", metavar="NAME:OPTION=VALUE,...")] = None,
     directory: Annotated[Path | None, typer.Option(metavar="DIR", help="By default a new one under runs/.")] = None,
     lr: Annotated[float | None, typer.Option(help="The step, instead of the file's.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's first one.")] = None,
+    checkpoint: Annotated[int | None, typer.Option(min=1, metavar="N", help="One after every N updates.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run there.")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard too.")] = False,
+    check_step: CheckStep = True,
     fleet: Annotated[
         str | None, typer.Option(metavar="KIND", help="processes: real ones, as slow as the file says.")
     ] = None,
 ) -> None:
-    """Train once, and keep config, trace, metrics and weights in a directory. Exits with 1 if the run came to grief."""
-    config = _on(_config(file, None if strategy is None else [strategy]), fleet)
+    """Train once, and keep config, trace, metrics and weights in a directory. Exits with 1 if the run came to grief.
+
+    What was interrupted or killed goes on with --resume DIR, with the file it was begun with or without one.
+    """
+    config, name = _one_run(file, strategy, lr, resume)
+    config = _on(config, fleet)
+    choice, seed = config.strategies[0], config.seeds[0] if seed is None else seed
+    if resume is not None and directory not in (None, resume):
+        raise ConfigError(f"--resume {resume} goes on in that directory: leave --directory {directory} out")
+    path = resume or directory or _free(Path("runs") / f"{name}-{choice.named.names[1]}-seed{seed}")
+    from paceline.experiment import check, run, settled
+    from paceline.run import Every
+
+    config = settled(config, choice, seed, lr)
+    config = config if checkpoint is None else replace(config, checkpoint=Every(updates=checkpoint))
+    check(config)
+    goes_on = resume is not None
+    began = time.monotonic()
+    try:
+        result = run(config, choice, seed=seed, directory=path, resume=goes_on, tensorboard=tensorboard, progress=None)
+    except KeyboardInterrupt:
+        kept = f"go on with: paceline train --resume {path}" if path.exists() else "nothing was written"
+        raise Interrupted(f"interrupted; {kept}") from None
+    found = _tell(result, choice.short)
+    if check_step:
+        from paceline.predict.step_check import warnings_after
+
+        for warning in warnings_after(config, seed, found, time.monotonic() - began):
+            _told(warning)
+    if result.ended in ("diverged", "too few workers"):
+        raise typer.Exit(DIVERGED)
+
+
+def _one_run(file: Path | None, strategy: str | None, lr: float | None, resume: Path | None) -> "tuple[Config, str]":
+    """The configuration of one run, and what to call it."""
+    if file is None and resume is None:
+        raise ConfigError("Missing argument FILE: give a TOML file, or --resume DIR to go on with a run")
+    if file is None and resume is not None and not (resume / "config.toml").is_file():
+        raise ConfigError(f"cannot resume {resume}: it has no config.toml, which paceline train leaves there")
+    file = file or (resume or Path()) / "config.toml"
+    config = _config(file, None if strategy is None else [strategy])
     if len(config.strategies) > 1:
         names = ", ".join(choice.short for choice in config.strategies)
         raise ConfigError(f"{file.name} names {len(config.strategies)} strategies: choose one with --strategy: {names}")
     if lr is None and "lr" not in config.optimizer.options:
         raise ConfigError(f"{file.name} has no single step: set lr in [optimizer], or give --lr")
-    choice, seed = config.strategies[0], config.seeds[0] if seed is None else seed
-    path = directory or _free(Path("runs") / f"{file.stem}-{choice.named.names[1]}-seed{seed}")
-    from paceline.experiment import check, run, settled
-
-    config = settled(config, choice, seed, lr)
-    check(config)
-    try:
-        result = run(config, choice, seed=seed, directory=path, tensorboard=tensorboard, progress=None)
-    except KeyboardInterrupt:
-        kept = f"everything so far is in {path}" if path.exists() else "nothing was written"
-        raise Interrupted(f"interrupted; {kept}") from None
-    _tell(result, choice.short)
-    if result.ended in ("diverged", "too few workers"):
-        raise typer.Exit(DIVERGED)
+    return config, file.stem
 
 
 @app.command()
@@ -258,7 +301,7 @@ def _next_steps(file: Path | None, comparison: "Comparison") -> str:
     return f"Next: paceline train {file} --strategy {best.label}{step}"
 
 
-def _tell(run: "Run", label: str) -> None:
+def _tell(run: "Run", label: str) -> "Measures":
     from paceline.reports.measure import measure
     from paceline.tables import spoiled_line
 
@@ -275,16 +318,7 @@ def _tell(run: "Run", label: str) -> None:
     if run.problem:
         typer.echo(run.problem)
     typer.echo(f"Run: {run.directory}")
-
-
-def _check_writable(path: Path, suffix: str) -> None:
-    if path.suffix != suffix:
-        raise ConfigError(f"{path} must end with {suffix}: that is what is written there")
-    if path.is_dir():
-        raise ConfigError(f"cannot write {path}: it is a directory")
-    parent = next(each for each in path.absolute().parents if each.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"cannot write {path}: {parent} is no directory that can be written to")
+    return found
 
 
 def _free(path: Path) -> Path:

@@ -9,12 +9,14 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from paceline.config import Config, config_table
 from paceline.reports.measure import Measures, measure
 from paceline.run import Row
 
+P = ParamSpec("P")
+T = TypeVar("T")
 RULE = (
     "Each strategy runs with every step of the same grid on the same seeds; it is shown with the step that reaches the "
     "target soonest in the median over the seeds, or, if none does, that ends with the lowest loss."
@@ -160,11 +162,7 @@ def outcomes_of(config: Config, jobs: Sequence[Job], processes: int) -> Iterator
             for job in jobs:
                 yield run_job(config, job)
         return
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(["paceline.experiment"])  # torch is imported once for all
-    pool = ProcessPoolExecutor(processes, context, initializer=_begin_process)
+    pool = _pool(processes)
     try:
         pool.submit(check_in_process, config).result()
         for future in as_completed([pool.submit(run_job, config, job) for job in jobs]):
@@ -175,6 +173,23 @@ def outcomes_of(config: Config, jobs: Sequence[Job], processes: int) -> Iterator
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def aside(processes: int, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Call something that needs torch where the runs are: in another process, unless they were in this one."""
+    if processes == 1:
+        with one_thread():
+            return function(*arguments, **options)
+    with _pool(1) as pool:
+        return pool.submit(function, *arguments, **options).result()
+
+
+def _pool(processes: int) -> ProcessPoolExecutor:
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(["paceline.experiment"])  # torch is imported once for all
+    return ProcessPoolExecutor(processes, context, initializer=_begin_process)
 
 
 def check_in_process(config: Config) -> None:

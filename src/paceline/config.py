@@ -24,6 +24,7 @@ from paceline.core.errors import ConfigError
 from paceline.fleet_tables import fleet_table, read_fleet
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.simulated import SimulatedFleet
+from paceline.pruning.rules import FineRule, RandomRule
 from paceline.run import Every, Stop
 from paceline.sampling.batches import Resampled, Sampling, Shuffled
 from paceline.sampling.partition import Dirichlet, Equal, Partition, Pathological
@@ -42,7 +43,12 @@ from paceline.toml_tables import (
 
 T = TypeVar("T")
 PARTITIONS: Mapping[str, type[Any]] = {"equal": Equal, "pathological": Pathological, "dirichlet": Dirichlet}
-SAMPLINGS: Mapping[str, type[Any]] = {"shuffled": Shuffled, "resampled": Resampled}
+SAMPLINGS: Mapping[str, type[Any]] = {
+    "shuffled": Shuffled,
+    "resampled": Resampled,
+    "fine-pruning": FineRule,
+    "random-pruning": RandomRule,
+}
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class Config:
     scheduler: Chosen | None = None
     tune: Tune | None = None
     every: Every | None = None
+    checkpoint: Every | None = None
     batch_size: int = 32
     clip_norm: float | None = None
     seeds: tuple[int, ...] = (0,)
@@ -123,7 +130,7 @@ class Config:
 
 KEYS = (
     "seeds", "batch_size", "target", "clip_norm", "task", "fleet", "strategy", "optimizer", "scheduler", "tune",
-    "partition", "sampling", "stop", "every",
+    "partition", "sampling", "stop", "every", "checkpoint",
 )  # fmt: skip
 
 
@@ -175,7 +182,7 @@ def config_table(config: Config) -> dict[str, Any]:
         "partition": {"name": name_in(PARTITIONS, config.partition), **table_of(config.partition)},
         "sampling": {"name": name_in(SAMPLINGS, config.sampling), **table_of(config.sampling)},
         "stop": table_of(config.stop),
-        **({"every": table_of(config.every)} if config.every else {}),
+        **{key: table_of(each) for key in ("every", "checkpoint") if (each := getattr(config, key)) is not None},
     }
 
 
@@ -193,7 +200,7 @@ def _config(table: dict[str, Any]) -> Config:
     }
     if "scheduler" in table:
         sections["scheduler"] = _chosen(table["scheduler"], "scheduler")
-    for key, kind in (("tune", Tune), ("every", Every)):
+    for key, kind in (("tune", Tune), ("every", Every), ("checkpoint", Every)):
         if key in table:
             sections[key] = build(kind, as_table(table[key], key), key)
     for key, kinds in (("partition", PARTITIONS), ("sampling", SAMPLINGS)):

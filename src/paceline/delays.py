@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, repeat
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from paceline.core.errors import ConfigError
 from paceline.trace import Trace, read_trace
 
 DRAWN_AT_ONCE = 64
+
+Floats = NDArray[np.float64]
 
 
 class Delay(Protocol):
@@ -25,7 +27,24 @@ class Delay(Protocol):
         ...
 
     def durations(self, generator: np.random.Generator) -> Iterator[float]:
-        """An endless sequence of durations, one for each piece of work."""
+        """An endless sequence of durations, one for each piece of work.
+
+        It depends on nothing but the generator: a run that is resumed draws it again from the start.
+        """
+        ...
+
+
+@runtime_checkable
+class Distribution(Delay, Protocol):
+    """A delay of which theory can say something without drawing from it. All delays here are."""
+
+    @property
+    def mean_seconds(self) -> float:
+        """The mean duration; infinite for the heaviest tails."""
+        ...
+
+    def cdf(self, seconds: Floats) -> Floats:
+        """The probability that a piece of work takes at most so long."""
         ...
 
 
@@ -41,6 +60,13 @@ class Constant:
     @property
     def median(self) -> float:
         return self.value
+
+    @property
+    def mean_seconds(self) -> float:
+        return self.value
+
+    def cdf(self, seconds: Floats) -> Floats:
+        return np.where(seconds >= self.value, 1.0, 0.0)
 
     def durations(self, generator: np.random.Generator) -> Iterator[float]:
         return repeat(float(self.value))
@@ -68,6 +94,13 @@ class ShiftedExponential:
     def median(self) -> float:
         return self.shift + self.mean * math.log(2)
 
+    @property
+    def mean_seconds(self) -> float:
+        return self.shift + self.mean
+
+    def cdf(self, seconds: Floats) -> Floats:
+        return -np.expm1(-np.maximum(seconds - self.shift, 0.0) / self.mean)
+
     def durations(self, generator: np.random.Generator) -> Iterator[float]:
         shift, mean, h = self.shift, self.mean, self.h
         while True:
@@ -84,6 +117,17 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         _check_positive(self, median=self.median, sigma=self.sigma)
+
+    @property
+    def mean_seconds(self) -> float:
+        return self.median * math.exp(self.sigma**2 / 2)
+
+    def cdf(self, seconds: Floats) -> Floats:
+        from scipy.special import ndtr
+
+        with np.errstate(divide="ignore"):
+            values: Floats = ndtr(np.log(np.maximum(seconds, 0.0) / self.median) / self.sigma)
+        return values
 
     def durations(self, generator: np.random.Generator) -> Iterator[float]:
         while True:
@@ -103,6 +147,13 @@ class Pareto:
     @property
     def median(self) -> float:
         return float(self.minimum * 2 ** (1 / self.shape))
+
+    @property
+    def mean_seconds(self) -> float:
+        return self.minimum * self.shape / (self.shape - 1) if self.shape > 1 else math.inf
+
+    def cdf(self, seconds: Floats) -> Floats:
+        return -np.expm1(-self.shape * np.log(np.maximum(seconds / self.minimum, 1.0)))
 
     def durations(self, generator: np.random.Generator) -> Iterator[float]:
         while True:
@@ -139,10 +190,17 @@ class Empirical:
     def median(self) -> float:
         return float(np.median(self.values))
 
+    @property
+    def mean_seconds(self) -> float:
+        return math.fsum(self.values) / len(self.values)
+
+    def cdf(self, seconds: Floats) -> Floats:
+        return np.searchsorted(np.sort(self.values), seconds, side="right") / len(self.values)
+
     def durations(self, generator: np.random.Generator) -> Iterator[float]:
         if self.in_order:
             yield from cycle(self.values)
-        values: NDArray[np.float64] = np.asarray(self.values)
+        values: Floats = np.asarray(self.values)
         while True:
             yield from values[generator.integers(len(values), size=DRAWN_AT_ONCE)].tolist()
 

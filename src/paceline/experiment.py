@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.config import Chosen, Config, TaskChoice, write_config
+from paceline.config import Chosen, Config, TaskChoice, read_config, write_config
 from paceline.core.errors import ConfigError
-from paceline.files import write_atomically
 from paceline.learning.server import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task
 from paceline.randomness import stream
+from paceline.replaying import Replay, replay
 from paceline.run import Run
+from paceline.run_directory import RunDirectory
 from paceline.sampling.partition import deal
 from paceline.strategy_names import StrategyChoice
 from paceline.toml_tables import nearest
@@ -55,14 +56,17 @@ def run(
     seed: int,
     lr: float | None = None,
     directory: Path | None = None,
+    resume: bool = False,
     tensorboard: bool = False,
     progress: bool | None = False,
 ) -> Run:
     """Train once. In a directory, the configuration is kept as ``config.toml`` beside what ``train`` leaves there."""
+    place = None
+    if directory is not None:
+        place = RunDirectory(directory, {"config.toml": write_config(settled(config, choice, seed, lr))})
     log = logging.getLogger("paceline")
     level = log.level
     log.setLevel(logging.ERROR)  # what was left out is in the run, and told at its end
-    ours = directory is not None and not (directory.is_file() or (directory.is_dir() and any(directory.iterdir())))
     try:
         return train(
             make_task(config.task, seed),
@@ -77,14 +81,33 @@ def run(
             clip_norm=config.clip_norm,
             every=config.every,
             seed=seed,
-            directory=directory,
+            directory=place,
+            checkpoint=config.checkpoint if place else None,
+            resume=resume,
             tensorboard=tensorboard,
             progress=progress,
         )
     finally:
         log.setLevel(level)
-        if directory is not None and ours and directory.exists():
-            write_atomically(directory / "config.toml", write_config(settled(config, choice, seed, lr)))
+
+
+def replay_run(directory: Path) -> Replay:
+    """Make a run again from its trace, as its ``config.toml`` describes it."""
+    config = read_config(directory / "config.toml")
+    choice, seed = config.strategies[0], config.seeds[0]
+    return replay(
+        directory,
+        make_task(config.task, seed),
+        strategy=choice.strategy(config.fleet.medians),
+        fleet=config.fleet,
+        optimizer=make_optimizer(config.optimizer),
+        scheduler=make_scheduler(config.scheduler) if config.scheduler else None,
+        batch_size=config.batch_size,
+        partition=config.partition,
+        sampling=config.sampling,
+        clip_norm=config.clip_norm,
+        seed=seed,
+    )
 
 
 def settled(config: Config, choice: StrategyChoice, seed: int, lr: float | None) -> Config:

@@ -1,7 +1,10 @@
 """Files that are there whole, or not at all."""
 
 import os
+import re
 from pathlib import Path
+
+from paceline.core.errors import ConfigError
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
@@ -16,3 +19,25 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_partial(directory: Path) -> None:
+    """Remove what a process that was killed while it wrote there left."""
+    for path in directory.iterdir():
+        if is_partial(path):
+            path.unlink(missing_ok=True)
+
+
+def is_partial(path: Path) -> bool:
+    return re.fullmatch(r"\..+\.\d+\.partial", path.name) is not None
+
+
+def check_writable(path: Path, suffix: str) -> None:
+    """Refuse, before anything is computed, a place where a file cannot be written."""
+    if path.suffix != suffix:
+        raise ConfigError(f"{path} must end with {suffix}: that is what is written there")
+    if path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a directory")
+    parent = next(each for each in path.absolute().parents if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: {parent} is no directory that can be written to")

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from paceline.core.plain import real
 from paceline.learning.model_hands import ModelHands
 from paceline.learning.server import Server
 from paceline.learning.task import Task
 from paceline.loop import Update
 from paceline.run import Agenda, Every, Row
 from paceline.staleness import Staleness
+from paceline.stateful import State
 
 
 class Listener(Protocol):
@@ -34,6 +36,14 @@ class Judge:
         """Take note of an update, and judge the model if it is time."""
         self.staleness.count(update)
         return self.look(update.at) if self._agenda.due(self.server.updates, update.at) else None
+
+    def state(self) -> State:
+        """Which row is due next. The rows themselves are in the run's metrics."""
+        return {"staleness": self.staleness.state(), "next": self._agenda.next}
+
+    def restore(self, state: State) -> None:
+        self.staleness.restore(state["staleness"])
+        self._agenda.next = real(state["next"])
 
     def look(self, seconds: float) -> Row:
         server = self.server

@@ -2,15 +2,31 @@
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from operator import length_hint
+from typing import Any, NamedTuple, Protocol
 
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import Diverged, IllegalDecision
-from paceline.core.facts import Arrived, Drop, Halt, Joined, Left, Recall, Start, Step, Ticket, WakeAt
+from paceline.core.facts import (
+    Arrived,
+    Drop,
+    Event,
+    Halt,
+    Instruction,
+    Joined,
+    Left,
+    Recall,
+    Start,
+    Step,
+    Ticket,
+    WakeAt,
+)
+from paceline.core.plain import whole
 from paceline.fleets.fleet import Crew
 from paceline.trace import TraceWriter
+from paceline.trace_lines import facts_from, plain_facts
 
 
 class Hands(Protocol):
@@ -74,44 +90,39 @@ def seldom_collecting() -> Iterator[None]:
 class Loop:
     """Runs until nothing can happen any more; iterating over it pauses after each update.
 
-    Events at exactly ``seconds`` still count; ``out_of_time`` tells whether later ones were left.
+    Events at exactly ``seconds`` still count; ``out_of_time`` tells whether later ones were left. In a pause the state
+    of the loop can be put aside: what the coordinator knows, what is still to be carried out, and what came too late.
     """
 
     def __init__(
         self, strategy: Strategy, crew: Crew, hands: Hands, trace: TraceWriter, seconds: float | None = None
     ) -> None:
         self.coordinator = Coordinator(strategy)
+        self.version = 0
         self.out_of_time = False
         self._crew = crew
         self._hands = hands
         self._trace = trace
         self._seconds = math.inf if seconds is None else seconds
+        self._instructions: Sequence[Instruction] = ()
+        self._rest: Iterator[Instruction] = iter(())  # those of them that are still to be carried out
+        self._too_late: Sequence[Event] = ()
 
     def __iter__(self) -> Iterator[Update]:
         coordinator, crew, hands = self.coordinator, self._crew, self._hands
-        version = 0
-        while events := crew.wait():
-            at = events[0].at
-            if at > self._seconds:
-                self.out_of_time = True
-                return
-            for event in events:
-                if type(event) is Arrived:
-                    if event.done < event.ticket.work.units:
-                        hands.shorten(event.ticket, event.done)
-                elif isinstance(event, Joined | Left):
-                    hands.attend(event)
-            instructions = coordinator.receive(*events)
-            self._trace.record(events, instructions)
-            for instruction in instructions:
+        at, instructions = coordinator.ledger.now, self._pending()
+        while True:
+            rest = iter(instructions)
+            for instruction in rest:
                 if type(instruction) is Start:
                     ticket = instruction.ticket
                     hands.start(ticket)
                     crew.start(ticket)
                 elif type(instruction) is Step:
                     self._step(instruction)
-                    version += 1
-                    yield Update(at, version - 1, instruction)
+                    self.version += 1
+                    self._instructions, self._rest = instructions, rest
+                    yield Update(at, self.version - 1, instruction)
                 elif type(instruction) is Recall:
                     crew.recall(instruction.ticket)
                 elif type(instruction) is Halt:
@@ -121,6 +132,22 @@ class Loop:
                     hands.drop(instruction.ticket)
                 elif isinstance(instruction, WakeAt):
                     crew.wake_at(instruction.at)
+            events = self._too_late or crew.wait()
+            if not events:
+                break
+            at = events[0].at
+            if at > self._seconds:
+                self.out_of_time, self._too_late = True, events
+                return
+            self._too_late = ()
+            for event in events:
+                if type(event) is Arrived:
+                    if event.done < event.ticket.work.units:
+                        hands.shorten(event.ticket, event.done)
+                elif isinstance(event, Joined | Left):
+                    hands.attend(event)
+            instructions = coordinator.receive(*events)
+            self._trace.record(events, instructions)
         if workers := coordinator.ledger.workers:
             raise IllegalDecision(f"{coordinator.strategy} leaves {len(workers)} workers with nothing to do, for ever")
 
@@ -132,3 +159,21 @@ class Loop:
             raise
         if spoiled:
             self._trace.spoiled(spoiled)
+
+    def _pending(self) -> Sequence[Instruction]:
+        return self._instructions[len(self._instructions) - length_hint(self._rest) :]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "coordinator": self.coordinator.state(),
+            "version": self.version,
+            "pending": plain_facts(self._pending()),
+            "too late": plain_facts(self._too_late),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.coordinator.restore(state["coordinator"])
+        self.version = whole(state["version"])
+        self._instructions = [fact for fact in facts_from(state["pending"]) if isinstance(fact, Instruction)]
+        self._rest = iter(self._instructions)
+        self._too_late = [fact for fact in facts_from(state["too late"]) if isinstance(fact, Event)]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.fleets.simulated import Costs
+    from paceline.pruning.record import PruningRecord
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Stop:
     """When to stop: after so many updates, epochs or (virtual) seconds, or at a target accuracy, whichever is first.
 
     Events at exactly ``seconds`` still count. An epoch is as many samples as the workers' shards hold in whole batches,
-    counted when an update uses them.
+    counted when an update uses them, or when pruning skips them.
     """
 
     updates: int | None = None
@@ -59,12 +60,12 @@ class Agenda:
 
     def __init__(self, every: Every | None) -> None:
         self._every = every
-        self._next = 0.0
+        self.next = 0.0
         self._plan(0, 0.0)
 
     def due(self, updates: int, seconds: float) -> bool:
         by_time = self._every is not None and self._every.seconds is not None
-        if (_picoseconds(seconds) if by_time else updates) < self._next:
+        if (_picoseconds(seconds) if by_time else updates) < self.next:
             return False
         self._plan(updates, seconds)
         return True
@@ -72,12 +73,12 @@ class Agenda:
     def _plan(self, updates: int, seconds: float) -> None:
         every = self._every
         if every is None:
-            self._next = max(updates + 1, updates * self.GROWTH)
+            self.next = max(updates + 1, updates * self.GROWTH)
         elif every.updates is not None:
-            self._next = (updates // every.updates + 1) * every.updates
+            self.next = (updates // every.updates + 1) * every.updates
         else:
             period = max(1, _picoseconds(every.seconds or 0.0))
-            self._next = (_picoseconds(seconds) // period + 1) * period
+            self.next = (_picoseconds(seconds) // period + 1) * period
 
 
 def _picoseconds(seconds: float) -> int:
@@ -112,6 +113,7 @@ class Run:
     directory: Path | None = None
     local: "nn.Module | None" = None  # where workers train models of their own: the one with the smallest training loss
     costs: "Costs | None" = None  # and what that took
+    pruning: "PruningRecord | None" = field(default=None, repr=False)  # which samples were left out, if any could be
 
     def summary(self) -> dict[str, object]:
         """The run in a few numbers."""
@@ -128,6 +130,7 @@ class Run:
             "max_staleness": self.max_staleness,
             "spoiled_by_worker": dict(Counter(str(ticket.worker) for ticket in self.spoiled)),
             **({} if self.costs is None else {"worker_seconds": asdict(self.costs)}),
+            **({"pruned_share": self.pruning.pruned_share} if self.pruning is not None else {}),
         }
 
     def seconds_to(self, accuracy: float) -> float | None:

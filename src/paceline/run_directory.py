@@ -1,44 +1,129 @@
 """What a run leaves on disk.
 
-config.json        what was asked for, everything filled in
-trace.jsonl        events and instructions, as they happen
-metrics.jsonl      a line for each judgement of the model, as they happen
-model.safetensors  the weights and buffers at the end
-summary.json       how it ended; the last file to be written
+config.json             what was asked for, everything filled in
+trace.jsonl             events and instructions, as they happen
+metrics.jsonl           a line for each judgement of the model, as they happen
+checkpoint.safetensors  all that is needed to go on: now and then, when the run is interrupted, and at its end
+model.safetensors       the weights and buffers at the end; pruning.safetensors, which samples were left out, if any
+summary.json            how it ended; the last file to be written
 """
 
 import json
 import math
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
-from paceline.files import write_atomically
+from paceline.core.plain import whole
+from paceline.files import is_partial, remove_partial, write_atomically
 from paceline.run import Row
+from paceline.stateful import State
 
 if TYPE_CHECKING:
     from torch import nn
 
+MAY_CHANGE = ("stop",)  # between a run and its continuation
+
 
 class RunDirectory:
-    """The directory of one run."""
+    """The directory of one run, and further ``notes`` (file name to text) to keep in it.
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    ``goes_on`` tells that it holds a checkpoint to resume from. Then nothing is changed until ``cut``, so that a run
+    that cannot be resumed stays as it is.
+    """
+
+    def __init__(self, path: Path | str, notes: Mapping[str, str] | None = None) -> None:
+        self.path = Path(path)
+        self.goes_on = False
+        self._notes = notes or {}
+        self._bytes = 0
+
+    def open(self, config: Mapping[str, Any], *, resume: bool) -> "RunDirectory":
+        """Begin a run in an empty directory; or find one of the same ``config`` there, to resume."""
+        self._config = config
+        if resume and (self.path / "config.json").is_file():
+            self._check_same()
+            self.goes_on = self.checkpoint.exists()
+        else:
+            self._check_empty(resume)
+        metrics = self.path / "metrics.jsonl"
+        if not self.goes_on:
+            self._write_config()
+            metrics.write_bytes(b"")
+        elif not metrics.is_file():
+            raise ConfigError(f"cannot resume {self.path}: it has no metrics.jsonl")
+        self._metrics = metrics.open("ab", buffering=0)
+        return self
+
+    def _write_config(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        remove_partial(self.path)
+        write_atomically(self.path / "config.json", _json(self._config))
+        for name, text in self._notes.items():
+            write_atomically(self.path / name, text)
+
+    def _check_same(self) -> None:
+        now = {name: value for name, value in self._config.items() if name not in MAY_CHANGE}
+        try:
+            saved = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {self.path / 'config.json'}: {error}") from None
+        if not isinstance(saved, dict):
+            raise ConfigError(f"cannot read {self.path / 'config.json'}: it holds no JSON object")
+        if (name := first_difference(saved, now)) is not None:
+            raise ConfigError(
+                f"cannot resume {self.path}: the run was begun with {name} = {saved.get(name)}, not {now[name]}"
+            )
+
+    def _check_empty(self, resume: bool) -> None:
+        path = self.path
+        there = path.exists() and (not path.is_dir() or _others(path))
+        if there and resume:
+            raise ConfigError(f"cannot resume {path}: it is not the directory of a run (it has no config.json)")
+        if there or (path.is_dir() and not resume and any(path.iterdir())):
             raise ConfigError(f"{path} is not empty: choose another directory for the run, or remove it first")
-        path.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        write_atomically(path / "config.json", _json(config))
-        self._metrics = (path / "metrics.jsonl").open("w", encoding="utf-8", buffering=1)
 
     @property
     def trace(self) -> Path:
         return self.path / "trace.jsonl"
 
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
     def row(self, row: Row) -> None:
         values = {name: None if math.isnan(value) else value for name, value in row._asdict().items()}
-        self._metrics.write(json.dumps(values) + "\n")
+        data = (json.dumps(values) + "\n").encode()
+        self._metrics.write(data)
+        self._bytes += len(data)
+
+    def state(self) -> State:
+        """How much of the metrics is written, and will be there whatever happens to the machine."""
+        os.fsync(self._metrics.fileno())
+        return {"bytes": self._bytes}
+
+    def restore(self, state: State) -> None:
+        self._bytes, there = whole(state["bytes"]), (self.path / "metrics.jsonl").stat().st_size
+        if self._bytes > there:
+            raise ConfigError(
+                f"{self.path / 'metrics.jsonl'} has {there} bytes, and {self._bytes} when the checkpoint was made"
+            )
+
+    def rows(self) -> Sequence[Row]:
+        """The judgements up to the state that was restored."""
+        text = (self.path / "metrics.jsonl").read_bytes()[: self._bytes].decode()
+        lines = [json.loads(line) for line in text.splitlines()]
+        return [Row._make(math.nan if line[name] is None else line[name] for name in Row._fields) for line in lines]
+
+    def cut(self) -> None:
+        """Forget what was written after the state that was restored."""
+        self._write_config()
+        os.ftruncate(self._metrics.fileno(), self._bytes)
+        for name in ("summary.json", "model.safetensors"):
+            (self.path / name).unlink(missing_ok=True)
 
     def __enter__(self) -> "RunDirectory":
         return self
@@ -52,6 +137,22 @@ class RunDirectory:
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
         write_atomically(self.path / "model.safetensors", save(tensors))
         write_atomically(self.path / "summary.json", _json(summary))
+
+
+def _others(path: Path) -> bool:
+    """Is there anything that a killed run cannot have left before its first whole file?"""
+    return any(not is_partial(each) for each in path.iterdir())
+
+
+def plain_repr(value: object) -> str:
+    """A description; where an object lies in memory is left out, for it says nothing about a run."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first setting that is another one now."""
+    plain = json.loads(_json(now))
+    return next((name for name in plain if saved.get(name) != plain[name]), None)
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -1,7 +1,9 @@
 """How old the gradients were that the model was moved along."""
 
 from paceline.core.facts import Ticket
+from paceline.core.plain import plain_ticket, ticket_from
 from paceline.loop import Update
+from paceline.stateful import State
 
 
 class Staleness:
@@ -27,6 +29,14 @@ class Staleness:
         if step.keep or kept:
             self._kept = (kept - step.weights.keys()) | frozenset(step.keep)
         self.updates += 1
+
+    def state(self) -> State:
+        totals = [self.updates, self.maximum, self.total, self._row_updates, self._row_total]
+        return {"totals": totals, "kept": [plain_ticket(ticket) for ticket in sorted(self._kept)]}
+
+    def restore(self, state: State) -> None:
+        self.updates, self.maximum, self.total, self._row_updates, self._row_total = state["totals"]
+        self._kept = frozenset(map(ticket_from, state["kept"]))
 
     @property
     def mean(self) -> float:

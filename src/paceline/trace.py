@@ -16,55 +16,63 @@ left out of the step before.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.facts import (
-    Arrived,
-    Drop,
-    Event,
-    Halt,
-    Instruction,
-    Joined,
-    Left,
-    Rang,
-    Recall,
-    Remember,
-    Start,
-    Step,
-    Ticket,
-    WakeAt,
-    Within,
-    Work,
-)
+from paceline.core.facts import Arrived, Drop, Event, Halt, Instruction, Start, Step, Ticket
+from paceline.core.plain import whole
+from paceline.trace_lines import Fact, Spoiled, decode, encode
 
+__all__ = ["Fact", "Spoiled", "Trace", "TraceWriter", "read_trace"]
 FORMAT = 1
 WRITTEN_AT_ONCE = 10_000  # facts of a trace in memory, which is quicker than one by one
 
 
-@dataclass(frozen=True, slots=True)
-class Spoiled:
-    """A contribution that was not finite and had no part in the step before."""
-
-    ticket: Ticket
-
-
-Fact = Event | Instruction | Spoiled
-
-
 class TraceWriter:
-    """Writes a trace to a file, or into memory."""
+    """Writes a trace to a file, or into memory.
 
-    def __init__(self, path: Path | None, about: Mapping[str, Any]) -> None:
-        self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o644)
+    With ``goes_on`` the file is that of a run to be resumed: it stays as it is until ``cut``.
+    """
+
+    def __init__(self, path: Path | None, about: Mapping[str, Any], *, goes_on: bool = False) -> None:
         self._path = path
         self._text: list[str] = []
         self._facts: list[Fact] = []  # not written yet; only of a trace in memory
-        self._write(json.dumps({"paceline_trace": FORMAT, **about}, sort_keys=True) + "\n")
+        self._position = 0
+        first = json.dumps({"paceline_trace": FORMAT, **about}, sort_keys=True) + "\n"
+        if goes_on:
+            assert path is not None
+            self._file: int | None = self._open_again(path, first)
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
+        self._file = None if path is None else os.open(path, flags, 0o644)
+        self._write(first)
+
+    def _open_again(self, path: Path, first: str) -> int:
+        recorded = next(iter(_lines(path)), "") if path.is_file() else ""
+        if recorded != first:
+            raise ConfigError(f"cannot go on with {path}: it begins with {recorded[:70]!r}, not with {first[:70]!r}")
+        return os.open(path, os.O_WRONLY | os.O_APPEND)
+
+    def state(self) -> dict[str, Any]:
+        """How much is written, and will be there whatever happens to the machine."""
+        assert self._file is not None
+        os.fsync(self._file)
+        return {"bytes": self._position}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        self._position, there = whole(state["bytes"]), os.fstat(self._file).st_size
+        if self._position > there:
+            raise ConfigError(f"trace.jsonl has {there} bytes, and {self._position} when the checkpoint was made")
+
+    def cut(self) -> None:
+        """Forget what was written after the state that was restored."""
+        assert self._file is not None
+        os.ftruncate(self._file, self._position)
 
     def record(self, events: Iterable[Event], instructions: Iterable[Instruction]) -> None:
         if self._file is None:
@@ -82,8 +90,7 @@ class TraceWriter:
         self._write_facts()
 
     def _write_facts(self) -> None:
-        encoders = _ENCODERS
-        self._write("".join([encoders[type(fact)](fact) for fact in self._facts]))
+        self._write(encode(self._facts))
         self._facts.clear()
 
     def _write(self, text: str) -> None:
@@ -91,6 +98,7 @@ class TraceWriter:
             self._text.append(text)
         else:
             data = text.encode()
+            self._position += len(data)
             while data:
                 data = data[os.write(self._file, data) :]
 
@@ -118,7 +126,8 @@ class Trace:
     def __iter__(self) -> Iterator[Fact]:
         lines = iter(self.lines())
         _about(next(lines, ""))
-        tickets: dict[int, Ticket] = {}
+        tickets: dict[int, Ticket] = {}  # those that may be named again
+        settled: list[Ticket] = []  # of the last event; only what was left out of a step is still to be told
         torn: str | None = None
         for number, line in enumerate(lines, start=2):
             if torn is not None:
@@ -129,9 +138,17 @@ class Trace:
                 torn = line  # allowed once, at the very end
                 continue
             try:
-                fact = _decode(record, tickets)
+                fact = decode(record, tickets)
             except (KeyError, ValueError, TypeError):
                 raise PacelineError(f"line {number} of the trace cannot be understood: {line[:60]!r}") from None
+            if isinstance(fact, Event):
+                for ticket in settled:
+                    tickets.pop(ticket.serial, None)
+                settled.clear()
+            elif isinstance(fact, Step):
+                settled += fact.weights.keys() - fact.keep
+            elif isinstance(fact, Halt | Drop):
+                settled.append(fact.ticket)
             yield fact
 
     def durations(self) -> Iterator[tuple[int, float]]:
@@ -176,93 +193,3 @@ def _about(line: str) -> Mapping[str, Any]:
         raise ConfigError(f"the trace has format {version}; this version of Paceline reads format {FORMAT}")
     assert isinstance(about, dict)
     return about
-
-
-def _encode_step(step: Step) -> str:
-    weights, keep = step.weights, step.keep
-    if len(weights) == 1 and not keep:
-        for ticket, weight in weights.items():
-            return f'["step",{{"{weight}":[{ticket.serial}]}},[]]\n'
-    by_weight: dict[tuple[int, int], list[int]] = {}
-    last: Fraction | None = None
-    serials: list[int] = []
-    for ticket, weight in weights.items():
-        if weight is not last:
-            serials = by_weight.setdefault(weight.as_integer_ratio(), [])
-            last = weight
-        serials.append(ticket.serial)
-    encoded = ",".join(f'"{up}/{down}":{_numbers(serials)}' for (up, down), serials in by_weight.items())
-    return f'["step",{{{encoded}}},{_numbers([ticket.serial for ticket in keep])}]\n'
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    return "[" + ",".join(map(str, numbers)) + "]"
-
-
-def _encode_start(start: Start) -> str:
-    serial, worker, version, (kind, units) = start.ticket
-    return f'["start",{serial},{worker},{version},"{kind}",{units}]\n'
-
-
-def _encode_within(within: Within) -> str:
-    parts: list[int] = []
-    decision: Any = within
-    while isinstance(decision, Within):
-        parts.append(decision.part)
-        decision = decision.decision
-    return _encode_remember(decision, parts)
-
-
-def _encode_remember(remember: Remember, parts: Sequence[int] = ()) -> str:
-    return json.dumps(["remember", list(parts), remember.name, remember.value]) + "\n"
-
-
-_ENCODERS: Mapping[type, Callable[[Any], str]] = {
-    Arrived: lambda e: f'["arrived",{e.at!r},{e.ticket.serial},{e.done}]\n',
-    Start: _encode_start,
-    Step: _encode_step,
-    Joined: lambda e: f'["joined",{e.at!r},{e.worker}]\n',
-    Left: lambda e: f'["left",{e.at!r},{e.worker}]\n',
-    Rang: lambda e: f'["rang",{e.at!r}]\n',
-    Halt: lambda i: f'["halt",{i.ticket.serial}]\n',
-    Drop: lambda i: f'["drop",{i.ticket.serial}]\n',
-    Recall: lambda i: f'["recall",{i.ticket.serial}]\n',
-    WakeAt: lambda i: f'["wake",{i.at!r}]\n',
-    Spoiled: lambda i: f'["spoiled",{i.ticket.serial}]\n',
-    Remember: _encode_remember,
-    Within: _encode_within,
-}
-
-
-def _decode(record: list[Any], tickets: dict[int, Ticket]) -> Fact:
-    match record:
-        case ["arrived", at, serial, done]:
-            return Arrived(at, tickets[serial], done)
-        case ["start", serial, worker, version, kind, units]:
-            tickets[serial] = Ticket(serial, worker, version, Work(kind, units))
-            return Start(tickets[serial])
-        case ["step", by_weight, kept]:
-            weights = {tickets[n]: weight for text, ns in by_weight.items() for weight in [Fraction(text)] for n in ns}
-            return Step(weights, tuple(tickets[serial] for serial in kept))
-        case ["joined", at, worker]:
-            return Joined(at, worker)
-        case ["left", at, worker]:
-            return Left(at, worker)
-        case ["rang", at]:
-            return Rang(at)
-        case ["halt", serial]:
-            return Halt(tickets[serial])
-        case ["drop", serial]:
-            return Drop(tickets[serial])
-        case ["recall", serial]:
-            return Recall(tickets[serial])
-        case ["wake", at]:
-            return WakeAt(at)
-        case ["spoiled", serial]:
-            return Spoiled(tickets[serial])
-        case ["remember", parts, name, value]:
-            decision: Remember | Within = Remember(name, value)
-            for part in reversed(parts):
-                decision = Within(part, decision)
-            return decision
-    raise ValueError(record)

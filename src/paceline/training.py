@@ -3,30 +3,34 @@
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from paceline.core.coordinator import Strategy
-from paceline.core.errors import ConfigError, Diverged, TooFewWorkers
+from paceline.core.errors import ConfigError
+from paceline.ending import Ending
 from paceline.fleets.fleet import Fleet
 from paceline.fleets.simulated import SimulatedFleet
 from paceline.hiring import hire
-from paceline.interrupts import Interrupts
+from paceline.interrupts import end_by
 from paceline.judge import Judge, Listener
-from paceline.learning.job import job_of
+from paceline.learning.job import Job, job_of
 from paceline.learning.model_hands import ModelHands
 from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe
-from paceline.learning.task import Task
+from paceline.learning.task import Task, device_of
 from paceline.loop import Loop, NoHands, seldom_collecting
 from paceline.progress import Progress
+from paceline.pruning.saved import write_pruning
+from paceline.pruning.shards import PrunedShards
 from paceline.randomness import stream
 from paceline.run import Every, Run, Stop
-from paceline.run_directory import RunDirectory
+from paceline.run_directory import RunDirectory, plain_repr
 from paceline.sampling.batches import Sampling, Shuffled
 from paceline.sampling.partition import Equal, Partition, deal
 from paceline.saved_models import save_local
+from paceline.saving import Checkpoints, TorchRandomness, changing_parts
 from paceline.tensorboard import TensorBoard
 from paceline.trace import Trace, TraceWriter
 
@@ -45,7 +49,9 @@ def train(
     clip_norm: float | None = None,
     every: Every | None = None,
     seed: int = 0,
-    directory: Path | str | None = None,
+    directory: Path | str | RunDirectory | None = None,
+    checkpoint: Every | None = None,
+    resume: bool = False,
     tensorboard: bool = False,
     progress: bool | None = None,
 ) -> Run:
@@ -60,41 +66,64 @@ def train(
     partition    how the samples are dealt out to the workers, and ``sampling`` how each goes through its own
     every        when the model is judged; by default often at first, then whenever the updates grew by 5 %
     seed         of every random choice: the same seed on the same machine gives the same bits
-    directory    keep config, trace, metrics and final weights there
+    directory    keep config, trace, metrics, final weights, and what is needed to go on there
+    checkpoint   how often to keep what is needed to go on, besides at the end and when the run is interrupted
+    resume       go on with the run in the directory; begin it if it did not come to a checkpoint
     tensorboard  write curves into the directory too
     progress     show a line on the terminal; by default where there is one
 
-    Ctrl-C ends the run after the event at hand, saves it, and raises ``KeyboardInterrupt``. A run that diverges ends
-    with its last good weights, and says so in ``run.problem``.
+    Ctrl-C ends the run after the event at hand, saves it, and raises ``KeyboardInterrupt``; with a directory SIGTERM
+    does the same, and exits. A run that diverges ends with its last good weights, and says so in ``run.problem``.
+
+    To ``resume`` a run give the same arguments again; only ``stop``, ``checkpoint``, ``tensorboard`` and ``progress``
+    may differ.
     """
     recipe = Recipe(optimizer, scheduler, clip_norm)
     stop = _earliest(stop, strategy)
     check_fits(strategy, fleet.workers, batch_size)
-    if tensorboard and directory is None:
-        raise ConfigError("tensorboard=True needs a directory to write to")
+    if directory is None:
+        _refuse_without_directory(tensorboard=tensorboard, checkpoint=checkpoint, resume=resume)
     if stop.target is not None and math.isnan(task.judge()(task.model)[1]):
         raise ConfigError(f"a target of {stop.target} can never be reached: the evaluation tells no accuracy")
     shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
-    asked = {"strategy": strategy, "fleet": fleet, "partition": partition, "sampling": sampling, "stop": stop}
-    config: dict[str, object] = {name: repr(value) for name, value in {**asked, "every": every}.items()}
-    config |= {"batch_size": batch_size, "clip_norm": clip_norm, "seed": seed}
+    settings = settings_of(
+        strategy=strategy, fleet=fleet, partition=partition, sampling=sampling,
+        batch_size=batch_size, clip_norm=clip_norm, seed=seed, task=task,
+    )  # fmt: skip
+    config: dict[str, object] = {**settings, "stop": repr(stop), "every": repr(every)}
     with ExitStack() as stack:
         stack.enter_context(seldom_collecting())
         stack.enter_context(torch.random.fork_rng())
         torch.manual_seed(seed)
         job = job_of(task, shards, batch_size)
         batches = sampling.open(shards, batch_size, seed)
+        pruned = batches if isinstance(batches, PrunedShards) else None
         crew, server = hire(strategy, fleet, job, recipe, batches=batches, seed=seed)
         stack.callback(crew.close)
-        opened = stack.enter_context(RunDirectory(Path(directory), config)) if directory is not None else None
-        writer = TraceWriter(opened.trace if opened else None, crew.about)
+        changing = changing_parts(server, batches, crew, needed=checkpoint is not None or resume)
+        opened = None
+        if directory is not None:
+            place = directory if isinstance(directory, RunDirectory) else RunDirectory(directory)
+            opened = stack.enter_context(place.open(config, resume=resume))
+        goes_on = opened is not None and opened.goes_on
+        writer = TraceWriter(opened.trace if opened else None, crew.about, goes_on=goes_on)
         loop = Loop(strategy, crew, server, writer, stop.seconds)
         line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
         listeners: list[Listener] = [line] if opened is None else [opened, line]
-        if opened is not None and tensorboard:
-            listeners.append(stack.enter_context(TensorBoard(opened.path / "tensorboard")))
         judge = Judge(task, server, every, listeners)
-        ended = _until(stop, loop, judge, line, epoch_samples=sum(len(s) // batch_size * batch_size for s in shards))
+        checkpoints = None
+        if opened is not None and changing:
+            parts = {**changing, "loop": loop, "judge": judge, "random": TorchRandomness(device_of(server.model))}
+            checkpoints = Checkpoints(opened, writer, parts, checkpoint)
+            if goes_on:
+                checkpoints.resume()
+                judge.history += opened.rows()
+        if opened is not None and tensorboard:
+            after = judge.history[-1].updates if judge.history else None
+            listeners.append(stack.enter_context(TensorBoard(opened.path / "tensorboard", after)))
+        whole_epoch = sum(len(shard) // batch_size * batch_size for shard in shards)
+        ending = Ending(stop, loop, judge, whole_epoch, pruned)
+        ended = ending.come(line, checkpoints)
         run = Run(
             model=server.model,
             history=judge.history,
@@ -107,14 +136,28 @@ def train(
             directory=opened.path if opened else None,
             local=server.best_local() if isinstance(server, ModelHands) else None,
             costs=getattr(crew, "costs", None) if isinstance(server, ModelHands) else None,
+            pruning=pruned.record if pruned else None,
         )
         if opened is not None:
-            opened.finish(run.model, run.summary())
-            if run.local is not None:
-                save_local(opened.path, run.local, job)
-    if run.ended == "interrupted":
-        raise KeyboardInterrupt
+            _keep(opened, run, job)
+    if ended.signal is not None:
+        raise end_by(ended.signal)
     return run
+
+
+def _refuse_without_directory(*, tensorboard: bool, checkpoint: Every | None, resume: bool) -> None:
+    for name, wanted in (("tensorboard", tensorboard), ("checkpoint", checkpoint), ("resume", resume)):
+        if wanted:
+            raise ConfigError(f"{name}={wanted} needs a directory")
+
+
+def _keep(opened: RunDirectory, run: Run, job: Job) -> None:
+    """Write what a run came to."""
+    if run.pruning is not None:
+        write_pruning(opened.path, run.pruning, job.samples)
+    opened.finish(run.model, run.summary())
+    if run.local is not None:
+        save_local(opened.path, run.local, job)
 
 
 def _earliest(stop: Stop | None, strategy: Strategy) -> Stop:
@@ -127,45 +170,15 @@ def _earliest(stop: Stop | None, strategy: Strategy) -> Stop:
     return replace(stop, updates=rounds if stop.updates is None else min(stop.updates, rounds))
 
 
-@dataclass(frozen=True)
-class _Ended:
-    why: str
-    problem: str | None = None
-
-
-def _until(stop: Stop, loop: Loop, judge: Judge, line: Progress, epoch_samples: int) -> _Ended:
-    """Run the loop to its end, judging the model on the way and at both ends."""
-    server = judge.server
-    most_samples = math.inf if stop.epochs is None else stop.epochs * epoch_samples
-    ended, seconds = _Ended("no workers"), 0.0
-    judge.look(seconds)
-    with Interrupts() as interrupts:
-        try:
-            for update in loop:
-                seconds = update.at
-                line.look(server.updates, seconds)
-                row = judge.count(update)
-                if row is not None and stop.target is not None and row.accuracy >= stop.target:
-                    ended = _Ended("target")
-                elif server.updates == stop.updates:
-                    ended = _Ended("updates")
-                elif server.samples >= most_samples:
-                    ended = _Ended("epochs")
-                elif interrupts.requested:
-                    ended = _Ended("interrupted")
-                else:
-                    continue
-                break
-            else:
-                if loop.out_of_time:
-                    ended, seconds = _Ended("seconds"), stop.seconds or seconds
-        except Diverged as error:
-            ended, seconds = _Ended("diverged", str(error)), loop.coordinator.ledger.now
-        except TooFewWorkers as error:
-            ended, seconds = _Ended("too few workers", str(error)), loop.coordinator.ledger.now
-        if judge.history[-1].updates != server.updates:
-            judge.look(seconds)
-    return ended
+def settings_of(
+    *, strategy: Strategy, fleet: Fleet, partition: Partition, sampling: Sampling,
+    batch_size: int, clip_norm: float | None, seed: int, task: Task,
+) -> dict[str, object]:  # fmt: skip
+    """What the result of a run depends on, besides code: as it is kept with the run."""
+    asked = {"strategy": strategy, "fleet": fleet, "partition": partition, "sampling": sampling}
+    numbers = {"batch_size": batch_size, "clip_norm": clip_norm, "seed": seed}
+    samples = len(task.training_samples())
+    return {**{name: plain_repr(value) for name, value in asked.items()}, **numbers, "training_samples": samples}
 
 
 def simulate(

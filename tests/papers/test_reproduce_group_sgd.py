@@ -18,11 +18,11 @@ from paceline.papers.card import Card, Options
 from paceline.papers.group_sgd import Scale, reproduce, reproduce_at
 from paceline.papers.group_sgd_claims import timing_claims
 from paceline.papers.group_sgd_runs import MODELS, STRATEGIES, Setting, run_once, time_grid, update_grid, updates_of
-from paceline.papers.group_sgd_theorem import Move, Toy, second_moments, theorem_3_1
 from paceline.randomness import stream
 from paceline.run import Stop
 from paceline.sampling.batches import Resampled
 from paceline.sampling.partition import Equal, deal
+from paceline.theory.group_bound import Move, Toy, second_moments, theorem_3_1
 
 DATA = os.environ.get("PACELINE_DATA")
 TINY = Scale(seeds=(0,), tuning_seeds=(0,), octaves=(0, 2), units=12.0, reduced="a test")

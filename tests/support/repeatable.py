@@ -9,7 +9,7 @@ from torch import nn
 import paceline as pl
 from support.digits import digits
 
-FILES = ("config.json", "metrics.jsonl", "model.safetensors", "summary.json", "trace.jsonl")
+FILES = ("checkpoint.safetensors", "config.json", "metrics.jsonl", "model.safetensors", "summary.json", "trace.jsonl")
 
 
 def run(directory: Path, seed: int) -> pl.Run:

@@ -1,7 +1,7 @@
 """Events in, instructions out: the ledger follows, then the strategy is asked until it answers nothing."""
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from paceline.core.errors import IllegalDecision
 from paceline.core.facts import (
@@ -24,6 +24,7 @@ from paceline.core.facts import (
     Work,
 )
 from paceline.core.ledger import Ledger
+from paceline.core.plain import whole
 from paceline.core.rules import check_decisions, check_events
 
 
@@ -97,6 +98,14 @@ class Coordinator:
                 instructions.append(Halt(running))
         else:
             self.ledger._ring(at)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next decisions depend on, as plain values. Between two events only."""
+        return {"issued": self._issued, "ledger": self.ledger.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._issued = whole(state["issued"])
+        self.ledger.restore(state["ledger"])
 
     def carry_out(self, decisions: Sequence[Decision]) -> list[Instruction]:
         """Carry out a list of decisions, all or none of them."""

@@ -6,9 +6,11 @@ same with 16 workers as with 10,000, and each ticket moves from one index to the
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from paceline.core.errors import IllegalDecision
 from paceline.core.facts import Ticket
+from paceline.core.plain import plain_ticket, real, ticket_from, whole
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -209,3 +211,41 @@ class Ledger:
             if parts[number]._touched:
                 parts[number]._quiet()
         self._touched.clear()
+
+    # Between two events the whole ledger can be put aside as plain values, and taken up again.
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **{name: list(getattr(self, name)) for name in ("_workers", "_idle", "_alarms")},
+            **{name: [plain_ticket(each) for each in getattr(self, name)] for name in _TICKETS},
+            **{name: [[plain_ticket(t), done] for t, done in getattr(self, name).items()] for name in _UNITS},
+            "_holding": [[worker, count] for worker, count in self._holding.items()],
+            "_memory": [[name, value] for name, value in self._memory.items()],
+            "numbers": [self.round, self.now, self.updated_at],
+            "_groups": [list(group) for group in self._groups],
+            "parts": [part.state() for part in self._parts],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Become the ledger whose state that was. For a new ledger only; the order of every index is kept."""
+        self._workers.update((whole(worker), None) for worker in state["_workers"])
+        self._idle.update((whole(worker), None) for worker in state["_idle"])
+        self._alarms.update((real(at), None) for at in state["_alarms"])
+        for name in _TICKETS:
+            getattr(self, name).update((ticket_from(each), None) for each in state[name])
+        for name in _UNITS:
+            getattr(self, name).update((ticket_from(each), whole(done)) for each, done in state[name])
+        self._running.update((ticket.worker, ticket) for ticket in (*self._behind, *self._current))
+        self._holding.update((whole(worker), whole(count)) for worker, count in state["_holding"])
+        self._memory.update((str(name), value) for name, value in state["_memory"] if isinstance(value, int | float))
+        self.round = whole(state["numbers"][0])
+        self.now, self.updated_at = map(real, state["numbers"][1:])
+        self._groups = tuple(tuple(whole(worker) for worker in group) for group in state["_groups"])
+        self._part_of = {worker: number for number, group in enumerate(self._groups) for worker in group}
+        self._parts = [Ledger() for _ in self._groups]
+        for part, each in zip(self._parts, state["parts"], strict=True):
+            part.restore(each)
+
+
+_TICKETS = ("_current", "_behind", "_recalled")
+_UNITS = ("_fresh", "_late", "_kept")

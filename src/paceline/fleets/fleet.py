@@ -1,7 +1,7 @@
 """What a fleet offers to the training loop, whichever machines and clock are behind it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from paceline.core.facts import Event, Ticket
 
@@ -44,3 +44,42 @@ class Fleet(Protocol):
     def hire(self, job: "Job", seed: int) -> tuple[Crew, "Contributions"]:
         """The workers for a job, and what they contribute to it."""
         ...
+
+
+class Understudy(Protocol):
+    """Does the workers' work in this process, when a recorded run is replayed."""
+
+    def hand_in(self, ticket: Ticket, done: int, /) -> None:
+        """Compute so many units of a ticket, as its worker did."""
+        ...
+
+    def halt(self, ticket: Ticket, /) -> None: ...
+
+    def join(self, worker: int, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Repeatable(Protocol):
+    """A fleet whose runs can be replayed."""
+
+    def understudy(self, job: "Job", seed: int) -> "tuple[Understudy, Contributions]":
+        """Somebody who does the same arithmetic as the workers, and what it contributes to a job."""
+        ...
+
+
+class NoUnderstudy:
+    """For contributions that are computed when a step asks for them: there is nothing to do before."""
+
+    def hand_in(self, ticket: Ticket, done: int) -> None:
+        pass
+
+    def halt(self, ticket: Ticket) -> None:
+        pass
+
+    def join(self, worker: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -8,12 +8,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
+from paceline.core.plain import plain_ticket, ticket_from, whole
 from paceline.delays import Delay
+from paceline.fleets.fleet import NoUnderstudy
 from paceline.randomness import stream
+from paceline.stateful import State
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
@@ -26,6 +30,7 @@ CHOICES = {
     "ties": ("index", "reverse", "batch"),
     "evaluation": ("fused", "exact"),
 }
+MOST_DRAWN = 10**10  # in a run: half a day of nothing else; only a forged checkpoint has more
 ARRIVAL, CHANGE, ALARM = range(3)  # what comes first of things at one instant
 
 
@@ -113,10 +118,12 @@ class SimulatedFleet:
 
     def hire(self, job: "Job", seed: int) -> "tuple[SimulatedCrew, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
+        return self.open(seed, job.state.message_bytes), self.understudy(job, seed)[1]
+
+    def understudy(self, job: "Job", seed: int) -> "tuple[NoUnderstudy, Contributions]":
         from paceline.learning.contributions import LazyContributions
 
-        contributions = LazyContributions(job, fused=self.evaluation == "fused", seed=seed)
-        return self.open(seed, job.state.message_bytes), contributions
+        return NoUnderstudy(), LazyContributions(job, fused=self.evaluation == "fused", seed=seed)
 
 
 @dataclass(slots=True)
@@ -139,6 +146,7 @@ class SimulatedCrew:
         self._billed: dict[Ticket, Costs] = {}
         self.costs = Costs()
         self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet._delays)]
+        self._drawn = [0] * fleet.workers  # from each of these: all there is to know of where it stands
         transfer = fleet.network.seconds(message_bytes)
         self.about: Mapping[str, object] = {"clock": "virtual", "workers": fleet.workers, "transfer_seconds": transfer}
         self._transfer = _ticks(transfer)
@@ -199,6 +207,7 @@ class SimulatedCrew:
             return
         worker = ticket.worker
         seconds = next(self._draws[worker])  # hot: what _draw and _due do
+        self._drawn[worker] += 1
         if not 0 < seconds < math.inf:
             raise _impossible(worker, seconds)
         begins, lasts = self._now + self._transfer, round(seconds * TICKS) or 1
@@ -222,6 +231,7 @@ class SimulatedCrew:
 
     def _draw(self, worker: int) -> float:
         seconds = next(self._draws[worker])
+        self._drawn[worker] += 1
         if not 0 < seconds < math.inf:
             raise _impossible(worker, seconds)
         return seconds
@@ -262,6 +272,44 @@ class SimulatedCrew:
 
     def close(self) -> None:
         """There is nobody to let go."""
+
+    def state(self) -> State:
+        """The clock, what is in work and to come, and how many durations were drawn of each worker."""
+        due = {entry[3]: entry[0] for entry in self._heap if entry[1] == ARRIVAL}
+        running = [
+            [plain_ticket(each.ticket), each.begins, each.lasts, each.done, each.serial, due[each.serial]]
+            for each in self._running.values()
+        ]
+        others = [entry for entry in sorted(self._heap) if entry[1] != ARRIVAL]
+        return {
+            "now": self._now,
+            "pushed": self._pushed,
+            "drawn": self._drawn,
+            "running": running,
+            "alarms": [[tick, serial] for tick, kind, _, serial, _ in others if kind == ALARM],
+            "changes": [serial for _, kind, _, serial, _ in others if kind == CHANGE],
+        }
+
+    def restore(self, state: State) -> None:
+        drawn = [whole(count) for count in state["drawn"]]
+        if sum(drawn) > min(whole(state["pushed"]), MOST_DRAWN):
+            raise ValueError(f"{sum(drawn)} durations cannot have been drawn")
+        for draws, count in zip(self._draws, drawn, strict=True):
+            next(islice(draws, count, count), None)  # the same stream from the start: what was drawn is passed over
+        self._drawn = drawn
+        self._now, self._pushed, self._present = whole(state["now"]), state["pushed"], ()
+        to_come = set(state["changes"])
+        self._heap = [entry for entry in self._heap if entry[3] in to_come]
+        for tick, serial in state["alarms"]:
+            self._alarms.add(whole(tick))
+            self._heap.append((tick, ALARM, 0, whole(serial), Rang(tick / TICKS)))
+        for ticket, begins, lasts, done, serial, tick in state["running"]:
+            entry = _Running(ticket_from(ticket), whole(begins), whole(lasts))
+            entry.done, entry.serial = whole(done), whole(serial)
+            worker = entry.ticket.worker
+            self._running[worker] = entry
+            self._heap.append((whole(tick), ARRIVAL, self._sign * worker, serial, entry))
+        heapify(self._heap)
 
     def _due(self, entry: "_Running", tick: int) -> None:
         self._pushed += 1

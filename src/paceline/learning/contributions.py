@@ -15,12 +15,22 @@ import torch
 from torch import Tensor
 
 from paceline.core.facts import Ticket
+from paceline.core.plain import whole
 from paceline.learning.data import to_device
 from paceline.learning.job import Job
-from paceline.learning.model_state import Snapshot, all_finite, mixes_samples, norm
+from paceline.learning.model_state import Snapshot, all_finite, like, mixes_samples, norm
+from paceline.learning.packing import (
+    pack_samples,
+    pack_tickets,
+    pack_weights,
+    unpack_samples,
+    unpack_tickets,
+    unpack_weights,
+)
 from paceline.learning.task import device_of
 from paceline.sampling.batches import Losses
 from paceline.sampling.partition import Indices
+from paceline.stateful import State
 
 FUSED_SAMPLES = 1024  # a larger pass gains nothing more and only takes memory
 
@@ -59,7 +69,10 @@ class Pass(NamedTuple):
 
 
 class Contributions(Protocol):
-    """What the workers of a fleet were asked for and handed in, until it is settled."""
+    """What the workers of a fleet were asked for and handed in, until it is settled.
+
+    To be kept in checkpoints it needs ``state()`` and ``restore(state)`` as well: ``paceline.stateful.Stateful``.
+    """
 
     def promise(self, ticket: Ticket, indices: Indices) -> None:
         """A worker is to compute a ticket on these samples."""
@@ -141,13 +154,37 @@ class LazyContributions:
             self._snapshots[self._version] = self._state.copy()
         self._version += 1
 
+    def state(self) -> State:
+        """The promises, the model versions they refer to, and the combinations that may be wanted again."""
+        snapshots = [[v, {"parameters": s.parameters, "buffers": s.buffers}] for v, s in self._snapshots.items()]
+        return {
+            "version": self._version,
+            "samples": pack_samples(self._samples),
+            "snapshots": snapshots,
+            "bundles": [[pack_weights(bundle.weights), bundle.gradients] for bundle in self._bundles],
+            "spoiled": pack_tickets(sorted(self._spoiled)),
+            "loss": self._loss.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        self._version = whole(state["version"])
+        for ticket, indices in unpack_samples(state["samples"], len(self._data)).items():
+            self.promise(ticket, indices)
+        self._snapshots = {whole(v): self._state.snapshot_from(each) for v, each in state["snapshots"]}
+        if missing := self._users.keys() - self._snapshots.keys() - {self._version}:
+            raise ValueError(f"model version {min(missing)} is missing")
+        for weights, gradients in state["bundles"]:
+            self._bundles.append(_Bundle(unpack_weights(weights), like(self._state.gradients, gradients)))
+        self._spoiled.update(unpack_tickets(state["spoiled"]))
+        self._loss.restore(state["loss"])
+
     def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
         """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
         if self._spoiled and not self._spoiled.isdisjoint(weights):  # kept from a step that left them out already
             weights = share_out(weights, self._spoiled.intersection(weights))
         result = self._sum(weights, keep)
         if not result.finite:
-            spoiled = [ticket for ticket in weights if not self._sum({ticket: Fraction(1)}, ()).finite]
+            spoiled = [ticket for ticket in sorted(weights) if not self._sum({ticket: Fraction(1)}, ()).finite]
             self._spoiled.update(spoiled)
             self._bundles = []
             rest = share_out(weights, spoiled)

@@ -50,6 +50,9 @@ class TensorSamples:
     def targets(self) -> NDArray[Any]:
         return self._targets.cpu().numpy()
 
+    def listed_targets(self) -> NDArray[Any] | None:
+        return self.targets()
+
     def may_have_target(self, value: int) -> bool:
         return not self._targets.is_floating_point() and bool((self._targets == value).any())
 
@@ -72,6 +75,10 @@ class DatasetSamples:
         if listed is None:
             listed = [self._dataset[i][1] for i in range(len(self))]
         return np.asarray(listed)
+
+    def listed_targets(self) -> NDArray[Any] | None:
+        """The targets, if they can be told without going through all items."""
+        return self.targets() if getattr(self._dataset, "targets", None) is not None else None
 
     def may_have_target(self, value: int) -> bool:
         return True  # to be sure, one would have to go through all of them

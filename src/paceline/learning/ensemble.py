@@ -73,7 +73,7 @@ class NormalEquations:
 
     def _non_negative(self) -> Tensor:
         r"""$\min \lVert L^T \alpha - c \rVert$ with $L L^T = G$ has the same normal equations."""
-        from scipy.optimize import nnls  # type: ignore[import-untyped]
+        from scipy.optimize import nnls
 
         values, vectors = torch.linalg.eigh(self.products)
         values = values.clamp_min(0.0)

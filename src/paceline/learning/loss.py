@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,15 @@ class SampleLoss:
         if self._separable and self._ignored is not None:
             return not bool((targets == self._ignored).any())
         return self._separable
+
+    def state(self) -> dict[str, bool | None]:
+        """What the first batch showed."""
+        return {"separable": self._separable}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if state["separable"] not in (True, False, None):
+            raise ValueError(f"separable={state['separable']!r} is no answer")
+        self._separable = state["separable"]
 
     def _is_mean(self, outputs: Any, targets: Any) -> bool:
         with torch.no_grad():

@@ -1,10 +1,15 @@
 """A model's weights and buffers as something that can be put aside and put back without copying."""
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from paceline.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,7 @@ class ModelState:
     @property
     def message_bytes(self) -> int:
         """What is sent when a worker downloads the model, or hands in a gradient and its float buffers."""
-        tensors = self.parameters + [buffer for buffer in self.buffers if buffer.is_floating_point()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return message_bytes(self.model)
 
     def view(self) -> Snapshot:
         """The present values themselves: they change when the model does."""
@@ -65,6 +69,30 @@ class ModelState:
             parameter.data = value
         for buffer, value in zip(self.buffers, snapshot.buffers, strict=True):
             buffer.data = value
+
+    def state(self) -> dict[str, Tensor]:
+        """All parameters and buffers by name, those that are not trained or not persistent too."""
+        return dict(self._named())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        named = dict(self._named())
+        for name in dict.fromkeys([*named, *state]):
+            if _described(named.get(name)) != _described(state.get(name)):
+                raise ConfigError(
+                    f"the checkpoint is of another model: its {name!r} is {_described(state.get(name))}, "
+                    f"here it is {_described(named.get(name))}"
+                )
+        for name, tensor in named.items():
+            tensor.copy_(state[name])
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in chain(self.model.named_parameters(), self.model.named_buffers()):
+            yield name, tensor.data
+
+    def snapshot_from(self, state: Mapping[str, Any]) -> Snapshot:
+        """A snapshot that was put aside, laid out in memory as the model is."""
+        present = self.view()
+        return Snapshot(like(present.parameters, state["parameters"]), like(present.buffers, state["buffers"]))
 
     def lend_buffers(self) -> list[Tensor]:
         """Let a pass work on a copy of the buffers. Returns the originals."""
@@ -86,6 +114,26 @@ class ModelState:
             if not all(torch.equal(value, buffer) for value in own):
                 stacked = torch.stack(own)
                 buffer.data = stacked.mean(dim=0) if buffer.is_floating_point() else stacked.amax(dim=0)
+
+
+def like(examples: list[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of tensors, laid out in memory like the examples, which have to have the same shapes and types."""
+    if [_described(each) for each in examples] != [_described(value) for value in values]:
+        raise ValueError(f"{len(values)} tensors that do not fit the model's {len(examples)}")
+    return [torch.empty_like(each).copy_(value) for each, value in zip(examples, values, strict=True)]
+
+
+def _described(tensor: Any) -> str:
+    if not isinstance(tensor, Tensor):
+        return "missing"
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"
+
+
+def message_bytes(model: nn.Module) -> int:
+    """The size of what is trained, and of the float buffers."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    tensors = trained + [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def norm(tensors: list[Tensor]) -> float:

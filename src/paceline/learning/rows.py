@@ -11,6 +11,7 @@ who was first to arrive makes no difference to the sum.
 """
 
 import math
+import sys
 from collections.abc import Collection, Iterable
 from fractions import Fraction
 from itertools import pairwise
@@ -21,11 +22,14 @@ from torch import Tensor
 
 from paceline.core.errors import PacelineError
 from paceline.core.facts import Ticket
+from paceline.core.plain import whole
 from paceline.learning.contributions import Evaluated, Pass, Weights, share_out
-from paceline.learning.model_state import ModelState, Snapshot, all_finite, norm
+from paceline.learning.model_state import ModelState, Snapshot, all_finite, like, norm
+from paceline.learning.packing import pack_samples, pack_tickets, unpack_samples, unpack_tickets
 from paceline.learning.segments import Segments
 from paceline.sampling.batches import Losses
 from paceline.sampling.partition import Indices
+from paceline.stateful import State
 
 SLOTS = 2
 LEVELS = 8  # rows a worker: how many of its contributions can be unsettled at once
@@ -39,13 +43,14 @@ def segments_needed(workers: int) -> int:
 class Promise:
     """A ticket that is not settled."""
 
-    __slots__ = ("indices", "losses", "row", "samples", "source", "used")
+    __slots__ = ("handed_in", "indices", "losses", "row", "samples", "source", "used")
 
     def __init__(self, indices: Indices, row: int, source: int) -> None:
         self.indices = indices
         self.row = row  # its segment
         self.source = source  # the segment with its weights
         self.samples = len(indices)  # computed
+        self.handed_in = False
         self.losses = 0  # handed in: one a sample, or one in all
         self.used = False
 
@@ -95,7 +100,7 @@ class RowContributions:
     def hand_in(self, ticket: Ticket, losses: int) -> None:
         """The row of a ticket was written, with so many losses."""
         promise = self._promises[ticket]
-        promise.losses = losses
+        promise.losses, promise.handed_in = losses, True
         self._interrupted.discard(ticket.worker)
         if promise.source < SLOTS:
             self._reading[promise.source].discard(ticket)
@@ -158,6 +163,36 @@ class RowContributions:
         self._state.swap_in(self._state.copy())
         vectors, of_parameters = self._own
         self._state.use_gradients(vectors, of_parameters)
+
+    # Put aside and taken up again. A ticket keeps its row: the order in which rows are summed up is that of their
+    # places. What was not handed in is kept without a row, for its samples are to be put back.
+
+    def state(self) -> State:
+        promises = self._promises.items()
+        rows = {str(p.row): self._segments[p.row] for _, p in promises if p.handed_in}
+        return {
+            "samples": pack_samples({ticket: promise.indices for ticket, promise in promises}),
+            "promises": [[p.row, p.samples, p.losses, p.handed_in, p.used] for _, p in promises],
+            "rows": {row: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses} for row, s in rows.items()},
+            "spoiled": pack_tickets(sorted(self._spoiled)),
+        }
+
+    def restore(self, state: State) -> None:
+        samples = unpack_samples(state["samples"], sys.maxsize)
+        for (ticket, indices), (row, *rest) in zip(samples.items(), state["promises"], strict=True):
+            if row in self._taken or (row - self._first_row) % self._workers != ticket.worker:
+                raise ValueError(f"{ticket} cannot have the row {row}")
+            promise = self._promises[ticket] = Promise(indices, whole(row), row)
+            promise.samples, promise.losses = map(whole, rest[:2])
+            promise.handed_in, promise.used = map(bool, rest[2:])
+            self._taken.add(row)
+            if promise.handed_in:
+                own, saved = self._segments[row], state["rows"][str(row)]
+                for views, values in ((own.vectors, saved["vectors"]), (own.buffers, saved["buffers"])):
+                    for view, value in zip(views, like(views, values), strict=True):
+                        view.copy_(value)
+                own.losses.copy_(like([own.losses], [saved["losses"]])[0])
+        self._spoiled.update(unpack_tickets(state["spoiled"]))
 
     # A step.
 

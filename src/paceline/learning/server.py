@@ -11,10 +11,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.errors import ConfigError, Diverged
 from paceline.core.facts import Joined, Left, Step, Ticket
+from paceline.core.plain import whole
 from paceline.learning.contributions import Contributions, Evaluated
 from paceline.learning.model_state import ModelState, all_finite
+from paceline.learning.optimizer_state import as_made, check_as_made, optimizer_state, restore_optimizer
+from paceline.learning.packing import pack_tickets, unpack_tickets
 from paceline.learning.plain_sgd import plain_sgd
 from paceline.sampling.batches import Attentive, Batches, Watchful
+from paceline.stateful import State
 
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], Optimizer]
 MakeScheduler = Callable[[Optimizer], LRScheduler]
@@ -48,15 +52,15 @@ class Server:
         self, state: ModelState, recipe: Recipe, batches: Batches, contributions: Contributions, workers: int
     ) -> None:
         self.model = state.model
-        self.state = state
+        self._model_state = state
         self.updates = 0
         self.samples = 0
         self.spoiled: list[Ticket] = []
-        self._optimizer = recipe.optimizer(self.state.parameters)
-        self._step = plain_sgd(self._optimizer) or self._optimizer.step
+        self._optimizer = recipe.optimizer(self._model_state.parameters)
         self._scheduler = recipe.scheduler(self._optimizer) if recipe.scheduler else None
+        self._step = plain_sgd(self._optimizer) or self._optimizer.step  # as the scheduler has wrapped it
         self._clip_norm = recipe.clip_norm
-        self._contributions = contributions
+        self.contributions = contributions
         self._batches = batches
         self._watchful = batches if isinstance(batches, Watchful) else None
         self._attentive = batches if isinstance(batches, Attentive) else None
@@ -64,6 +68,7 @@ class Server:
         self._kept: set[Ticket] = set()
         self._spoiled_in_a_row = 0
         self._loss_sum, self._loss_count = 0.0, 0
+        self._made = as_made(self._optimizer, self._scheduler)
 
     def attend(self, event: Joined | Left) -> None:
         if self._attentive is not None:
@@ -75,22 +80,22 @@ class Server:
                 f"{ticket.work.kind} cannot be handed in inside another rule: let the outer rule be the one that "
                 "hands in models, as in ModelAveraging(every=16, waits=Grouped(...))"
             )
-        self._contributions.promise(ticket, self._batches.draw(ticket.worker))
+        self.contributions.promise(ticket, self._batches.draw(ticket.worker))
 
     def shorten(self, ticket: Ticket, done: int) -> None:
-        samples = len(self._contributions.samples(ticket)) * done // ticket.work.units
-        self._batches.put_back(ticket.worker, self._contributions.shorten(ticket, samples))
+        samples = len(self.contributions.samples(ticket)) * done // ticket.work.units
+        self._batches.put_back(ticket.worker, self.contributions.shorten(ticket, samples))
 
     def drop(self, ticket: Ticket) -> None:
         if ticket in self._kept:
             self._kept.discard(ticket)
         else:
-            self._batches.put_back(ticket.worker, self._contributions.samples(ticket))
-        self._contributions.settle([ticket])
+            self._batches.put_back(ticket.worker, self.contributions.samples(ticket))
+        self.contributions.settle([ticket])
 
     def step(self, step: Step) -> list[Ticket]:
         """Update the model. Returns the contributions that were left out because they are not finite."""
-        contributions, kept = self._contributions, self._kept
+        contributions, kept = self.contributions, self._kept
         result = contributions.evaluate(step.weights, step.keep)
         new = [ticket for ticket in step.weights if ticket not in kept]
         self._observe(result)
@@ -110,6 +115,30 @@ class Server:
         self._loss_sum, self._loss_count = 0.0, 0
         return mean
 
+    def state(self) -> State:
+        """The model, its optimizer and the counts. The batches and the contributions have states of their own."""
+        return {
+            "made": self._made,
+            "model": self._model_state.state(),
+            "optimizer": optimizer_state(self._optimizer),
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "counts": [self.updates, self.samples, self._spoiled_in_a_row, self._loss_count],
+            "loss": self._loss_sum,
+            "kept": pack_tickets(sorted(self._kept)),
+            "spoiled": pack_tickets(self.spoiled),
+        }
+
+    def restore(self, state: State) -> None:
+        check_as_made(self._made, state["made"])
+        self._model_state.restore(state["model"])
+        restore_optimizer(self._optimizer, state["optimizer"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        self.updates, self.samples, self._spoiled_in_a_row, self._loss_count = map(whole, state["counts"])
+        self._loss_sum = float(state["loss"])
+        self._kept.update(unpack_tickets(state["kept"]))
+        self.spoiled += unpack_tickets(state["spoiled"])
+
     def _observe(self, result: Evaluated) -> None:
         """Hand the losses out, each sample's once."""
         kept, watchful = self._kept, self._watchful
@@ -121,7 +150,7 @@ class Server:
             self._loss_count += len(first.losses)
             if watchful is not None:
                 for ticket, losses in first.of_tickets():
-                    watchful.observe(ticket.worker, self._contributions.samples(ticket), losses)
+                    watchful.observe(ticket.worker, self.contributions.samples(ticket), losses)
 
     def _count_spoiled(self, new: list[Ticket], result: Evaluated) -> None:
         spoiled = result.spoiled
@@ -147,16 +176,16 @@ class Server:
 
     def _move(self, result: Evaluated, oldest: int) -> None:
         if result.buffers:
-            self.state.average_buffers(list(result.buffers.values()))
-        aside = self.state.copy() if result.norm > SUSPICIOUS_NORM else None
+            self._model_state.average_buffers(list(result.buffers.values()))
+        aside = self._model_state.copy() if result.norm > SUSPICIOUS_NORM else None
         if self._clip_norm is not None and result.norm > self._clip_norm:
-            for flat in self.state.gradients:
+            for flat in self._model_state.gradients:
                 flat.mul_(self._clip_norm / result.norm)
         self._step()
         if self._scheduler is not None:
             self._scheduler.step()
-        if aside is not None and not all_finite(self.state.view().parameters):
-            self.state.swap_in(aside)
+        if aside is not None and not all_finite(self._model_state.view().parameters):
+            self._model_state.swap_in(aside)
             raise Diverged(
                 f"diverged at update {self.updates + 1}: the step along a gradient of norm {result.norm:g} is not "
                 f"finite (model version {oldest}, staleness {self.updates - oldest}); the last good weights are kept"

@@ -12,7 +12,12 @@ from paceline.core.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.papers.card import Card, Options
 
-PAPERS = {"group-sgd": "paceline.papers.group_sgd", "lgc": "paceline.papers.lgc"}
+PAPERS = {
+    "group-sgd": "paceline.papers.group_sgd",
+    "lgc": "paceline.papers.lgc",
+    "sdde": "paceline.papers.sdde",
+    "fine-pruning": "paceline.papers.fine_pruning",
+}
 
 
 class Paper(Protocol):
@@ -26,7 +31,7 @@ class Paper(Protocol):
 
 
 def reproduce(  # noqa: PLR0917 - typer names the options
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="group-sgd or lgc.")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="group-sgd, lgc, fine-pruning or sdde.")],
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets are.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: training on a reduced scale.")] = False,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write card and runs there.")] = None,

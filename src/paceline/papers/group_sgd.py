@@ -18,8 +18,8 @@ from paceline.datasets.readers import read_mnist
 from paceline.papers.card import Card, Options
 from paceline.papers.group_sgd_claims import timing_claims, training_claims
 from paceline.papers.group_sgd_runs import BATCH, MODELS, STRATEGIES, UNITS, Setting, run_once
-from paceline.papers.group_sgd_theorem import Toy
 from paceline.papers.jobs import Job, Result, run_jobs
+from paceline.theory.group_bound import Toy
 
 TOY, TOY_UPDATES = Toy(step=0.02), 220
 COSTS = {"ssgd": 1.0, "gsgd": 2.0, "asgd": 6.0}  # measured, roughly

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from paceline.papers.card import Claim, within
 from paceline.papers.group_sgd_runs import MODELS, PERIOD, STRATEGIES, update_grid, updates_of
-from paceline.papers.group_sgd_theorem import Toy, theorem_3_1
 from paceline.run import Stop
+from paceline.theory.group_bound import Toy, theorem_3_1
 
 Runs = Sequence[Mapping[str, Any]]
 Values = Mapping[str, list[float]]  # strategy -> one value for each seed

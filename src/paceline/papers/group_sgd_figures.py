@@ -14,9 +14,9 @@ from matplotlib.ticker import FormatStrFormatter, MultipleLocator, PercentFormat
 from paceline.files import write_atomically
 from paceline.papers.card import Card
 from paceline.papers.group_sgd_runs import MODELS, STRATEGIES, updates_of
-from paceline.papers.group_sgd_theorem import Toy, theorem_3_1
 from paceline.reports.figures import COLOURS, DASHES
 from paceline.run import Stop
+from paceline.theory.group_bound import Toy, theorem_3_1
 
 NAMES = {"svm": "smooth SVM", "logistic": "logistic regression"}
 Runs = Sequence[Mapping[str, Any]]

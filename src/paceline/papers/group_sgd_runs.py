@@ -15,7 +15,6 @@ from paceline.datasets.readers import Labelled, read_mnist
 from paceline.delays import Constant
 from paceline.fleets.simulated import SimulatedFleet
 from paceline.learning.task import Task
-from paceline.papers.group_sgd_theorem import Move
 from paceline.papers.losses import correct, logistic, odd, odd_sign, smooth_svm
 from paceline.papers.models import LinearClassifier
 from paceline.run import Every, Run, Stop
@@ -23,6 +22,7 @@ from paceline.sampling.batches import Resampled
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.grouped import Grouped, groups_by_speed
 from paceline.strategies.synchronous import Synchronous
+from paceline.theory.group_bound import Move
 from paceline.training import simulate, train
 
 UNITS = (1.0,) * 4 + (2.0,) * 4 + (3.0,) * 8

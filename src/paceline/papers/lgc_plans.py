@@ -66,7 +66,7 @@ SMALL = Plan(
         Grid("lenet", (3, 2, 1, 10), PERIODS, (0,)),
         Grid("vgg", (2, 1, 10), (10,), (0,)),
         Grid("vgg", (3,), (1, 50), (0,)),
-        Grid("lenet", (3, 2, 1, 10), PERIODS, (1,)),
+        Grid("lenet", (3,), PERIODS, (1, 2)),
     ),
     frontier=(("lenet", 0),),
     partial=(("lenet", 0),),

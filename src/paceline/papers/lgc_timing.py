@@ -28,6 +28,7 @@ from paceline.run import Stop
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.synchronous import Synchronous
+from paceline.theory.order_statistics import exponential_order_statistic
 from paceline.trace import Trace
 from paceline.training import simulate
 
@@ -102,14 +103,8 @@ def last_arrival(trace: Trace) -> float:
 
 
 def order_statistic(quorum: int) -> tuple[float, float]:
-    r"""Mean and variance of the time of the ``quorum``-th ($K$) of $N$ workers.
-
-    $$E X_{(K)} = 0.05 + 0.02\,(H_N - H_{N-K}), \qquad \mathrm{Var}\,X_{(K)} = 0.02^2\,(H^{(2)}_N - H^{(2)}_{N-K})$$
-
-    since the gaps between successive order statistics of exponentials are independent exponentials (Rényi, 1953).
-    """
-    ranks = range(WORKERS - quorum + 1, WORKERS + 1)
-    return SHIFT + MEAN * sum(1 / rank for rank in ranks), MEAN**2 * sum(1 / rank**2 for rank in ranks)
+    """Mean and variance of the time of the ``quorum``-th of the paper's workers."""
+    return exponential_order_statistic(SHIFT, MEAN, WORKERS, quorum)
 
 
 def expected_saving(quorum: int, warm_up_share: float = 0.0) -> float:

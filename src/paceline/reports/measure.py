@@ -35,6 +35,8 @@ class Measures:
                update the mean over the contributions it uses for the first time, of the run the mean over its updates
     wasted     computing time of work that was halted, dropped, or not finite, and of blocks that a recall broke off. A
                trace does not tell how far such a block had come: half of it is assumed
+    weight_by_age  the net weight on contributions of each staleness, those used again too: mean over the updates
+    weight_by_gap  the products of the weights on two stalenesses in one update that differ by so much: likewise
     """
 
     seconds: float
@@ -42,6 +44,8 @@ class Measures:
     mean_staleness: float
     max_staleness: int
     workers: tuple[WorkerTime, ...]
+    weight_by_age: Mapping[int, float]
+    weight_by_gap: Mapping[int, float]
 
     @property
     def busy(self) -> float:
@@ -98,6 +102,8 @@ class _Reader:
         self._unused: dict[Ticket, float] = {}  # handed in: the computing time that a first use would justify
         self._last: Ticket | None = None
         self._last_used: dict[Ticket, float] = {}
+        self._weight_by_age: dict[int, float] = {}
+        self._weight_by_gap: dict[int, float] = {}
         self.follow: dict[type, Callable[[Any], None]] = {
             Joined: self._joined,
             Left: self._left,
@@ -116,7 +122,11 @@ class _Reader:
         self._idle_since.clear()
         mean = self._staleness_total / self._updates if self._updates else 0.0
         workers = tuple(self._workers[number] for number in sorted(self._workers))
-        return Measures(self._now, self._updates, mean, self._staleness_most, workers)
+        ages, gaps = (
+            {age: summed[age] / self._updates for age in sorted(summed)}
+            for summed in (self._weight_by_age, self._weight_by_gap)
+        )
+        return Measures(self._now, self._updates, mean, self._staleness_most, workers, ages, gaps)
 
     def _of(self, worker: int) -> WorkerTime:
         return self._workers.setdefault(worker, WorkerTime(worker))
@@ -174,8 +184,11 @@ class _Reader:
 
     def _step(self, fact: Step) -> None:
         used: dict[Ticket, float] = {}
+        by_age: dict[int, float] = {}
         for ticket, weight in fact.weights.items():
-            self._of(ticket.worker).influence += float(weight)
+            share, age = float(weight), self._updates - ticket.version
+            self._of(ticket.worker).influence += share
+            by_age[age] = by_age.get(age, 0.0) + share
             if (seconds := self._unused.pop(ticket, None)) is not None:
                 used[ticket] = seconds
                 self._of(ticket.worker).contributions += 1
@@ -186,8 +199,17 @@ class _Reader:
         if len(used) > 1 and self._last in used:
             assert self._last is not None
             self._of(self._last.worker).waited_for += 1
+        self._count_weights(by_age)
         self._last_used = used
         self._updates += 1
+
+    def _count_weights(self, by_age: Mapping[int, float]) -> None:
+        ages, gaps = self._weight_by_age, self._weight_by_gap
+        for age, weight in by_age.items():
+            ages[age] = ages.get(age, 0.0) + weight
+            for other, another in by_age.items():
+                gap = abs(age - other)
+                gaps[gap] = gaps.get(gap, 0.0) + weight * another
 
     def _spoiled(self, fact: Spoiled) -> None:
         worker = self._of(fact.ticket.worker)

@@ -16,6 +16,7 @@ from paceline import __version__
 from paceline.reports.measure import Measures, measure
 from paceline.reports.page_tables import runs_table, straggler_tables
 from paceline.reports.picture import Picture, gather
+from paceline.reports.pruning import pruning_section
 from paceline.reports.saved import SavedRun
 from paceline.reports.timeline import KINDS
 
@@ -59,6 +60,7 @@ def page(runs: Sequence[Described]) -> str:
         "subtitle": escape(_subtitle(runs)),
         "runs-table": runs_table(runs),
         "limits": "".join(f"<p class=note>{escape(text)}</p>" for run in runs for text in limits(run)),
+        "pruning": pruning_section(runs),
         "stragglers": straggler_tables(runs),
         "data": script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False)),
         "style": _asset("uPlot.min.css") + _asset("report.css"),

@@ -4,21 +4,26 @@ What a worker was given but did not compute (it was stopped, dropped, or handed 
 the next time; otherwise the data of slow workers would be seen less often.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.randomness import stream
+from paceline.core.plain import whole
+from paceline.randomness import restore_stream, stream, stream_state
 from paceline.sampling.partition import Indices
+from paceline.stateful import State, Stateful, check_stateful
 
 Losses = NDArray[np.float32]
 
 
 class Batches(Protocol):
-    """The mini-batches of one run."""
+    """The mini-batches of one run.
+
+    To be kept in checkpoints they need ``state()`` and ``restore(state)`` as well: ``paceline.stateful.Stateful``.
+    """
 
     def draw(self, worker: int) -> Indices:
         """The next mini-batch of a worker."""
@@ -58,7 +63,7 @@ class Shuffled:
     """Every worker goes through its shard in a new random order each epoch; an incomplete last batch is left out."""
 
     def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
-        return ShardBatches([_shuffled(shard, batch_size, seed, w) for w, shard in enumerate(shards)], batch_size)
+        return ShardBatches([_Shuffled(shard, batch_size, seed, w) for w, shard in enumerate(shards)], batch_size)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Resampled:
     """Every mini-batch is drawn afresh from the whole shard, without repetition inside the batch (as in GSGD)."""
 
     def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
-        return ShardBatches([_resampled(shard, batch_size, seed, w) for w, shard in enumerate(shards)], batch_size)
+        return ShardBatches([_Resampled(shard, batch_size, seed, w) for w, shard in enumerate(shards)], batch_size)
 
 
 class ShardBatches:
@@ -94,16 +99,70 @@ class ShardBatches:
         if len(indices):
             self._returned.setdefault(worker, []).insert(0, indices)
 
+    def state(self) -> State:
+        """Needs sequences with a state."""
+        returned = {str(worker): np.concatenate(pieces).tolist() for worker, pieces in self._returned.items()}
+        return {"returned": returned, "sequences": [sequence.state() for sequence in self._stateful()]}
 
-def _shuffled(shard: Indices, batch_size: int, seed: int, worker: int) -> Iterator[Indices]:
-    generator = stream(seed, "batches", worker)
-    while True:
-        order = generator.permutation(shard)
-        for begin in range(0, len(order) - batch_size + 1, batch_size):
-            yield order[begin : begin + batch_size]
+    def restore(self, state: State) -> None:
+        self._returned = {int(w): [np.array(samples, dtype=np.int64)] for w, samples in state["returned"].items()}
+        for sequence, each in zip(self._stateful(), state["sequences"], strict=True):
+            sequence.restore(each)
+
+    def _stateful(self) -> Iterable[Stateful]:
+        return check_stateful({f"sampling of worker {w}": each for w, each in enumerate(self._sequences)}).values()
 
 
-def _resampled(shard: Indices, batch_size: int, seed: int, worker: int) -> Iterator[Indices]:
-    generator = stream(seed, "batches", worker)
-    while True:
-        yield shard[generator.choice(len(shard), size=batch_size, replace=False)]
+class _Shuffled:
+    """One worker's way through its shard: an order for each epoch, and a place in it."""
+
+    def __init__(self, shard: Indices, batch_size: int, seed: int, worker: int) -> None:
+        self._shard = shard
+        self._batch_size = batch_size
+        self._generator = stream(seed, "batches", worker)
+        self._before = stream_state(self._generator)  # where the stream stood when the order was drawn
+        self._order: Indices = shard[:0]
+        self._place = 0
+
+    def __iter__(self) -> Iterator[Indices]:
+        return self
+
+    def __next__(self) -> Indices:
+        end = self._place + self._batch_size
+        if end > len(self._order):
+            self._before = stream_state(self._generator)
+            self._order = self._generator.permutation(self._shard)
+            end = self._batch_size
+        self._place = end
+        return self._order[end - self._batch_size : end]
+
+    def state(self) -> State:
+        return {"before": self._before, "place": self._place}
+
+    def restore(self, state: State) -> None:
+        restore_stream(self._generator, state["before"])
+        self._place = whole(state["place"])
+        if self._place:
+            self._before = stream_state(self._generator)
+            self._order = self._generator.permutation(self._shard)
+
+
+class _Resampled:
+    """One worker's independent draws from its shard."""
+
+    def __init__(self, shard: Indices, batch_size: int, seed: int, worker: int) -> None:
+        self._shard = shard
+        self._batch_size = batch_size
+        self._generator = stream(seed, "batches", worker)
+
+    def __iter__(self) -> Iterator[Indices]:
+        return self
+
+    def __next__(self) -> Indices:
+        return self._shard[self._generator.choice(len(self._shard), size=self._batch_size, replace=False)]
+
+    def state(self) -> State:
+        return {"stream": stream_state(self._generator)}
+
+    def restore(self, state: State) -> None:
+        restore_stream(self._generator, state["stream"])

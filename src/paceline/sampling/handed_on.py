@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.core.plain import whole
 from paceline.sampling.batches import Batches, Losses, Sampling, Shuffled, Watchful
 from paceline.sampling.partition import Indices
+from paceline.stateful import State, check_stateful
 
 
 @dataclass(frozen=True)
@@ -71,3 +73,13 @@ class HandedOnBatches:
             homes = self._home[indices]
             for home in np.unique(homes).tolist():
                 self._watchful.observe(home, indices[homes == home], losses[homes == home])
+
+    def state(self) -> State:
+        inner = check_stateful({"sampling": self._batches})["sampling"]
+        hands = [[worker, list(shards)] for worker, shards in self._hands.items()]
+        return {"inner": inner.state(), "hands": hands, "waiting": self._waiting}
+
+    def restore(self, state: State) -> None:
+        check_stateful({"sampling": self._batches})["sampling"].restore(state["inner"])
+        self._hands = {whole(worker): deque(map(whole, shards)) for worker, shards in state["hands"]}
+        self._waiting = [whole(shard) for shard in state["waiting"]]

@@ -15,10 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.core.errors import TooFewWorkers, WorkerFailed
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
+from paceline.core.plain import real, whole
 from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Mailbox, Order
 from paceline.fleets.processes.roster import ATTEMPTS, Member, Roster
 from paceline.learning.contributions import own_seed
 from paceline.learning.rows import RowContributions
+from paceline.stateful import State
 
 LOOK_AROUND = 0.02  # seconds: even while arrivals keep coming, deaths are looked for this often
 LOOK_FOR_SILENCE = 0.25  # seconds between looks at deadlines
@@ -47,6 +49,8 @@ class ProcessCrew:
         self._to_ring: list[Mailbox] = []
         self._listened = 0.0  # what of the time was spent listening: deadlines are of this clock
         self._at_listening = self._zero = time.monotonic()
+        self._before = 0.0  # what the clock showed when the run that is resumed was put aside
+        self._told_of: set[int] = set()  # who is here, as far as the loop knows
         self._looked = self._looked_for_silence = 0.0
         self._too_few = ""  # why there are, once there are
         self._begun = False  # is everybody here who was at the start?
@@ -67,9 +71,14 @@ class ProcessCrew:
         self._to_ring.clear()
         while not self._events:
             self._listen()
-        return (self._events.popleft(),)
+        event = self._events.popleft()
+        if isinstance(event, Joined | Left):
+            (self._told_of.add if isinstance(event, Joined) else self._told_of.discard)(event.worker)
+        return (event,)
 
     def start(self, ticket: Ticket) -> None:
+        if not self._begun:
+            return  # left over from before the run was resumed: its worker will be told to have left
         member = self._roster.members[ticket.worker]
         promise = self._contributions.promised(ticket)
         delay = self._delays.get(ticket.worker)
@@ -92,6 +101,8 @@ class ProcessCrew:
             self._events = deque(e for e in self._events if not (isinstance(e, Arrived) and e.ticket == ticket))
 
     def recall(self, ticket: Ticket) -> None:
+        if not self._begun:
+            return
         self._roster.members[ticket.worker].mailbox.recall(ticket)
 
     def wake_at(self, at: float) -> None:
@@ -123,8 +134,21 @@ class ProcessCrew:
             self._listen()
         self._begun = True
         self._events.clear()
-        self._zero = time.monotonic()
-        return [Joined(0.0, member.number) for member in self._roster if member.here]
+        self._zero = time.monotonic() - self._before
+        gone = [Left(self._before, worker) for worker in sorted(self._told_of)]  # those of before it was resumed
+        self._told_of = {member.number for member in self._roster if member.here}
+        return [*gone, *(Joined(self._before, worker) for worker in sorted(self._told_of))]
+
+    # A run is resumed with other processes: to the strategy all workers leave and come back at one instant. So what
+    # they were at is put back, and what they had handed in still counts.
+
+    def state(self) -> State:
+        return {"now": self._now(), "told of": sorted(self._told_of), "alarms": sorted(self._alarms)}
+
+    def restore(self, state: State) -> None:
+        self._before = real(state["now"])
+        self._told_of.update(whole(worker) for worker in state["told of"])
+        self._alarms = [real(at) for at in state["alarms"]]
 
     # Listening.
 

@@ -11,6 +11,7 @@ from paceline.fleets.processes.deadline import Deadline
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.crew import ProcessCrew
+    from paceline.fleets.processes.understudy import ProcessUnderstudy
     from paceline.learning.job import Job
     from paceline.learning.rows import RowContributions
 
@@ -60,3 +61,9 @@ class ProcessFleet:
         from paceline.fleets.processes.hiring import hire
 
         return hire(self, job, seed)
+
+    def understudy(self, job: "Job", seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
+        """Somebody who does in this process what the workers do in theirs."""
+        from paceline.fleets.processes.understudy import understudy
+
+        return understudy(self, job, seed)

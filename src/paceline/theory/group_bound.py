@@ -88,8 +88,31 @@ def theorem_3_1(moves: Sequence[Move], toy: Toy) -> Bound:
     used = [t - move.staleness for t, move in enumerate(moves)]
     apart = [squares[t] + squares[u] - 2 * moments[t, u] for t, u in enumerate(used)]
     gamma = max((float(a / s) for a, s in zip(apart, squares, strict=False)), default=0.0)
-    alpha = 1 - toy.step * (1 - gamma)
-    right = [toy.start**2 / 2]
-    for workers, _ in moves:
-        right.append(alpha * right[-1] + toy.variance * toy.step**2 / (2 * toy.batch_size * workers))
-    return Bound(gamma, alpha, squares / 2, np.array(right))
+    noises = [toy.variance / (toy.batch_size * move.workers) for move in moves]
+    right = group_sgd_bound(noises, step=toy.step, smoothness=1.0, convexity=1.0, gamma=gamma, gap=toy.start**2 / 2)
+    return Bound(gamma, 1 - toy.step * (1 - gamma), squares / 2, right)
+
+
+def group_sgd_bound(
+    noises: Sequence[float], *, step: float, smoothness: float, convexity: float, gamma: float, gap: float
+) -> NDArray[np.float64]:
+    r"""The right side of theorem 3.1 after 0, 1, ... updates, for any problem; $\alpha = 1 - \eta c (1-\gamma)$:
+
+    $$B_{t+1} = \alpha B_t + \tfrac12 \mu \eta^2 v_t.$$
+
+    noises      $v_t = \sigma^2 / (m |G_{k(t)}|)$, the variance of each update's gradient
+    smoothness  $\mu$, and ``convexity`` $c$: $c \le \nabla^2 F \le \mu$
+    gamma       of assumption 3.5, which no function can check: how much staleness changes the gradient
+    gap         $F(w_0) - F_*$
+
+    Needs $\eta \le 1/\mu$, which is checked. With $\gamma > 1$ it is a number, but no theorem.
+    """
+    if not 0 < convexity <= smoothness:
+        raise ConfigError(f"a convexity of {convexity} does not go with a smoothness of {smoothness}: 0 < c <= mu")
+    if not 0 < step * smoothness <= 1:
+        raise ConfigError(f"theorem 3.1 is not for a step of {step}: above 0, and at most 1/mu = {1 / smoothness:g}")
+    alpha = 1 - step * convexity * (1 - gamma)
+    right = [gap]
+    for noise in noises:
+        right.append(alpha * right[-1] + smoothness * step**2 * noise / 2)
+    return np.array(right)

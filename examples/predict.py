@@ -1,0 +1,56 @@
+"""Before a run: how fast, how stale, and up to which step does it converge?  python examples/predict.py
+
+Eight workers, two of them slow. For each strategy the largest stable step is predicted from the fleet and the model's
+curvature; then the prediction is tried: linear regression, a quarter below it and a quarter beyond.
+"""
+
+import logging
+
+import torch
+
+import paceline as pl
+from paceline.learning.curvature import curvature
+from paceline.predict.answer import predict
+from paceline.predict.descent import Descent
+
+
+def main() -> None:
+    logging.getLogger("paceline").setLevel(logging.ERROR)  # that a run diverges is what is shown here
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(800, 10, generator=generator) * torch.linspace(0.5, 2.0, 10)
+    targets = inputs @ torch.randn(10, 1, generator=generator) + 0.1 * torch.randn(800, 1, generator=generator)
+    torch.manual_seed(0)
+    task = pl.Task(torch.nn.Linear(10, 1), torch.nn.functional.mse_loss, (inputs, targets))
+    fleet = pl.SimulatedFleet([pl.LogNormal(1.0, 0.2)] * 6 + [pl.LogNormal(3.0, 0.2)] * 2)
+
+    sharpest = curvature(task)
+    print(f"largest curvature {sharpest.value:.3f} (+- {sharpest.error:.0e}), momentum 0.9, 8 workers")
+    for strategy in (pl.Synchronous(), pl.Grouped(pl.groups_by_speed(fleet.medians)), pl.Asynchronous()):
+        found = predict(strategy, fleet, descent=Descent(momentum=0.9), curvature=sharpest.value)
+        assert found.largest_step is not None
+        speed, staleness, largest = found.runtime.updates_per_second, found.runtime.mean_staleness, found.largest_step
+        print(
+            f"{type(strategy).__name__:12}  {speed.value:5.2f} updates/s ({speed.source}), staleness "
+            f"{staleness.value:.0f} ({staleness.source}), largest step {largest.value:.4f} ({largest.source})"
+        )
+        for share in (0.75, 1.25):
+            print(f"              at {share:.0%} of it: {final_loss(task, strategy, fleet, share * largest.value)}")
+
+
+def final_loss(task: pl.Task, strategy: pl.Strategy, fleet: pl.SimulatedFleet, lr: float) -> str:
+    run = pl.train(
+        task,
+        strategy=strategy,
+        fleet=fleet,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+        stop=pl.Stop(updates=500),
+        batch_size=50,
+        every=pl.Every(updates=100),
+        progress=False,
+    )
+    loss = run.history[-1].loss
+    return f"loss {loss:.3f}" if loss < 10 and run.ended != "diverged" else "diverges"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A run from where it stands to its end."""
+
+import math
+from dataclasses import dataclass
+
+from paceline.core.errors import ConfigError, Diverged, TooFewWorkers
+from paceline.interrupts import Interrupts
+from paceline.judge import Judge
+from paceline.loop import Loop
+from paceline.progress import Progress
+from paceline.pruning.shards import PrunedShards
+from paceline.run import Row, Stop
+from paceline.saving import Checkpoints
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Why a run ended; which signal asked for it, or what the problem was."""
+
+    why: str
+    problem: str | None = None
+    signal: int | None = None
+
+
+class Ending:
+    """Runs the loop until it is time to stop, judging the model on the way and at both ends."""
+
+    def __init__(self, stop: Stop, loop: Loop, judge: Judge, epoch_samples: int, pruned: PrunedShards | None) -> None:
+        self._stop = stop
+        self._loop = loop
+        self._judge = judge
+        self._pruned = pruned
+        self._most_samples = math.inf if stop.epochs is None else stop.epochs * epoch_samples
+
+    def come(self, line: Progress, checkpoints: Checkpoints | None) -> Ended:
+        judge, ledger = self._judge, self._loop.coordinator.ledger
+        self._check_ahead()
+        if checkpoints is not None:
+            checkpoints.go_on()
+        if not judge.history:
+            judge.look(0.0)
+        with Interrupts(termination=checkpoints is not None) as interrupts:
+            try:
+                ended = self._go(line, checkpoints, interrupts)
+            except Diverged as error:
+                ended = Ended("diverged", str(error))
+            except TooFewWorkers as error:
+                ended = Ended("too few workers", str(error))
+            if checkpoints is not None and ended.why != "diverged":
+                checkpoints.save_at_end()
+            if judge.history[-1].updates != judge.server.updates:
+                judge.look((self._stop.seconds or 0.0) if ended.why == "seconds" else ledger.now)
+        return ended
+
+    def _go(self, line: Progress, checkpoints: Checkpoints | None, interrupts: Interrupts) -> Ended:
+        judge, server, last = self._judge, self._judge.server, self._judge.history[-1]
+        if server.updates and (ended := self._reached(last if last.updates == server.updates else None)):
+            return ended  # a run that is resumed may have come to its end already
+        for update in self._loop:
+            line.look(server.updates, update.at)
+            if ended := self._reached(judge.count(update)):
+                return ended
+            if interrupts.requested is not None:
+                return Ended("interrupted", signal=interrupts.requested)
+            if checkpoints is not None and checkpoints.due(server.updates, update.at):
+                checkpoints.save()
+        return Ended("seconds" if self._loop.out_of_time else "no workers")
+
+    def _reached(self, row: Row | None) -> Ended | None:
+        stop, server = self._stop, self._judge.server
+        if row is not None and stop.target is not None and row.accuracy >= stop.target:
+            return Ended("target")
+        if server.updates == stop.updates:
+            return Ended("updates")
+        seen = server.samples + (self._pruned.skipped if self._pruned else 0)
+        return Ended("epochs") if seen >= self._most_samples else None
+
+    def _check_ahead(self) -> None:
+        """Refuse an end that a run to be resumed has passed."""
+        updates, seconds = self._judge.server.updates, self._loop.coordinator.ledger.now
+        if updates > (self._stop.updates or math.inf) or seconds > (self._stop.seconds or math.inf):
+            raise ConfigError(f"the run is at {updates} updates and {seconds:g} s already, past {self._stop}")

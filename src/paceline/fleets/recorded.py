@@ -1,0 +1,83 @@
+"""The workers of a recorded run, as its trace tells of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.core.errors import ConfigError
+from paceline.core.facts import Arrived, Event, Joined, Ticket
+from paceline.fleets.fleet import Fleet, Repeatable, Understudy
+from paceline.trace import Trace
+
+if TYPE_CHECKING:
+    from paceline.learning.contributions import Contributions
+    from paceline.learning.job import Job
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The same fleet once more: its events are those of the trace, its work is done in this process."""
+
+    fleet: Fleet
+    trace: Trace
+
+    @property
+    def workers(self) -> int:
+        return self.fleet.workers
+
+    def hire(self, job: "Job", seed: int) -> "tuple[RecordedCrew, Contributions]":
+        if not isinstance(self.fleet, Repeatable):
+            raise ConfigError(f"{type(self.fleet).__name__} cannot be replayed: it has no understudy()")
+        understudy, contributions = self.fleet.understudy(job, seed)
+        return RecordedCrew(self.trace, understudy), contributions
+
+
+class RecordedCrew:
+    """Tells the recorded events again. What happened at one instant is told together."""
+
+    def __init__(self, trace: Trace, understudy: Understudy) -> None:
+        self.about: Mapping[str, object] = {name: v for name, v in trace.about.items() if name != "paceline_trace"}
+        self._moments = moments(trace)
+        self._understudy = understudy
+
+    def wait(self) -> Sequence[Event]:
+        events = next(self._moments, ())
+        for event in events:
+            if isinstance(event, Arrived):
+                self._understudy.hand_in(event.ticket, event.done)
+            elif isinstance(event, Joined):
+                self._understudy.join(event.worker)
+        return events
+
+    def start(self, ticket: Ticket) -> None:
+        """The trace tells what comes of it."""
+
+    def halt(self, ticket: Ticket) -> None:
+        self._understudy.halt(ticket)
+
+    def recall(self, ticket: Ticket) -> None:
+        """The trace tells how much of it comes."""
+
+    def wake_at(self, at: float) -> None:
+        """The trace tells when it rang."""
+
+    def close(self) -> None:
+        self._understudy.close()
+
+
+def moments(trace: Trace) -> Iterator[Sequence[Event]]:
+    """Events of one instant that nothing was decided between.
+
+    Whether they were told one by one makes no difference: a strategy that answered nothing to the first of them sees
+    the same ledger when it is asked after the last.
+    """
+    together: list[Event] = []
+    for fact in trace:
+        if isinstance(fact, Event) and together and fact.at == together[0].at:
+            together.append(fact)
+            continue
+        if together:
+            yield together
+        together = [fact] if isinstance(fact, Event) else []
+    if together:
+        yield together

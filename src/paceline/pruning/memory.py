@@ -1,0 +1,159 @@
+"""What a rule remembers of the samples of one data set: from losses to the samples that an epoch keeps.
+
+Within an epoch every sample has a mark: whether it stands out, 0 or 1, or that it is not observed yet. Marks are added
+to the memory when the epoch is closed, so that several processes can first put theirs together.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.pruning.plan import Schedule
+from paceline.pruning.selection import Mask, Ties, keep_any, keep_highest, keep_lowest
+from paceline.sampling.partition import Indices
+
+Marks = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+Mean = float | NDArray[np.float64]
+Arrays = dict[str, NDArray[np.generic]]
+Minimum = Callable[[NDArray[np.generic]], None]  # over all processes, in place
+STANDS_OUT, UNSEEN = 1, 2
+
+
+class Memory(Protocol):
+    """Of the samples of one data set."""
+
+    def enter(self, epoch: int, generator: np.random.Generator) -> Mask | None:
+        """An epoch (from 1) begins: the samples that it keeps, or None for all."""
+        ...
+
+    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> Mask | bool:
+        """Which samples stand out, given their losses and the mean loss of the batch of each."""
+        ...
+
+    def merge(self, marks: Marks, minimum: Minimum) -> None:
+        """Take in what other processes remember of this epoch, beside their marks."""
+        ...
+
+    def close(self, marks: Marks) -> None:
+        """The epoch is over."""
+        ...
+
+    def weights(self, indices: Indices) -> Floats:
+        """By which the losses of samples of this epoch are to be multiplied."""
+        ...
+
+    def state(self) -> Arrays:
+        """Arrays of a fixed shape that hold everything; the memory's own, not copies."""
+        ...
+
+
+class Counting:
+    """How often each sample stood out since the last reset (Algorithm 1)."""
+
+    def __init__(
+        self, schedule: Schedule, samples: int, kept: int, tolerance: float, ties: Ties, *, highest: bool
+    ) -> None:
+        self.counts = np.zeros(samples, dtype=np.uint16)
+        self._schedule = schedule
+        self._kept = kept
+        self._factor = 1.0 + tolerance
+        self._by_lot = ties == "random"
+        self._choose = keep_highest if highest else keep_lowest
+
+    def enter(self, epoch: int, generator: np.random.Generator) -> Mask | None:
+        if self._schedule.resets(epoch):
+            self.counts[:] = 0
+        if self._kept == len(self.counts) or not self._schedule.pruned(epoch):
+            return None
+        return self._choose(self.counts, self._kept, generator if self._by_lot else None)
+
+    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> Mask:
+        above: Mask = losses >= mean * self._factor
+        return above
+
+    def merge(self, marks: Marks, minimum: Minimum) -> None:
+        pass
+
+    def close(self, marks: Marks) -> None:
+        self.counts += marks == STANDS_OUT
+
+    def weights(self, indices: Indices) -> Floats:
+        return np.ones(len(indices), dtype=np.float32)
+
+    def state(self) -> Arrays:
+        return {"counts": self.counts}
+
+
+class Blind:
+    """Nothing: the control."""
+
+    def __init__(self, schedule: Schedule, samples: int, kept: int) -> None:
+        self._schedule = schedule
+        self._samples = samples
+        self._kept = kept
+
+    def enter(self, epoch: int, generator: np.random.Generator) -> Mask | None:
+        if self._kept == self._samples or not self._schedule.pruned(epoch):
+            return None
+        return keep_any(self._samples, self._kept, generator)
+
+    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> bool:
+        return False
+
+    def merge(self, marks: Marks, minimum: Minimum) -> None:
+        pass
+
+    def close(self, marks: Marks) -> None:
+        pass
+
+    def weights(self, indices: Indices) -> Floats:
+        return np.ones(len(indices), dtype=np.float32)
+
+    def state(self) -> Arrays:
+        return {}
+
+
+class Scores:
+    """Each sample's last loss (NaN before there is one), and which samples are well learnt in this epoch."""
+
+    def __init__(self, samples: int, fraction: float, until: int | None) -> None:
+        self.scores = np.full(samples, np.nan, dtype=np.float32)
+        self._well_learnt = np.zeros(samples, dtype=np.bool_)
+        self._fraction = fraction
+        self._until = until
+
+    def enter(self, epoch: int, generator: np.random.Generator) -> Mask | None:
+        known = ~np.isnan(self.scores)
+        if not self._fraction or not known.any() or (self._until is not None and epoch > self._until):
+            self._well_learnt[:] = False
+            return None
+        mean = np.mean(self.scores, where=known, dtype=np.float64)
+        np.less(self.scores, mean, out=self._well_learnt)
+        kept = ~self._well_learnt
+        lots = generator.random(int(self._well_learnt.sum()), dtype=np.float32)
+        kept[self._well_learnt] = lots >= self._fraction
+        if not kept.any():  # only if all are equal but for rounding
+            kept[0] = True
+        return kept
+
+    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> bool:
+        self.scores[indices] = losses
+        return False
+
+    def merge(self, marks: Marks, minimum: Minimum) -> None:
+        new = np.where(marks != UNSEEN, self.scores, np.float32(np.inf))
+        minimum(new)
+        self.scores = np.where(np.isposinf(new), self.scores, new)
+
+    def close(self, marks: Marks) -> None:
+        pass
+
+    def weights(self, indices: Indices) -> Floats:
+        more = np.float32(1 / (1 - self._fraction))
+        return np.where(self._well_learnt[indices], more, np.float32(1))
+
+    def state(self) -> Arrays:
+        return {"scores": self.scores, "well_learnt": self._well_learnt}

@@ -1,0 +1,145 @@
+"""The rules of pruning: frozen hyperparameters. What a rule remembers of the samples is in ``memory``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from paceline.core.errors import ConfigError
+from paceline.pruning.memory import Blind, Counting, Memory, Scores
+from paceline.pruning.plan import Plan, Schedule, check_epochs, check_fraction, plan_of, pruned_number
+from paceline.pruning.selection import Ties
+from paceline.pruning.shards import PrunedShards
+from paceline.sampling.batches import Batches
+from paceline.sampling.partition import Indices
+
+
+class Rule(Protocol):
+    """What the samplers need of a rule."""
+
+    def plan(self, samples: int, epochs: int) -> Plan: ...
+
+    def memory(self, samples: int) -> Memory: ...
+
+    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches: ...
+
+
+@dataclass(frozen=True)
+class FineRule:
+    r"""In pruned epochs, leave out the ``fraction`` of the samples that stood out most often in this window.
+
+    Sample $i$ of batch $B$ stands out if $\ell_i \ge (1 + \text{tolerance}) \frac{1}{|B|} \sum_{k \in B} \ell_k$,
+    by the losses of the training pass itself. A pruned sample has no loss, so its count stays. Counts tie massively;
+    the last places are drawn by lot (``ties="random"``), or go to the lowest index. ``prune="low"`` leaves out those
+    that stood out least often: the opposite of the paper, for comparison. The schedule is that of ``Schedule``.
+
+    *Data Fine-Pruning*, Algorithms 1 and 2.
+    """
+
+    start: int
+    block: int
+    count: int
+    fraction: float
+    window: int | None = None
+    windows: tuple[int, ...] = ()
+    attenuation: float = 1.0
+    attenuate: Literal["window", "epoch"] = "window"
+    until: int | None = None
+    tolerance: float = 0.0
+    ties: Ties = "random"
+    prune: Literal["high", "low"] = "high"
+
+    def __post_init__(self) -> None:
+        check_fraction(self.fraction)
+        if not -1 <= self.tolerance < float("inf"):
+            raise ConfigError(f"tolerance={self.tolerance} is not possible: -1, by which all stand out, or more")
+        if self.ties not in ("random", "index"):
+            raise ConfigError(f'ties={self.ties!r} is unknown: choose "random" or "index"')
+        if self.prune not in ("high", "low"):
+            raise ConfigError(f'prune={self.prune!r} is unknown: choose "high" or "low"')
+        self.schedule()
+
+    def schedule(self) -> Schedule:
+        return Schedule(
+            self.start, self.block, self.count, self.window, self.windows, self.attenuation, self.attenuate, self.until
+        )
+
+    def plan(self, samples: int, epochs: int) -> Plan:
+        return plan_of(self.schedule(), self.fraction, samples, epochs)
+
+    def memory(self, samples: int) -> Memory:
+        kept = samples - pruned_number(self.fraction, samples)
+        return Counting(self.schedule(), samples, kept, self.tolerance, self.ties, highest=self.prune == "low")
+
+    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
+        return PrunedShards(self.memory, shards, batch_size, seed)
+
+
+@dataclass(frozen=True)
+class RandomRule:
+    """The control: in the same epochs leave out as many samples, drawn anew each time, whatever their losses."""
+
+    start: int
+    block: int
+    count: int
+    fraction: float
+    window: int | None = None
+    windows: tuple[int, ...] = ()
+    attenuation: float = 1.0
+    attenuate: Literal["window", "epoch"] = "window"
+    until: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fraction(self.fraction)
+        self.schedule()
+
+    def schedule(self) -> Schedule:
+        return Schedule(
+            self.start, self.block, self.count, self.window, self.windows, self.attenuation, self.attenuate, self.until
+        )
+
+    def plan(self, samples: int, epochs: int) -> Plan:
+        return plan_of(self.schedule(), self.fraction, samples, epochs)
+
+    def memory(self, samples: int) -> Memory:
+        return Blind(self.schedule(), samples, samples - pruned_number(self.fraction, samples))
+
+    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
+        return PrunedShards(self.memory, shards, batch_size, seed)
+
+
+@dataclass(frozen=True)
+class SoftRule:
+    r"""Skip well-learnt samples with probability ``fraction`` ($r$); weigh those of them that are kept by $1/(1-r)$.
+
+    Sample $i$ is well learnt if its last loss is below the mean of all samples' last losses. The weights make up for
+    what was skipped: the expected sum of gradients over an epoch is that of all samples,
+
+    $$\mathbb{E} \sum_{i\ \text{kept}} w_i \nabla \ell_i = \sum_i \nabla \ell_i .$$
+
+    A sample that was never seen is never skipped, so the first epoch is whole, and so are those after ``until``.
+
+    In the manner of Qin et al., *InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning*, ICLR 2024.
+    """
+
+    fraction: float
+    until: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fraction(self.fraction)
+        if self.until is not None and self.until < 0:
+            raise ConfigError(f"until={self.until} is no epoch: 0, which prunes none, or more")
+
+    def plan(self, samples: int, epochs: int) -> Plan:
+        """The epochs that may be pruned. How many samples they skip is known only when the losses are."""
+        check_epochs(epochs)
+        last = epochs if self.until is None else min(self.until, epochs)
+        return Plan(samples, (samples,) * epochs, tuple(range(2, last + 1)) if self.fraction else (), exact=False)
+
+    def memory(self, samples: int) -> Memory:
+        return Scores(samples, self.fraction, self.until)
+
+    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
+        raise ConfigError(
+            "SoftPruning weighs samples, and a contribution to train() has one weight for its whole batch: "
+            "use FinePruning or RandomPruning there, or SoftPruning in a loop of your own"
+        )

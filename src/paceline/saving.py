@@ -1,0 +1,108 @@
+"""When the state of a run is kept in its directory, and how it is taken up again."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from paceline.checkpoint import read_checkpoint, write_checkpoint
+from paceline.core.errors import ConfigError
+from paceline.fleets.fleet import Crew
+from paceline.learning.model_hands import ModelHands
+from paceline.learning.server import Server
+from paceline.run import Agenda, Every
+from paceline.run_directory import RunDirectory
+from paceline.sampling.batches import Batches
+from paceline.stateful import State, Stateful, check_stateful
+from paceline.trace import TraceWriter
+
+log = logging.getLogger("paceline")
+
+# what a part raises that is given a state it cannot have had
+UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+class TorchRandomness:
+    """The common generators of torch, which dropout draws from."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def state(self) -> State:
+        own = None if self._device.type == "cpu" else torch.get_device_module(self._device).get_rng_state(self._device)
+        return {"cpu": torch.get_rng_state(), "device": None if own is None else own.cpu()}
+
+    def restore(self, state: State) -> None:
+        torch.set_rng_state(state["cpu"])
+        if state["device"] is not None:
+            torch.get_device_module(self._device).set_rng_state(state["device"], self._device)
+
+
+def changing_parts(server: Server | ModelHands, batches: Batches, crew: Crew, *, needed: bool) -> Mapping[str, object]:
+    """What changes in a run, and can be put aside. None of it if something cannot, unless that is ``needed``."""
+    parts: dict[str, object] = {"server": server, "sampling": batches, "crew": crew}
+    if isinstance(server, Server):
+        parts["contributions"] = server.contributions
+    if not needed and not all(isinstance(part, Stateful) for part in parts.values()):
+        return {}
+    return check_stateful(parts)
+
+
+class Checkpoints:
+    """Keeps the parts of a run, each by its name."""
+
+    def __init__(
+        self, directory: RunDirectory, trace: TraceWriter, parts: Mapping[str, object], every: Every | None
+    ) -> None:
+        self._directory = directory
+        self._trace = trace
+        self._parts = check_stateful({**parts, "metrics": directory, "trace": trace})
+        self._every = every
+        self._agenda = Agenda(every)
+        self._resumed = False
+
+    def due(self, updates: int, seconds: float) -> bool:
+        return self._every is not None and self._agenda.due(updates, seconds)
+
+    def save(self) -> None:
+        write_checkpoint(self._directory.checkpoint, {name: part.state() for name, part in self._parts.items()})
+
+    def save_at_end(self) -> None:
+        """A run that did not ask for checkpoints is not spoiled by the want of one."""
+        try:
+            self.save()
+        except (ConfigError, OSError) as error:
+            if self._every is not None:
+                raise
+            self._directory.checkpoint.unlink(missing_ok=True)
+            log.warning("the run cannot be resumed: %s", error)
+
+    def resume(self) -> None:
+        """Take up the run where the checkpoint left it. What cannot be taken up is refused, and stays as it is."""
+        path = self._directory.checkpoint
+        state = read_checkpoint(path)
+        for name, part in self._parts.items():
+            try:
+                part.restore(_mapping(state[name]))
+            except ConfigError as error:
+                raise ConfigError(f"cannot resume from {path}: {error}") from None
+            except UNFIT as error:
+                raise ConfigError(f"cannot resume from {path}: its {name} does not fit ({_line(error)})") from None
+        self._resumed = True
+
+    def go_on(self) -> None:
+        """Nothing speaks against a run that is resumed: forget what was written after its checkpoint."""
+        if self._resumed:
+            self._trace.cut()
+            self._directory.cut()
+
+
+def _mapping(value: Any) -> State:
+    if not isinstance(value, dict):
+        raise TypeError(f"{type(value).__name__}, not a mapping")
+    return value
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"

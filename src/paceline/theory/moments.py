@@ -1,0 +1,183 @@
+r"""Mean and variance of the paths of a linear problem, exactly: of the discrete recursion, and of its SDDE.
+
+The gradient is $a\,x$ and its noise has a constant variance, so the moments follow equations of their own. The discrete
+ones are iterated. Those of the delay equation are solved by the method of steps: on each interval of one update the
+delayed values are known polynomials, and so is the solution, up to the 14 digits that its degree is chosen for.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.polynomial import chebyshev
+from numpy.typing import NDArray
+
+from paceline.core.errors import ConfigError
+from paceline.theory.grid_delays import grid_delays
+from paceline.theory.histogram import Delays, check_momentum, probabilities
+
+Floats = NDArray[np.float64]
+DEGREE = 12  # of the polynomials of an interval
+MOST_INTERVALS = 200_000
+GROWN = 1e12  # times the noise of an update: no stable response adds up to so much in so many intervals
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Mean and variance after 0, 1, 2, ... updates (or their times)."""
+
+    mean: Floats
+    variance: Floats
+
+
+def recursion_moments(
+    scaled_step: float,
+    delays: Delays | Sequence[int],
+    noise: float,
+    *,
+    start: float,
+    updates: int,
+    momentum: float = 0.0,
+) -> Moments:
+    r"""Of $x_{k+1} = x_k + m(x_k - x_{k-1}) - h\,x_{k-l_k} + s\,z_k$, where all values before $x_0$ were $x_0$. Exact.
+
+    scaled_step  $h = \eta a$
+    delays       a number of updates, a mapping from delays to probabilities, or the recorded delay of each update
+    noise        $s = \eta\sigma$
+
+    With the covariances $C_{ij}$ and means $m_i$ of the last values $x_{k-i}$, and the weights $w$ of the mean
+    recursion, $\mathrm{Var}\,x_{k+1} = w^T C w + s^2 + h^2\big(\sum_j q_j (C_{jj} + m_j^2) - q^T (C + m m^T) q\big)$;
+    the last term is what random delays add.
+    """
+    check_momentum(momentum)
+    lags = grid_delays(delays, updates)
+    size = max(lags.longest, 1) + 1
+    shares = np.zeros(size)
+    if lags.recorded is None:
+        shares[: lags.longest + 1] = probabilities(delays)  # type: ignore[arg-type]
+    last, covariance = np.full(size, float(start)), np.zeros((size, size))
+    mean, variance = np.full(updates + 1, float(start)), np.zeros(updates + 1)
+    for k in range(updates):
+        if lags.recorded is not None:
+            shares[:] = 0
+            shares[lags.recorded[k]] = 1
+        weights = -scaled_step * shares
+        weights[0] += 1 + momentum
+        weights[1] -= momentum
+        moved = weights @ covariance
+        spread = shares @ (covariance.diagonal() + last**2) - shares @ covariance @ shares - (shares @ last) ** 2
+        mean[k + 1] = weights @ last
+        variance[k + 1] = moved @ weights + scaled_step**2 * max(spread, 0.0) + noise**2
+        last[1:], last[0] = last[:-1].copy(), mean[k + 1]
+        covariance[1:, 1:] = covariance[:-1, :-1].copy()
+        covariance[0, 1:] = covariance[1:, 0] = moved[:-1]
+        covariance[0, 0] = variance[k + 1]
+    return Moments(mean, variance)
+
+
+def sdde_moments(
+    rate: float,
+    delays: Delays,
+    noise: float,
+    *,
+    unit: float,
+    updates: int,
+    history: float | Callable[[float], float],
+    momentum: float = 0.0,
+) -> Moments:
+    r"""Of $dX = -a\,X(t-\theta)\,dt + s\,dB$ at the times $0, \delta, 2\delta, \dots$, to about 13 digits.
+
+    rate      $a$
+    delays    $\theta$ in units of $\delta$; if it is drawn, then anew at every instant, so that only its distribution
+              is felt: $-a \sum_j q_j X(t - j\delta)$. (In discrete time the drawing makes noise of its own.)
+    noise     $s$: for asynchronous SGD, $\sqrt\eta\,\sigma$
+    unit      $\delta$, the time of an update
+    history   $X(t)$ for $t \le 0$
+    momentum  $m$: then $dX = -P\,dt$, $\delta\,dP = (-(1-m) P + a X(t-\theta))\,dt + s\,dB$, which is the limit of
+              torch's momentum SGD for $\eta = \delta$. The buffer $P$ begins with 0
+    """
+    line = _Line(rate, delays, noise, unit, momentum)
+    past: Callable[[float], float] = history if callable(history) else lambda t: float(history)
+    begin = np.array([past(0.0), 0.0])[: line.size]
+    means = [piece[-1, 0] for piece in line.pieces(begin, updates, past)]
+    spread = [line.area(piece[:, 0] ** 2) for piece in line.pieces(line.push, updates, lambda t: 0.0)]
+    return Moments(np.array([begin[0], *means]), np.concatenate([[0.0], np.cumsum(spread)]))
+
+
+def sdde_stationary_variance(rate: float, delays: Delays, noise: float, *, unit: float, momentum: float = 0.0) -> float:
+    r"""The variance that ``sdde_moments`` comes to in the long run, for drawn delays and momentum too.
+
+    For a fixed delay without momentum ``stationary_variance`` has it in closed form. This one adds up the squared
+    response to a push until nothing is left of it. A response that does not die out is refused: then the equation is
+    not stable (in the mean and in mean square, which is the same for these equations).
+    """
+    line = _Line(rate, delays, noise, unit, momentum)
+    total, window, recent = 0.0, line.longest + 2, list[float]()
+    for number, piece in enumerate(line.pieces(line.push, MOST_INTERVALS, lambda t: 0.0)):
+        recent.append(line.area(piece[:, 0] ** 2))
+        total += recent[-1]
+        if not total < GROWN * noise**2 * unit:
+            break
+        if number % window == window - 1:
+            if sum(recent) <= 1e-14 * total:
+                return total
+            recent.clear()
+    raise ConfigError(
+        f"there is no stationary variance: the rate {rate:.6g} with delays up to {line.longest} of {unit:.6g} is not "
+        "stable, or hardly so"
+    )
+
+
+class _Line:
+    r"""$\dot y = M_0\,y(t) + \sum_j M_j\,y(t-j)$, with the time in units of an update, on Chebyshev points."""
+
+    def __init__(self, rate: float, delays: Delays, noise: float, unit: float, momentum: float) -> None:
+        check_momentum(momentum)
+        if not (0 < unit < math.inf and math.isfinite(rate) and 0 <= noise < math.inf):
+            raise ConfigError(f"a unit of {unit}, a rate of {rate} and a noise of {noise} do not make an equation")
+        shares = probabilities(delays)
+        self.longest = len(shares) - 1
+        self.size = 2 if momentum else 1
+        # where the delayed gradient enters, and what is there without it
+        into = np.array([0.0, rate]) if momentum else np.array([-rate * unit])
+        own = np.array([[0.0, -unit], [0.0, -(1 - momentum)]]) if momentum else np.zeros((1, 1))
+        own[:, 0] += shares[0] * into
+        self.push = np.array([0.0, noise / unit]) if momentum else np.array([noise])
+        self._unit, self._into = unit, into
+        self._later = [(j, float(share)) for j, share in enumerate(shares) if j and share]
+        points = 0.5 - 0.5 * np.cos(np.pi * np.arange(DEGREE + 1) / DEGREE)
+        self._points = points
+        self._integrate = _integration(points)
+        whole = np.eye(points.size * self.size) - np.kron(self._integrate, own)
+        self._solve = np.linalg.inv(whole)
+
+    def pieces(self, begin: Floats, count: int, past: Callable[[float], float]) -> Iterator[Floats]:
+        """The solution on each interval of an update, at its points."""
+        known: dict[int, Floats] = {
+            -j: np.array([past((point - j) * self._unit) for point in self._points]) for j in range(1, self.longest + 1)
+        }
+        for number in range(count):
+            forced = np.zeros_like(self._points)
+            for j, share in self._later:
+                forced += share * known[number - j]
+            right = begin + np.outer(self._integrate @ forced, self._into)
+            piece = (self._solve @ right.reshape(-1)).reshape(right.shape)
+            known[number] = piece[:, 0]
+            known.pop(number - self.longest, None)
+            begin = piece[-1]
+            yield piece
+
+    def area(self, values: Floats) -> float:
+        """The integral over an interval, in time."""
+        return float(self._integrate[-1] @ values) * self._unit
+
+
+def _integration(points: Floats) -> Floats:
+    """The matrix from values at the points to integrals from 0 to each of them."""
+    coefficients = np.linalg.inv(chebyshev.chebvander(2 * points - 1, len(points) - 1))
+    rows = []
+    for unit in coefficients.T:
+        integral = chebyshev.chebint(unit, scl=0.5, lbnd=-1)
+        rows.append(chebyshev.chebval(2 * points - 1, integral))
+    return np.asarray(np.array(rows).T, dtype=np.float64)

@@ -1,0 +1,188 @@
+r"""How long the fastest ``rank`` of several workers take: means of order statistics, of unlike workers too.
+
+A round of workers that begin together ends with the $K$-th of them to be done, at the order statistic $X_{(K)}$ of
+their durations. With everybody it is the slowest's, $X_{(N)}$.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln, xlog1py, xlogy
+
+from paceline.core.errors import ConfigError
+from paceline.delays import Constant, Distribution, Empirical, Pareto, ShiftedExponential
+from paceline.theory.estimate import Estimate, Source
+from paceline.theory.integral import integrate
+
+Floats = NDArray[np.float64]
+NEGLIGIBLE = 1e-10  # a probability so small that the integral ends there
+ACCURACY = 1e-9  # of an integral, relative
+
+
+@dataclass(frozen=True)
+class OrderMeans:
+    """The means of the first to the last order statistic asked for, and where they come from."""
+
+    means: Floats
+    source: Source
+    error: float | None = None
+
+
+def exponential_order_statistic(shift: float, mean: float, workers: int, rank: int) -> tuple[float, float]:
+    r"""Mean and variance of the time of the ``rank``-th ($K$) of $N$ like workers, $X = a + \mathrm{Exp}(b)$. Exact.
+
+    $$E X_{(K)} = a + b\,(H_N - H_{N-K}), \qquad \mathrm{Var}\,X_{(K)} = b^2\,(H^{(2)}_N - H^{(2)}_{N-K})$$
+
+    since the gaps between successive order statistics of exponentials are independent exponentials (Rényi, 1953).
+
+    shift, mean  $a$ and $b$;  workers, rank  $N$ and $K$
+    """
+    _check_rank(rank, workers)
+    left = range(workers - rank + 1, workers + 1)
+    return shift + mean * sum(1 / n for n in left), mean**2 * sum(1 / n**2 for n in left)
+
+
+def pareto_order_statistic(minimum: float, shape: float, workers: int, rank: int) -> float:
+    r"""The mean time of the ``rank``-th ($K$) of $N$ like workers with $P(X > x) = (m/x)^a$. Exact.
+
+    $$E X_{(K)} = m\,\frac{N!}{(N-K)!}\,\frac{\Gamma(N-K+1-1/a)}{\Gamma(N+1-1/a)}$$
+
+    It is infinite unless $a\,(N-K+1) > 1$.
+    """
+    _check_rank(rank, workers)
+    slower = workers - rank
+    if shape * (slower + 1) <= 1:
+        return math.inf
+    logarithm = gammaln(workers + 1) - gammaln(slower + 1) + gammaln(slower + 1 - 1 / shape)
+    return float(minimum * np.exp(logarithm - gammaln(workers + 1 - 1 / shape)))
+
+
+def order_statistic_means(delays: Sequence[Distribution], rank: int) -> OrderMeans:
+    r"""$E X_{(1)}, \dots, E X_{(K)}$ of independent workers, each with a delay of its own, up to ``rank`` ($K$).
+
+    $$E X_{(k)} = \int_0^\infty P(\text{fewer than } k \text{ are done by } t)\,dt,$$
+
+    where the number that is done is a sum of independent yes-or-no draws with the probabilities $F_i(t)$. Like workers
+    with exponential or Pareto delays have closed forms, constants and measured durations finite sums: ``exact``.
+    """
+    _check_rank(rank, len(delays))
+    return _means(delays, range(1, rank + 1), lambda seconds: fewer_done(delays, rank, seconds))
+
+
+def order_statistic_mean(delays: Sequence[Distribution], rank: int) -> Estimate:
+    r"""$E X_{(K)}$ alone; for the slowest ($K = N$) of a large fleet much cheaper than with all before it."""
+    _check_rank(rank, len(delays))
+    found = _means(delays, range(rank, rank + 1), lambda seconds: 1 - round_cdf(delays, rank, seconds)[:, None])
+    return Estimate(float(found.means[0]), found.source, found.error)
+
+
+def fewer_done(delays: Sequence[Distribution], rank: int, seconds: Floats) -> Floats:
+    r"""$P(\text{fewer than } k \text{ are done by } t)$ for $k = 1, \dots,$ ``rank``: an array (times, rank)."""
+    exactly = np.zeros((len(seconds), rank))  # this many are done, of those looked at so far
+    exactly[:, 0] = 1.0
+    for delay, count in Counter(delays).items():
+        alike = _binomial(delay.cdf(seconds), count, rank)
+        before, exactly = exactly, exactly * alike[:, :1]
+        for more in range(1, alike.shape[1]):
+            exactly[:, more:] += before[:, : rank - more] * alike[:, more, None]
+    return np.cumsum(exactly, axis=1)
+
+
+def round_cdf(delays: Sequence[Distribution], rank: int, seconds: Floats) -> Floats:
+    r"""$P(X_{(K)} \le t)$: a round with this ``rank`` ($K$) is over by then."""
+    if rank < len(delays):
+        return np.asarray(1 - fewer_done(delays, rank, seconds)[:, -1])
+    product = np.ones(len(seconds))
+    for delay, count in Counter(delays).items():
+        product *= delay.cdf(seconds) ** count
+    return product
+
+
+def _binomial(share: Floats, count: int, most: int) -> Floats:
+    """The probabilities of 0, 1, ... (fewer than ``most``) of ``count`` like workers; small ones are as precise."""
+    done = np.arange(min(count + 1, most))
+    ways = gammaln(count + 1) - gammaln(done + 1) - gammaln(count - done + 1)
+    share = share[:, None]
+    return np.asarray(np.exp(ways + xlogy(done, share) + xlog1py(count - done, -share)))
+
+
+def beginnings_and_jumps(delay: Distribution) -> tuple[float, ...]:
+    """Where a distribution function is not smooth."""
+    match delay:
+        case Constant(value):
+            return (value,)
+        case ShiftedExponential(shift=shift):
+            return (shift,) if shift > 0 else ()
+        case Pareto(minimum=minimum):
+            return (minimum,)
+        case Empirical(values=values):
+            return tuple(sorted(set(values)))
+    return ()
+
+
+def _means(delays: Sequence[Distribution], ranks: range, waiting: Callable[[Floats], Floats]) -> OrderMeans:
+    """By the surest way there is. ``waiting``: the probabilities that a rank is not done yet, (times, ranks)."""
+    first, workers = delays[0], len(delays)
+    if len(set(delays)) == 1:
+        if isinstance(first, ShiftedExponential):
+            shift, mean = first.shift, first.mean
+            return _exact([exponential_order_statistic(shift, mean, workers, rank)[0] for rank in ranks])
+        if isinstance(first, Pareto):
+            return _exact([pareto_order_statistic(first.minimum, first.shape, workers, rank) for rank in ranks])
+        if workers == 1:
+            return _exact([first.mean_seconds])
+    if all(isinstance(delay, Constant | Empirical) for delay in delays):
+        values = np.unique([value for delay in set(delays) for value in beginnings_and_jumps(delay)])
+        return _exact(values[0] + np.diff(values) @ waiting(values[:-1]))  # from each value to the next
+    return OrderMeans(*_integral(delays, ranks, waiting))
+
+
+def _exact(means: Sequence[float] | Floats) -> OrderMeans:
+    return OrderMeans(np.asarray(means), "exact")
+
+
+def _integral(
+    delays: Sequence[Distribution], ranks: range, waiting: Callable[[Floats], Floats]
+) -> tuple[Floats, Source, float]:
+    """Over the logarithm of time, in which every scale is alike, up to a negligible rest."""
+    kinds = set(delays)
+    medians = np.sort([delay.median for delay in kinds])
+    begin, end = medians[0] * ACCURACY, medians[-1]
+    while any(float(delay.cdf(np.array([end]))[0]) < 1 - NEGLIGIBLE for delay in kinds):
+        end *= 1.5
+    kinks = {each for delay in kinds for each in beginnings_and_jumps(delay)}
+    kinks |= {*medians[:: 1 + len(medians) // 50].tolist()}
+    tails = _tails(delays, ranks, end, waiting(np.array([end]))[0])
+    finite = np.isfinite(tails)
+    if not finite.any():
+        return tails, "exact", 0.0
+
+    def weighted(logarithms: Floats) -> Floats:
+        seconds = np.exp(logarithms)
+        return np.asarray(waiting(seconds)[:, finite] * seconds[:, None])
+
+    integrals, error = integrate(
+        weighted, np.log([begin, *sorted(each for each in kinks if begin < each < end), end]).tolist(), ACCURACY
+    )
+    tails[finite] += begin + integrals
+    return tails, "quadrature", error
+
+
+def _tails(delays: Sequence[Distribution], ranks: range, end: float, waiting: Floats) -> Floats:
+    r"""What comes after the integral's end $T$: $T\,P(X_{(k)} > T) / (a - 1)$ for a tail $\propto t^{-a}$.
+
+    $X_{(k)} > T$ needs $N - k + 1$ workers that are not done: the heaviest tails, whose exponents add up to $a$.
+    """
+    shapes = np.sort([delay.shape if isinstance(delay, Pareto) else math.inf for delay in delays])
+    exponents = np.cumsum(shapes)[len(delays) - np.array(ranks)]
+    with np.errstate(divide="ignore"):
+        return np.where(exponents > 1, end * waiting / np.abs(exponents - 1), math.inf)
+
+
+def _check_rank(rank: int, workers: int) -> None:
+    if not 1 <= rank <= workers:
+        raise ConfigError(f"there is no {rank}th of {workers} workers: choose 1 to {workers}")

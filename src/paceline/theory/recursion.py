@@ -1,0 +1,121 @@
+r"""The algorithm itself: stochastic gradient descent with old gradients, many paths at a time.
+
+$$x_{k+1} = x_k + \big( -\eta u_k \nabla F(x_{k-l_k}) + \eta u_k \sigma z_k \big) \tag{5}$$
+
+with noise $z_k$ of mean 0 and variance 1. Normal noise makes this the Euler-Maruyama scheme of its ``equation``
+with the step $\delta$, to the last bit; the noise of real mini-batches makes it the algorithm (Eqs. 3 and 4).
+
+He et al., *Differential Equations for Modeling Asynchronous Algorithms*, Secs. 2.1 and 3.1.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paceline.core.errors import ConfigError
+from paceline.theory.grid_delays import grid_delays
+from paceline.theory.histogram import Delays
+from paceline.theory.sdde import DelayEquation
+
+Floats = NDArray[np.float64]
+Gradient = Callable[[Floats], Floats]
+Choice = Literal["constant", "1/k", "1/sqrt k"]
+FACTORS: dict[Choice, Callable[[float], float]] = {
+    "constant": lambda k: 1.0,
+    "1/k": lambda k: 1.0 / k,
+    "1/sqrt k": lambda k: 1.0 / math.sqrt(k),
+}
+
+
+@dataclass(frozen=True)
+class DelayedDescent:
+    r"""A problem and a step: $\nabla F$ as a function of arrays by path and dimension, $\sigma$, $\eta$ and $u_k$.
+
+    decay   $u_k$: ``constant`` (the paper's choice (a)), ``1/k`` (b) or ``1/sqrt k`` (c). The last two begin with k = 1
+    warm_up what the first updates do, before there is a past of length $l$: with ``history``, the values before the
+            first are all $x_0$ (which is the delay $\min(k, l)$, and the SDDE's constant history); with ``undelayed``,
+            the first $l$ updates have no delay, as in the paper's experiment
+    """
+
+    gradient: Gradient
+    sigma: float
+    step: float
+    decay: Choice = "constant"
+    warm_up: Literal["history", "undelayed"] = "history"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step < math.inf:
+            raise ConfigError(f"a step of {self.step} is not possible: positive and finite")
+        if not 0 <= self.sigma < math.inf:
+            raise ConfigError(f"a noise of {self.sigma} is not possible: at least 0, and finite")
+        for name, chosen, known in (
+            ("decay", self.decay, [*FACTORS]),
+            ("warm_up", self.warm_up, ["history", "undelayed"]),
+        ):
+            if chosen not in known:
+                raise ConfigError(f"{name}={chosen!r} is unknown: choose one of {', '.join(known)}")
+
+    @property
+    def first(self) -> int:
+        """The number of the first update: 1 where $u_0$ would be infinite."""
+        return 0 if self.decay == "constant" else 1
+
+    def paths(self, start: ArrayLike, noise: Floats, delays: Delays | Sequence[int] = 0, seed: int = 0) -> Floats:
+        r"""$x_0, x_1, \dots$ by update, path and dimension, one update for each row of ``noise`` ($z$).
+
+        delays  a number of updates; a mapping from delays to probabilities, drawn for each update and path with
+                ``seed``; or the recorded delay of each update
+        """
+        if noise.ndim != 3:
+            raise ConfigError(f"noise of shape {noise.shape} has to go by update, path and dimension")
+        updates, paths, _ = noise.shape
+        lags = self._lags(delays, updates, paths, seed)
+        values = np.empty((updates + 1, *noise.shape[1:]))
+        values[0] = start
+        for k, normal in enumerate(noise):
+            scaled = self.step * FACTORS[self.decay](k + self.first)
+            delayed = values[np.maximum(k - lags[k], 0), np.arange(paths)]  # before x_0 was x_0
+            values[k + 1] = values[k] + (-scaled * self.gradient(delayed) + (scaled * self.sigma) * normal)
+        return values
+
+    def equation(self, interval: float | None = None) -> DelayEquation:
+        r"""The SDDE that this is the Euler-Maruyama scheme of, $x_k \approx X(k\delta)$:
+
+        $$dX = -\frac{\eta}{\delta}\, U(t)\, \nabla F(X(t-\theta))\,dt
+        + \frac{\eta}{\sqrt\delta}\, U(t)\, \sigma\,dB. \tag{6}$$
+
+        interval  $\delta$, the time of an update; by default $\eta$, which choices (a) and (c) ask for
+
+        $U = 1$, $\delta/t$ or $\sqrt{\delta/t}$; solve the last two from $t = \delta$ on (``start=interval``).
+        """
+        delta = self.step if interval is None else interval
+        gradient, step, decay = self.gradient, self.step, self.decay
+
+        def factor(t: Floats) -> Floats | float:
+            if decay == "constant":
+                return step
+            return step * (delta / t if decay == "1/k" else np.sqrt(delta / t))
+
+        if decay == "constant":
+            return DelayEquation(lambda t, x: -step * gradient(x), step * self.sigma, delta)
+        return DelayEquation(
+            lambda t, x: -factor(t) * gradient(x), lambda t, x: np.broadcast_to(factor(t) * self.sigma, x.shape), delta
+        )
+
+    def _lags(self, delays: Delays | Sequence[int], updates: int, paths: int, seed: int) -> NDArray[np.intp]:
+        """The delay of each update and path."""
+        known = grid_delays(delays, updates)
+        if known.recorded is not None:
+            lags = np.broadcast_to(known.recorded[:, None], (updates, paths))
+        elif known.shares is not None:
+            stream = np.random.Generator(np.random.SFC64(seed))
+            lags = stream.choice(len(known.shares), size=(updates, paths), p=known.shares)
+        else:
+            lags = np.full((updates, paths), known.longest)
+        if self.warm_up == "undelayed":
+            lags = np.where(np.arange(updates)[:, None] < known.longest, 0, lags)
+        return lags

@@ -1,0 +1,144 @@
+r"""How stale the updates of independent clocks are: how often the others tick during one's own round.
+
+A clock downloads the model when its round begins. Since the clocks are independent, it then finds the others in their
+stationary state, and the others' ticks in a time $d$ are distributed as
+
+$$P(N_j(d) \ge n) = (F_j^e * F_j^{*(n-1)})(d), \qquad F_j^e(t) = \frac{1}{m_j}\int_0^t (1 - F_j(s))\,ds,$$
+
+where $F_j$ is the distribution of its rounds, $m_j$ their mean and $*$ convolution (Cox, *Renewal Theory*, 1962). The
+staleness is $\sum_{j \ne i} N_j(D_i)$ with $D_i$ the length of one's own round. Its mean over all updates is the number
+of clocks less one, whatever the distributions.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.delays import ShiftedExponential
+from paceline.theory.clocks import Clock
+
+Floats = NDArray[np.float64]
+PARTS_OF_A_QUARTILE = 10  # grid cells between the quartiles of the steadiest clock
+NEGLIGIBLE = 2e-6  # the probability of a round that is longer than the grid
+LARGEST_GRID = 2e7  # cells times ticks: some seconds
+MOST_KINDS = 12  # of clocks: each is set against each
+
+
+def exponential_staleness(clocks: Sequence[Clock]) -> Floats | None:
+    r"""The distribution where each worker is alone and all durations are exponential, without shift or transfer. Exact.
+
+    With the rates $r_i$ and their sum $R$ the next tick is always worker $i$'s with the probability $p_i = r_i / R$:
+
+    $$P(\tau = n) = \sum_i p_i \cdot p_i (1 - p_i)^n.$$
+    """
+    means = []
+    for clock in clocks:
+        match clock:
+            case Clock(delays=(ShiftedExponential(shift=0.0, mean=mean, h=1),), transfer=0.0):
+                means.append(mean)
+            case _:
+                return None
+    rates = np.array(means) ** -1.0
+    shares = rates / rates.sum()
+    if len(shares) == 1:
+        return np.array([1.0])
+    longest = math.ceil(-30 / math.log1p(-shares.min()))
+    ages = np.arange(longest + 1)
+    return trimmed(sum(count * p**2 * (1 - p) ** ages for p, count in Counter(shares.tolist()).items()))
+
+
+def renewal_staleness(clocks: Sequence[Clock]) -> Floats | None:
+    """The distribution by convolutions on a grid, or None where it would be too large."""
+    counts = Counter(clocks)
+    if len(counts) > MOST_KINDS:
+        return None
+    longest = {clock: _longest(clock) for clock in counts}
+    spreads = [spread for clock in counts if (spread := _quartiles(clock, longest[clock])) > 0]
+    means = {clock: clock.seconds.value for clock in counts}
+    cell = min([*(spread / PARTS_OF_A_QUARTILE for spread in spreads), *(mean / 50 for mean in means.values())])
+    cells = math.ceil(max(longest.values()) / cell) + 1
+    if cells * max(longest.values()) / min(means.values()) > LARGEST_GRID:
+        return None
+    grids = {clock: _round_grid(clock, cell, cells) for clock in counts}
+    ticks = {clock: _tick_counts(clock, grids[clock], cell) for clock in counts}
+    rate = sum(count / means[clock] for clock, count in counts.items())
+    expected = rate * max(longest.values())
+    length = 1 << math.ceil(math.log2(expected + 12 * math.sqrt(expected) + 64))
+    found = np.zeros(length)
+    for clock, count in counts.items():
+        others = {other: number - (other == clock) for other, number in counts.items()}
+        found += count / means[clock] / rate * _ticks_in(grids[clock], ticks, others, length)
+    return trimmed(found)
+
+
+def trimmed(shares: Floats, negligible: float = 1e-9) -> Floats:
+    """Without a tail that hardly ever happens; adds up to 1."""
+    shares = shares.clip(0.0)
+    shares /= shares.sum()
+    last = int(np.searchsorted(np.cumsum(shares), 1 - negligible))
+    kept = shares[: last + 1]
+    return np.asarray(kept / kept.sum())
+
+
+def _longest(clock: Clock) -> float:
+    seconds = clock.seconds.value
+    while float(clock.cdf(np.array([seconds]))[0]) < 1 - NEGLIGIBLE:
+        seconds *= 1.25
+    return seconds
+
+
+def _quartiles(clock: Clock, longest: float) -> float:
+    """How far apart the quartiles of a round's length are."""
+    places = np.linspace(0.0, longest, 20_001)
+    first, third = np.searchsorted(clock.cdf(places), [0.25, 0.75])
+    return float(places[third] - places[first])
+
+
+def _round_grid(clock: Clock, cell: float, cells: int) -> Floats:
+    """The probability that a round's length is nearest to each point of the grid."""
+    return np.diff(clock.cdf(cell * (np.arange(cells + 1, dtype=np.float64) - 0.5)))
+
+
+def _tick_counts(clock: Clock, rounds: Floats, cell: float) -> Floats:
+    """The probability of 0, 1, ... ticks (rows) from an arbitrary moment up to each point of the grid (columns)."""
+    size = len(rounds)
+    length = 1 << (2 * size - 1).bit_length()
+    ahead = (
+        (1 - clock.cdf(cell * np.arange(size, dtype=np.float64))) * cell / clock.seconds.value
+    )  # when the next tick comes
+    ahead[0] /= 2
+    transform = np.fft.rfft(rounds, length)
+    at_least = [np.ones(size)]
+    while at_least[-1][-1] > 1e-9:
+        at_least.append(np.cumsum(ahead) - ahead / 2)
+        ahead = np.fft.irfft(np.fft.rfft(ahead, length) * transform, length)[:size]
+    return -np.diff(np.array([*at_least, np.zeros(size)]), axis=0).clip(max=0.0)
+
+
+def _ticks_in(rounds: Floats, ticks: Mapping[Clock, Floats], others: Mapping[Clock, int], length: int) -> Floats:
+    """The distribution of all others' ticks together during one's own round."""
+    weights, places = _representatives(rounds)
+    product = np.ones((length // 2 + 1, len(places)), dtype=complex)
+    below = np.floor(places).astype(int)
+    above, part = np.minimum(below + 1, len(rounds) - 1), places - below
+    for clock, number in others.items():
+        if number:
+            counts = ticks[clock][:length]
+            product *= np.fft.rfft(counts[:, below] * (1 - part) + counts[:, above] * part, length, axis=0) ** number
+    return np.asarray(np.fft.irfft(product, length, axis=0) @ weights)
+
+
+def _representatives(rounds: Floats, number: int = 100) -> tuple[Floats, Floats]:
+    """Few lengths of a round that stand for all: bins that are narrow in probability and in length."""
+    total = np.cumsum(rounds)
+    used = int(np.searchsorted(total, total[-1] * (1 - 1e-9))) + 1
+    by_share = np.searchsorted(total, total[-1] * np.arange(number) / number)
+    edges = np.unique([0, *by_share, *np.linspace(0, used, number).astype(int), used])
+    edges = edges[edges <= used]
+    weights = np.add.reduceat(rounds[:used], edges[:-1])
+    places = np.add.reduceat(rounds[:used] * np.arange(used), edges[:-1])
+    filled = weights > 0
+    return weights[filled] / weights[filled].sum(), places[filled] / weights[filled]

@@ -1,0 +1,204 @@
+r"""What a strategy costs on a fleet, without running anything where a formula is known.
+
+Time comes from order statistics, staleness from renewal theory; ``simulation`` stands in, and says so, where late
+workers keep computing into the next round and rounds so depend on each other:
+
+| strategy | time of an update | staleness |
+|---|---|---|
+| ``Synchronous`` | $E X_{(N)} + 2c$ | 0 |
+| ``FastestK`` | $E X_{(K)} + 2c$; simulation if late workers are not stopped | 0 |
+| ``Asynchronous`` | $1 / \sum_i (E X_i + 2c)^{-1}$ | $P-1$ in the mean; distribution by ``renewal`` |
+| ``LiveCompensation`` | $E X_{(K)} + 2c$ if late workers answer a recall at once; else simulation | 1 for the late |
+| ``Grouped`` | $1 / \sum_g T_g^{-1}$ over the groups' rounds | groups less one in the mean; likewise |
+
+$X_{(K)}$ is the $K$-th order statistic of the workers' durations and $c$ the transfer of one message. All are means in
+the long run: warm-up rounds, and workers that leave or join, are left out.
+
+Xu, *Live Gradient Compensation*, Sec. III-B; Gao & Chen, *Group SGD*, Sec. 3.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from paceline.core.coordinator import Strategy
+from paceline.fleets.simulated import SimulatedFleet
+from paceline.strategies.fastest_k import FastestK
+from paceline.strategies.grouped import Grouped
+from paceline.strategies.live_compensation import LiveCompensation
+from paceline.theory.clocks import Clock, clocks_of
+from paceline.theory.estimate import Estimate, Source, weakest
+from paceline.theory.net_weights import NetWeights
+from paceline.theory.renewal import exponential_staleness, renewal_staleness
+from paceline.theory.simulated import Simulated, simulated
+
+
+@dataclass(frozen=True)
+class Ages:
+    """How much of an update is how old: ages in updates, mapped to shares that add up to 1."""
+
+    shares: Mapping[int, float]
+    source: Source
+
+    @property
+    def mean(self) -> float:
+        return sum(age * share for age, share in self.shares.items())
+
+    def quantile(self, probability: float) -> int:
+        """The smallest age that at least so much is not older than."""
+        total = 0.0
+        for age in sorted(self.shares):
+            total += self.shares[age]
+            if total >= probability - 1e-12:
+                return age
+        return max(self.shares)
+
+
+FRESH = Ages({0: 1.0}, "exact")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a strategy does on a fleet in the long run.
+
+    wasted_share    of the computing time, what no update uses
+    mean_staleness  updates between the download of a model and the first use of its gradient, mean over the updates
+    staleness       its distribution: every update counts once, shared among the contributions that it uses first
+    weights         the net weights that gradients of each age have in an update, on which the stable step depends, and
+                    ``weights_source``. They are ``staleness``, except where a rule uses a gradient again: what
+                    ``LiveCompensation`` adds for the late it takes from the fast
+    """
+
+    updates_per_second: Estimate
+    wasted_share: Estimate
+    mean_staleness: Estimate
+    staleness: Ages
+    weights: NetWeights
+    weights_source: Source
+
+    @property
+    def seconds_per_update(self) -> Estimate:
+        rate = self.updates_per_second
+        if not rate.value:
+            return Estimate(float("inf"), rate.source)
+        return Estimate(1 / rate.value, rate.source, rate.error and rate.error / rate.value**2)
+
+
+def runtime(strategy: Strategy, fleet: SimulatedFleet, *, message_bytes: int = 0, seed: int = 0) -> Runtime:
+    """Expected speed, waste and staleness of ``strategy`` on ``fleet``, each with its source.
+
+    message_bytes  the size of the model, which with the fleet's network gives the transfer time of a message
+    seed           of the simulation, if one is needed
+    """
+    if (check := getattr(strategy, "check", None)) is not None:
+        check(fleet.workers, None)
+    transfer = fleet.network.seconds(message_bytes)
+    case = _Case(strategy, fleet, clocks_of(strategy, fleet, transfer), message_bytes, seed)
+    return Runtime(case.rate(), case.waste(), case.mean_staleness(), case.staleness, *case.weights())
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A strategy on a fleet; simulated once, and only if a number needs it."""
+
+    strategy: Strategy
+    fleet: SimulatedFleet
+    clocks: Sequence[Clock] | None
+    message_bytes: int
+    seed: int
+
+    @cached_property
+    def simulation(self) -> Simulated:
+        return simulated(self.strategy, self.fleet, self.message_bytes, self.seed)
+
+    @property
+    def inner(self) -> Strategy:
+        return self.strategy.inside if isinstance(self.strategy, Grouped) else self.strategy
+
+    @cached_property
+    def transfers_take_time(self) -> bool:
+        return self.fleet.network.seconds(self.message_bytes) > 0
+
+    def rate(self) -> Estimate:
+        if self.clocks is None:
+            gap = self.simulation.seconds_per_update
+            return Estimate(1 / gap.value, "simulation", gap.error and gap.error / gap.value**2)
+        rounds = [clock.seconds for clock in self.clocks]
+        rate = sum(1 / each.value for each in rounds)
+        error = sum(each.error / each.value**2 for each in rounds if each.error)
+        return Estimate(rate, weakest(*(each.source for each in rounds)), error or None)
+
+    def waste(self) -> Estimate:
+        if type(self.inner) is FastestK and self.clocks is not None:
+            rates = [1 / clock.seconds.value for clock in self.clocks]
+            stopped = sum(rate * clock.stopped for rate, clock in zip(rates, self.clocks, strict=True))
+            used = sum(rate * clock.used for rate, clock in zip(rates, self.clocks, strict=True))
+            return Estimate(stopped / (stopped + used), self.rate().source)
+        if self._all_is_used():
+            return Estimate(0.0, "exact")
+        return self.simulation.wasted_share
+
+    def _all_is_used(self) -> bool:
+        """Nothing is ever stopped, dropped or broken off."""
+        inner = self.inner
+        if type(inner) is LiveCompensation:
+            whole = not inner.recall or self.fleet.recall == "complete"
+            return whole or (self.fleet.recall == "block" and not self.transfers_take_time)
+        return self.clocks is not None and type(inner) is not FastestK
+
+    def mean_staleness(self) -> Estimate:
+        if self.clocks is not None and self._counts_others() and not self._meet_for_sure():
+            finite = all(clock.seconds.value < float("inf") for clock in self.clocks)
+            if finite or len(self.clocks) == 1:
+                return Estimate(float(len(self.clocks) - 1), "exact")
+        ages = self.staleness
+        return Estimate(ages.mean, "exact") if ages.source == "exact" else self.simulation.mean_staleness
+
+    @cached_property
+    def staleness(self) -> Ages:
+        if not isinstance(self.strategy, Grouped) or len(self.strategy.groups) == 1:
+            if type(self.inner) is FastestK:
+                return FRESH  # late work is dropped
+            if type(self.inner) is LiveCompensation and self._all_is_used():
+                late = 1 - self.inner.quorum / self.fleet.workers
+                return Ages({0: 1 - late, 1: late}, "exact") if late else FRESH
+        if self.clocks is not None and self._counts_others():
+            if len(self.clocks) == 1:
+                return FRESH
+            if (found := self._of_independent_clocks(self.clocks)) is not None:
+                return found
+        return Ages(self.simulation.staleness, "simulation")
+
+    def _of_independent_clocks(self, clocks: Sequence[Clock]) -> Ages | None:
+        in_step = sum(clock.may_tick_in_step for clock in clocks)
+        finite = all(clock.seconds.value < float("inf") for clock in clocks)
+        if in_step > 1 or not finite or not all(clock.independent_rounds for clock in clocks):
+            return None
+        if (closed := exponential_staleness(clocks)) is not None:
+            return Ages(dict(enumerate(closed.tolist())), "exact")
+        found = renewal_staleness(clocks)
+        return None if found is None else Ages(dict(enumerate(found.tolist())), "quadrature")
+
+    def _counts_others(self) -> bool:
+        """Everything that an update uses was begun right after the same clock's update before."""
+        inner = self.inner
+        return type(inner) is not LiveCompensation or all(
+            inner.quorum == len(group) for group in getattr(self.strategy, "groups", [range(self.fleet.workers)])
+        )
+
+    def _meet_for_sure(self) -> bool:
+        """Those that arrive at one instant are told together, and so do not count each other."""
+        return self.fleet.ties == "batch" and sum(clock.may_tick_in_step for clock in self.clocks or ()) > 1
+
+    def weights(self) -> tuple[NetWeights, Source]:
+        inner = self.inner
+        if type(inner) is LiveCompensation and not self._counts_others():
+            alone = not isinstance(self.strategy, Grouped) or len(self.strategy.groups) == 1
+            whole = not inner.recall or self.fleet.recall == "complete" or not inner.scale or inner.blocks == 1
+            if alone and whole and self._all_is_used():
+                # what is added for the late is taken from the fast of the same round
+                return NetWeights.of_delays(FRESH.shares), "exact"
+            return self.simulation.weights, "simulation"
+        if self.staleness.source == "simulation":  # of a rule of which nothing is known, several ages in one update
+            return self.simulation.weights, "simulation"
+        return NetWeights.of_delays(self.staleness.shares), self.staleness.source

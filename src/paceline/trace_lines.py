@@ -1,0 +1,153 @@
+"""Facts as lines of a trace, and back: the table in ``paceline.trace``."""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from paceline.core.facts import (
+    Arrived,
+    Drop,
+    Event,
+    Halt,
+    Instruction,
+    Joined,
+    Left,
+    Rang,
+    Recall,
+    Remember,
+    Start,
+    Step,
+    Ticket,
+    WakeAt,
+    Within,
+    Work,
+)
+from paceline.core.plain import plain_ticket, ticket_from
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """A contribution that was not finite and had no part in the step before."""
+
+    ticket: Ticket
+
+
+Fact = Event | Instruction | Spoiled
+
+
+def encode(facts: Iterable[Fact]) -> str:
+    """One line for each fact."""
+    encoders = _ENCODERS
+    return "".join([encoders[type(fact)](fact) for fact in facts])
+
+
+def plain_facts(facts: Iterable[Fact]) -> dict[str, Any]:
+    """A few facts, and the tickets that they name, as plain values."""
+    facts = list(facts)
+    named = {ticket.serial: plain_ticket(ticket) for fact in facts for ticket in tickets_of(fact)}
+    return {"tickets": list(named.values()), "facts": [json.loads(encode([fact])) for fact in facts]}
+
+
+def facts_from(value: Mapping[str, Any]) -> list[Fact]:
+    tickets = {ticket.serial: ticket for ticket in map(ticket_from, value["tickets"])}
+    return [decode(record, tickets) for record in value["facts"]]
+
+
+def tickets_of(fact: Fact) -> Collection[Ticket]:
+    """The tickets that a fact names."""
+    if isinstance(fact, Step):
+        return fact.weights.keys()
+    return (fact.ticket,) if isinstance(fact, Start | Halt | Drop | Recall | Arrived | Spoiled) else ()
+
+
+def _encode_step(step: Step) -> str:
+    weights, keep = step.weights, step.keep
+    if len(weights) == 1 and not keep:
+        for ticket, weight in weights.items():
+            return f'["step",{{"{weight}":[{ticket.serial}]}},[]]\n'
+    by_weight: dict[tuple[int, int], list[int]] = {}
+    last: Fraction | None = None
+    serials: list[int] = []
+    for ticket, weight in weights.items():
+        if weight is not last:
+            serials = by_weight.setdefault(weight.as_integer_ratio(), [])
+            last = weight
+        serials.append(ticket.serial)
+    encoded = ",".join(f'"{up}/{down}":{_numbers(serials)}' for (up, down), serials in by_weight.items())
+    return f'["step",{{{encoded}}},{_numbers([ticket.serial for ticket in keep])}]\n'
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return "[" + ",".join(map(str, numbers)) + "]"
+
+
+def _encode_start(start: Start) -> str:
+    serial, worker, version, (kind, units) = start.ticket
+    return f'["start",{serial},{worker},{version},"{kind}",{units}]\n'
+
+
+def _encode_within(within: Within) -> str:
+    parts: list[int] = []
+    decision: Any = within
+    while isinstance(decision, Within):
+        parts.append(decision.part)
+        decision = decision.decision
+    return _encode_remember(decision, parts)
+
+
+def _encode_remember(remember: Remember, parts: Sequence[int] = ()) -> str:
+    return json.dumps(["remember", list(parts), remember.name, remember.value]) + "\n"
+
+
+_ENCODERS: Mapping[type, Callable[[Any], str]] = {
+    Arrived: lambda e: f'["arrived",{e.at!r},{e.ticket.serial},{e.done}]\n',
+    Start: _encode_start,
+    Step: _encode_step,
+    Joined: lambda e: f'["joined",{e.at!r},{e.worker}]\n',
+    Left: lambda e: f'["left",{e.at!r},{e.worker}]\n',
+    Rang: lambda e: f'["rang",{e.at!r}]\n',
+    Halt: lambda i: f'["halt",{i.ticket.serial}]\n',
+    Drop: lambda i: f'["drop",{i.ticket.serial}]\n',
+    Recall: lambda i: f'["recall",{i.ticket.serial}]\n',
+    WakeAt: lambda i: f'["wake",{i.at!r}]\n',
+    Spoiled: lambda i: f'["spoiled",{i.ticket.serial}]\n',
+    Remember: _encode_remember,
+    Within: _encode_within,
+}
+
+
+def decode(record: list[Any], tickets: dict[int, Ticket]) -> Fact:
+    """A fact from its line; ``tickets`` are those that were given out before, by serial number."""
+    match record:
+        case ["arrived", at, serial, done]:
+            return Arrived(at, tickets[serial], done)
+        case ["start", serial, worker, version, kind, units]:
+            tickets[serial] = Ticket(serial, worker, version, Work(kind, units))
+            return Start(tickets[serial])
+        case ["step", by_weight, kept]:
+            weights = {tickets[n]: weight for text, ns in by_weight.items() for weight in [Fraction(text)] for n in ns}
+            return Step(weights, tuple(tickets[serial] for serial in kept))
+        case ["joined", at, worker]:
+            return Joined(at, worker)
+        case ["left", at, worker]:
+            return Left(at, worker)
+        case ["rang", at]:
+            return Rang(at)
+        case ["halt", serial]:
+            return Halt(tickets[serial])
+        case ["drop", serial]:
+            return Drop(tickets[serial])
+        case ["recall", serial]:
+            return Recall(tickets[serial])
+        case ["wake", at]:
+            return WakeAt(at)
+        case ["spoiled", serial]:
+            return Spoiled(tickets[serial])
+        case ["remember", parts, name, value]:
+            decision: Remember | Within = Remember(name, value)
+            for part in reversed(parts):
+                decision = Within(part, decision)
+            return decision
+    raise ValueError(record)

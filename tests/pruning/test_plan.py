@@ -1,0 +1,230 @@
+"""Which epochs are pruned: the known values, the formulas, and what is refused."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import paceline as pl
+from paceline.pruning.formulas import (
+    IN_MINUTES,
+    TABLE_1,
+    TABLE_2,
+    mean_batches_corrected,
+    mean_batches_formula_5,
+    pruned_epochs_corrected,
+    pruned_epochs_formula_3,
+    pruned_epochs_formula_4,
+    pruned_epochs_formula_4_clamped,
+    pruned_seconds,
+    pruned_seconds_corrected,
+    regular_seconds,
+    saved_seconds,
+)
+from paceline.pruning.plan import Plan, Schedule, plan_of, pruned_number
+from paceline.pruning.rules import FineRule, RandomRule, SoftRule
+
+
+def epochs_of(schedule: Schedule, n: int) -> list[int]:
+    return [epoch for epoch in range(1, n + 1) if schedule.pruned(epoch)]
+
+
+def algorithm_2(n: int, w: int, a: int, r: int, c: int, att: float) -> list[int]:  # noqa: PLR0917 - its symbols
+    """The paper's listing, line by line, with attenuation at every epoch."""
+    pruned = []
+    for e in range(1, n + 1):
+        if e > w:
+            a = int(a / att)
+        if e % w >= a and e % r < c:
+            pruned.append(e)
+    return pruned
+
+
+def test_the_call_of_the_documentation() -> None:
+    sampler = pl.FinePruning(
+        samples=50_000, window=60, start=30, block=5, count=3, fraction=0.3, attenuation=2, attenuate="window",
+        tolerance=0.0, seed=0,
+    )  # fmt: skip
+    plan = sampler.plan(200)
+    assert len(plan.pruned_epochs) == 86
+    assert plan.saved == 86 * 15_000 / (200 * 50_000) == 0.129
+    assert plan.saved_samples == 86 * 15_000
+    assert plan.sizes == tuple(35_000 if epoch in plan.pruned_epochs else 50_000 for epoch in range(1, 201))
+    assert plan.total_steps(128) == 86 * 274 + 114 * 391
+    assert plan.total_steps(128, drop_last=True) == 86 * 273 + 114 * 390
+    assert plan.total_steps(128, ranks=2) == 86 * 137 + 114 * 196
+    assert (plan.size(1), plan.size(plan.pruned_epochs[0])) == (50_000, 35_000)
+
+
+@pytest.mark.parametrize(
+    ("n", "w", "a", "r", "c", "att", "literal", "by_window", "formula_3", "formula_4", "clamped", "corrected"),
+    [
+        (200, 20, 10, 5, 4, 1, 80, 80, 80, 72, 80, 80),
+        (200, 60, 30, 5, 3, 1, 54, 54, 54, 48, 54, 54),
+        (200, 60, 30, 5, 3, 2, 100, 86, 54, 48, 54, 54),
+    ],
+)
+def test_known_numbers_of_pruned_epochs(  # noqa: PLR0917 - a table
+    n: int, w: int, a: int, r: int, c: int, att: int, literal: int, by_window: int, formula_3: int, formula_4: int,
+    clamped: int, corrected: int,
+) -> None:  # fmt: skip
+    assert len(epochs_of(Schedule(a, r, c, w, attenuation=att, attenuate="epoch"), n)) == literal
+    assert len(epochs_of(Schedule(a, r, c, w, attenuation=att), n)) == by_window
+    assert pruned_epochs_formula_3(n, w, a, r, c) == formula_3
+    assert pruned_epochs_formula_4(n, w, a, r, c) == formula_4
+    assert pruned_epochs_formula_4_clamped(n, w, a, r, c) == clamped
+    assert pruned_epochs_corrected(n, w, a, r, c) == corrected
+
+
+def test_a_known_list_of_epochs() -> None:
+    assert epochs_of(Schedule(4, 3, 2, window=10), 20) == [4, 6, 7, 9, 15, 16, 18, 19]
+
+
+def test_windows_along_the_learning_rate() -> None:
+    periods = (60, 60, 40, 40)
+    plan = plan_of(Schedule(20, 10, 6, windows=periods, attenuation=2), 0.3, 50_000, 200)
+    assert (len(plan.pruned_epochs), plan.saved) == (95, 0.1425)
+    plan = plan_of(Schedule(3, 4, 3, windows=(9, 9, 6, 6)), 0.3, 50_000, 30)
+    assert (len(plan.pruned_epochs), plan.saved) == (15, 0.15)
+    schedule = Schedule(3, 4, 3, windows=(9, 9, 6, 6))
+    assert [epoch for epoch in range(1, 40) if schedule.resets(epoch)] == [1, 10, 19, 25]  # the last one goes on
+
+
+def test_a_seventh_is_saved_by_two_sevenths_of_the_samples_in_half_of_the_epochs() -> None:
+    plan = plan_of(Schedule(1, 2, 1, window=200), 2 / 7, 70_000, 200)
+    assert (len(plan.pruned_epochs), plan.saved) == (99, 99 * 20_000 / (200 * 70_000))  # position 0 is never pruned
+    assert Plan(7, (5,) * 100 + (7,) * 100, tuple(range(1, 101))).saved == 1 / 7
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 12), st.integers(1, 6), st.data(), st.integers(1, 5))
+def test_formula_3_counts_algorithm_2_where_windows_and_blocks_fit(
+    windows: int, r: int, data: st.DataObject, k: int
+) -> None:
+    """I6: for w | n, r | w - a, a >= 1, no attenuation."""
+    a, c = data.draw(st.integers(1, 8)), data.draw(st.integers(0, r))
+    w = a + k * r
+    n = windows * w
+    schedule = Schedule(a, r, c, w)
+    assert len(epochs_of(schedule, n)) == pruned_epochs_formula_3(n, w, a, r, c) == len(algorithm_2(n, w, a, r, c, 1))
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 80), st.integers(1, 20), st.integers(1, 8), st.data())
+def test_the_corrected_formula_is_exact_for_blocks_from_the_start_of_each_window(
+    n: int, w: int, r: int, data: st.DataObject
+) -> None:
+    """I7: epochs 0 to n - 1."""
+    a, c = data.draw(st.integers(0, w)), data.draw(st.integers(0, r))
+    direct = sum(1 for e in range(n) if e % w >= a and (e % w - a) % r < c)
+    assert pruned_epochs_corrected(n, w, a, r, c) == direct
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 20), st.integers(1, 7), st.floats(1, 3), st.data())
+def test_literal_attenuation_is_the_printed_algorithm(w: int, r: int, att: float, data: st.DataObject) -> None:
+    a, c = data.draw(st.integers(1, w)), data.draw(st.integers(0, r))
+    schedule = Schedule(a, r, c, w, attenuation=att, attenuate="epoch")
+    assert epochs_of(schedule, 70) == algorithm_2(70, w, a, r, c, att)
+
+
+@settings(max_examples=100)
+@given(st.integers(2, 5_000), st.floats(0, 0.99), st.integers(1, 60), st.integers(1, 12), st.data())
+def test_the_saving_is_exact(samples: int, fraction: float, epochs: int, w: int, data: st.DataObject) -> None:
+    """I8: q n_prune / n, for q = PruningNum / NumData."""
+    a, r = data.draw(st.integers(1, w)), data.draw(st.integers(1, 5))
+    plan = plan_of(Schedule(a, r, data.draw(st.integers(0, r)), w), fraction, samples, epochs)
+    number = pruned_number(fraction, samples)
+    assert plan.saved_samples == number * len(plan.pruned_epochs)
+    assert plan.saved == number * len(plan.pruned_epochs) / (samples * epochs)
+    assert all(1 <= size <= samples for size in plan.sizes)
+
+
+@pytest.mark.parametrize("schedule", [Schedule(10, 3, 0, 10), Schedule(10, 3, 3, 10), Schedule(3, 3, 3, 10, until=0)])
+def test_nothing_is_pruned_without_a_count_or_before_the_end_of_every_window(schedule: Schedule) -> None:
+    assert epochs_of(schedule, 100) == []
+
+
+def test_full_data_at_the_end() -> None:
+    schedule = Schedule(2, 2, 1, window=10, until=12)
+    assert epochs_of(schedule, 40) == [2, 4, 6, 8, 12]
+
+
+def test_attenuation_never_prunes_the_epoch_after_a_reset() -> None:
+    schedule = Schedule(4, 1, 1, window=10, attenuation=2)  # starts at 4, 2, 1, 0, 0: the last ones count as 1
+    assert [epoch for epoch in range(1, 101) if not schedule.pruned(epoch) and epoch > 40] == [50, 60, 70, 80, 90, 100]
+
+
+def test_the_plan_of_soft_pruning_says_at_most() -> None:
+    plan = SoftRule(0.5, until=7).plan(1000, 8)
+    assert (plan.exact, plan.saved, plan.pruned_epochs) == (False, 0.0, (2, 3, 4, 5, 6, 7))
+    assert pl.RandomPruning(samples=10, window=4, start=2, block=1, count=1, fraction=0.5).plan(8).exact
+
+
+def test_formulas_2_to_7() -> None:
+    """N = 200, 391 batches of which 274 remain in 100 pruned epochs."""
+    regular = regular_seconds(200, 0.01, 391)
+    mean = mean_batches_corrected(200, 100, 391, 274)
+    assert regular == pytest.approx(782)
+    assert mean == 332.5
+    assert mean_batches_formula_5(200, 100, 0.01) == pytest.approx(0.01)  # as printed: always the seconds of a batch
+    pruned = pruned_seconds(200, 100, 0.01, mean, 0.02)
+    assert pruned == pytest.approx(665 + 2)
+    assert pruned_seconds_corrected(200, 0.01, mean, 0.02) == pytest.approx(665 + 4)
+    assert saved_seconds(regular, pruned) == pytest.approx(115)
+
+
+def test_table_1_is_recomputed_with_the_overhead_taken_off() -> None:
+    """To the printed hundredth where seconds are printed; where minutes are, to a minute in the shortest of them."""
+    for name, column in TABLE_1.items():
+        tolerance = 0.4 if name in IN_MINUTES else 0.0051
+        assert column.recomputed == pytest.approx(column.speedup, abs=tolerance), name
+    mean = sum(column.speedup for column in TABLE_1.values()) / len(TABLE_1)
+    assert mean == pytest.approx(11.635)  # "around 14.29 %" is the best of ten
+    assert TABLE_1.keys() == TABLE_2.keys()
+    assert max(regular - pruned for regular, pruned in TABLE_2.values()) == pytest.approx(0.43)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"fraction": 1.0}, "fraction=1.0 of the samples cannot be left out: from 0, and less than 1"),
+        ({"fraction": -0.1}, "fraction=-0.1"),
+        ({"fraction": float("nan")}, "fraction=nan"),
+        ({"start": 61}, "start=61 is outside the window of 60 epochs: 1 to 60"),
+        ({"start": 0}, "start=0 is outside the window"),
+        ({"count": 6}, "count=6 is beyond the block of 5 epochs: 0 to 5"),
+        ({"count": -1}, "count=-1"),
+        ({"block": 0}, "block=0"),
+        ({"window": 0}, r"windows of \[0\] epochs"),
+        ({"window": None}, "give either window"),
+        ({"windows": (60, 60)}, "give either window"),
+        ({"attenuation": 0.5}, "attenuation=0.5 would move the start later"),
+        ({"attenuate": "batch"}, "attenuate='batch' is unknown"),
+        ({"until": -1}, "until=-1"),
+        ({"tolerance": -2.0}, "tolerance=-2.0"),
+        ({"tolerance": float("nan")}, "tolerance=nan"),
+        ({"ties": "none"}, "ties='none' is unknown"),
+        ({"prune": "all"}, "prune='all' is unknown"),
+    ],
+)
+def test_what_cannot_be_is_refused(wrong: dict[str, object], message: str) -> None:
+    right: dict[str, object] = {"window": 60, "start": 30, "block": 5, "count": 3, "fraction": 0.3}
+    with pytest.raises(pl.ConfigError, match=message):
+        FineRule(**{**right, **wrong})  # type: ignore[arg-type]
+    if not wrong.keys() & {"tolerance", "ties", "prune"}:
+        with pytest.raises(pl.ConfigError, match=message):
+            RandomRule(**{**right, **wrong})  # type: ignore[arg-type]
+
+
+def test_plans_and_soft_pruning_refuse_what_cannot_be() -> None:
+    rule = FineRule(window=4, start=2, block=2, count=1, fraction=0.5)
+    with pytest.raises(pl.ConfigError, match="0 epochs"):
+        rule.plan(10, 0)
+    with pytest.raises(pl.ConfigError, match="epoch 5 is not in the plan: 1 to 4"):
+        rule.plan(10, 4).size(5)
+    with pytest.raises(pl.ConfigError, match="batch_size=0"):
+        rule.plan(10, 4).total_steps(0)
+    with pytest.raises(pl.ConfigError, match=r"fraction=1\.5"):
+        SoftRule(1.5)
+    with pytest.raises(pl.ConfigError, match="until=-3"):
+        SoftRule(0.5, until=-3)

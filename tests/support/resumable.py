@@ -1,0 +1,240 @@
+"""Runs that use everything that has a state, small enough to be killed and resumed many times."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as schedulers
+
+import paceline as pl
+from paceline.delays import Delay
+from paceline.fleets.fleet import Fleet
+from paceline.learning.server import MakeOptimizer, MakeScheduler
+from paceline.randomness import restore_stream, stream, stream_state
+from paceline.replaying import Replay
+from paceline.sampling.batches import Batches, Losses, Sampling
+from paceline.sampling.partition import Indices, Partition
+from paceline.stateful import State
+from support.digits import digits, linear
+
+FLEET = pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02), workers=5)
+
+
+def sgd(lr: float = 0.1, **settings: Any) -> MakeOptimizer:
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, **settings)
+
+
+@dataclass(frozen=True)
+class Case:
+    """The arguments of a run; what is random in its model is drawn by a seed of its own."""
+
+    strategy: pl.Strategy = pl.Synchronous()
+    fleet: Fleet = FLEET
+    model: Callable[[], nn.Module] = linear
+    optimizer: MakeOptimizer = sgd()
+    scheduler: MakeScheduler | None = None
+    sampling: Sampling = pl.Shuffled()
+    partition: Partition = pl.Equal()
+    every: pl.Every | None = None
+    clip_norm: float | None = None
+
+    def exact(self) -> "Case":
+        assert isinstance(self.fleet, pl.SimulatedFleet)
+        return replace(self, fleet=replace(self.fleet, evaluation="exact"))
+
+    def run(
+        self, directory: Path, stop: pl.Stop, *, resume: bool = False, checkpoint: pl.Every | None = None, seed: int = 3
+    ) -> pl.Run:
+        (x, y), (x_test, y_test) = digits()
+        with torch.random.fork_rng():
+            torch.manual_seed(99)
+            model = self.model()
+        kind = next(model.parameters()).dtype
+        return pl.train(
+            pl.Task(model, nn.functional.cross_entropy, (x[:400].to(kind), y[:400]), (x_test.to(kind), y_test)),
+            strategy=self.strategy,
+            fleet=self.fleet,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            sampling=self.sampling,
+            partition=self.partition,
+            every=self.every,
+            clip_norm=self.clip_norm,
+            stop=stop,
+            batch_size=8,
+            seed=seed,
+            directory=directory,
+            checkpoint=checkpoint,
+            resume=resume,
+            progress=False,
+        )
+
+
+def replayed(case: Case, directory: Path, seed: int = 3) -> Replay:
+    """The run that the case left in a directory, made again from its trace."""
+    (x, y), (x_test, y_test) = digits()
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        model = case.model()
+    kind = next(model.parameters()).dtype
+    return pl.replay(
+        directory,
+        pl.Task(model, nn.functional.cross_entropy, (x[:400].to(kind), y[:400]), (x_test.to(kind), y_test)),
+        strategy=case.strategy,
+        fleet=case.fleet,
+        optimizer=case.optimizer,
+        scheduler=case.scheduler,
+        sampling=case.sampling,
+        partition=case.partition,
+        clip_norm=case.clip_norm,
+        batch_size=8,
+        seed=seed,
+    )
+
+
+def dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 10))
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 10))
+
+
+@dataclass(frozen=True)
+class Hardest:
+    """Draws the samples whose last loss was high more often: it watches, and it draws at random."""
+
+    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
+        return HardestBatches(shards, batch_size, seed)
+
+
+class HardestBatches:
+    """The state is the last losses, what was put back, and one random stream a worker."""
+
+    def __init__(self, shards: Sequence[Indices], batch_size: int, seed: int) -> None:
+        self._shards = shards
+        self._batch_size = batch_size
+        self._losses = np.ones(1 + max(int(shard.max()) for shard in shards))
+        self._streams = [stream(seed, "batches", worker) for worker in range(len(shards))]
+        self._unused = 0
+
+    def draw(self, worker: int) -> Indices:
+        shard = self._shards[worker]
+        chances = self._losses[shard] / self._losses[shard].sum()
+        return self._streams[worker].choice(shard, size=self._batch_size, replace=False, p=chances)
+
+    def put_back(self, worker: int, indices: Indices) -> None:
+        self._unused += len(indices)
+
+    def observe(self, worker: int, indices: Indices, losses: Losses) -> None:
+        self._losses[indices] = 0.01 + losses
+
+    def state(self) -> State:
+        return {
+            "losses": self._losses,
+            "unused": self._unused,
+            "streams": [stream_state(each) for each in self._streams],
+        }
+
+    def restore(self, state: State) -> None:
+        self._losses, self._unused = state["losses"], state["unused"]
+        for own, saved in zip(self._streams, state["streams"], strict=True):
+            restore_stream(own, saved)
+
+
+@dataclass(frozen=True)
+class Slowing:
+    """A delay of one's own, as an ordinary generator function."""
+
+    median = 0.05
+
+    def durations(self, generator: np.random.Generator) -> Any:
+        seconds = 0.04
+        while True:
+            seconds *= 1.01
+            yield seconds + 0.01 * float(generator.random())
+
+
+GROUPS = [[0, 1], [2, 3, 4]]
+STRATEGIES: Mapping[str, pl.Strategy] = {
+    "synchronous": pl.Synchronous(),
+    "asynchronous": pl.Asynchronous(),
+    "fastest": pl.FastestK(3),
+    "fastest, late ones finish": pl.FastestK(3, stop_late=False),
+    "compensation": pl.LiveCompensation(3, blocks=4),
+    "compensation, late ones finish": pl.LiveCompensation(3, blocks=4, recall=False),
+    "compensation, warm": pl.LiveCompensation(3, blocks=2, scale=False, warm_up=2),
+    "grouped": pl.Grouped(GROUPS),
+    "grouped compensation": pl.Grouped(GROUPS, inside=pl.LiveCompensation(2, blocks=2)),
+}
+CHANGES: Sequence[pl.Left | pl.Joined] = [
+    pl.Left(0.1, 1),
+    pl.Joined(0.23, 1),
+    pl.Left(0.27, 4),
+    pl.Joined(0.31, 3),
+    pl.Left(0.55, 3),
+]
+DELAYS: Sequence[Delay] = [
+    pl.Constant(0.06),
+    pl.ShiftedExponential(0.03, 0.02, h=3),
+    pl.LogNormal(0.05, 0.4),
+    pl.Pareto(0.04, 2.0),
+    pl.Empirical([0.03, 0.05, 0.09], in_order=True),
+    pl.Empirical([0.03, 0.05, 0.09]),
+    Slowing(),
+]
+LGC, BOTH = STRATEGIES["compensation"], STRATEGIES["grouped compensation"]
+CASES: Mapping[str, Case] = {
+    **{name: Case(strategy) for name, strategy in STRATEGIES.items()},
+    **{f"{name}, exact": Case(strategy).exact() for name, strategy in STRATEGIES.items()},
+    "dropout": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)),
+    "dropout, exact": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)).exact(),
+    "batch norm": Case(BOTH, model=normalised, optimizer=sgd(momentum=0.9, nesterov=True, weight_decay=1e-3)),
+    "batch norm, asynchronous": Case(pl.Asynchronous(), model=normalised, optimizer=sgd(momentum=0.5)),
+    "Adam and one cycle": Case(
+        LGC,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        scheduler=lambda optimizer: schedulers.OneCycleLR(optimizer, max_lr=0.05, total_steps=40),
+    ),
+    "NAdam keeps singles beside doubles": Case(
+        optimizer=lambda parameters: torch.optim.NAdam(parameters, lr=0.01),
+        scheduler=lambda optimizer: schedulers.MultiStepLR(optimizer, [3, 7], gamma=0.3),
+    ),
+    "schedulers in a row": Case(
+        scheduler=lambda optimizer: schedulers.SequentialLR(
+            optimizer, [schedulers.ConstantLR(optimizer, 0.3), schedulers.StepLR(optimizer, 3)], milestones=[4]
+        )
+    ),
+    "leaving and joining": Case(LGC, replace(FLEET, changes=CHANGES), optimizer=sgd(momentum=0.9)),
+    "leaving and joining, in groups": Case(BOTH, replace(FLEET, changes=CHANGES), optimizer=sgd(momentum=0.9)),
+    "recall: complete": Case(LGC, replace(FLEET, recall="complete")),
+    "recall: abandon": Case(LGC, replace(FLEET, recall="abandon", network=pl.Network(latency=0.01))),
+    "ties: batch": Case(BOTH, pl.SimulatedFleet(pl.Constant(0.1), workers=5, ties="batch")),
+    "ties: batch, asynchronous": Case(pl.Asynchronous(), pl.SimulatedFleet(pl.Constant(0.1), workers=5, ties="batch")),
+    "ties: reverse": Case(pl.Asynchronous(), pl.SimulatedFleet(pl.Constant(0.1), workers=5, ties="reverse")),
+    "every delay": Case(pl.FastestK(4), pl.SimulatedFleet(DELAYS)),
+    "every delay, asynchronous": Case(pl.Asynchronous(), pl.SimulatedFleet(DELAYS)),
+    "resampled": Case(pl.FastestK(3), sampling=pl.Resampled(), partition=pl.Dirichlet(2.0)),
+    "handed on": Case(LGC, replace(FLEET, changes=CHANGES), sampling=pl.HandedOn()),
+    "watchful": Case(pl.FastestK(3), sampling=Hardest()),
+    "judged by updates": Case(every=pl.Every(updates=3), clip_norm=0.5),
+    "judged by seconds": Case(pl.Asynchronous(), every=pl.Every(seconds=0.04)),
+}
+
+
+PROCESSES = Case(
+    LGC,
+    pl.ProcessFleet(workers=5, slow={4: pl.Constant(0.01)}, threads=1),
+    model=normalised,
+    optimizer=sgd(momentum=0.9),
+    sampling=pl.HandedOn(),
+)
+
+
+def endless_processes(directory: Path) -> None:
+    """Train on processes until somebody puts an end to it."""
+    PROCESSES.run(directory, pl.Stop(updates=1_000_000), checkpoint=pl.Every(updates=5))

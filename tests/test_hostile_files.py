@@ -1,0 +1,271 @@
+"""Files that are torn, foreign, too new, of another model or forged are refused in one line, and nothing is changed."""
+
+import io
+import json
+import os
+import pickle
+import random
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import paceline as pl
+from paceline.checkpoint import KEY, read_checkpoint, write_checkpoint
+from support.digits import linear
+from support.resumable import CASES, Case, dropout, sgd
+
+CASE = CASES["grouped compensation"]
+MORE = pl.Stop(updates=9)
+
+
+class Boom:
+    """Would leave a mark if it were ever unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, ("unpickled",)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a run of 6 updates."""
+    directory = tmp_path_factory.mktemp("run") / "run"
+    CASE.run(directory, pl.Stop(updates=6))
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.fixture
+def directory(saved: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for name, data in saved.items():
+        (copy / name).write_bytes(data)
+    return copy
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def refused(directory: Path, case: Case = CASE) -> str:
+    """Why a run cannot be resumed: one line, after which everything is as it was."""
+    before = contents(directory.parent)
+    with pytest.raises(pl.ConfigError) as refusal:
+        case.run(directory, MORE, resume=True)
+    assert contents(directory.parent) == before
+    assert not Path("unpickled").exists()
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+def test_a_run_that_was_not_touched_is_resumed(directory: Path) -> None:
+    assert CASE.run(directory, MORE, resume=True).history[-1].updates == 9
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.99])
+def test_a_torn_checkpoint_is_refused(directory: Path, share: float) -> None:
+    file = directory / "checkpoint.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * share)])
+    assert "checkpoint.safetensors is no whole checkpoint of Paceline" in refused(directory)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_bytes_are_refused(directory: Path, seed: int) -> None:
+    (directory / "checkpoint.safetensors").write_bytes(random.Random(seed).randbytes(10_000))
+    assert "is no whole checkpoint of Paceline" in refused(directory)
+
+
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.95])
+def test_a_flipped_bit_is_noticed(directory: Path, place: float) -> None:
+    file = directory / "checkpoint.safetensors"
+    data = bytearray(file.read_bytes())
+    data[int(len(data) * place)] ^= 1
+    file.write_bytes(data)
+    assert any(word in refused(directory) for word in ("damaged", "no whole checkpoint"))
+
+
+@pytest.mark.parametrize("save", [pickle.dumps, "torch.save"], ids=["pickle", "torch.save"])
+def test_a_pickle_is_refused_without_being_run(directory: Path, save: Any) -> None:
+    buffer = io.BytesIO()
+    torch.save(Boom(), buffer)
+    (directory / "checkpoint.safetensors").write_bytes(save(Boom()) if callable(save) else buffer.getvalue())
+    assert "is no whole checkpoint of Paceline" in refused(directory)
+
+
+def test_another_safetensors_file_is_refused(directory: Path) -> None:
+    save_file({"weight": torch.zeros(3)}, directory / "checkpoint.safetensors")
+    assert "is a safetensors file, but no checkpoint of Paceline" in refused(directory)
+
+
+def test_a_newer_format_is_refused(directory: Path) -> None:
+    save_file({}, directory / "checkpoint.safetensors", {KEY: '2 00000000 {"whatever": 1}'})
+    assert "has format 2; this version of Paceline reads format 1" in refused(directory)
+
+
+def test_a_checkpoint_that_is_a_directory_a_pipe_or_a_broken_link_is_refused(directory: Path) -> None:
+    file = directory / "checkpoint.safetensors"
+    file.unlink()
+    file.mkdir()
+    assert "no checkpoint at" in refused(directory)
+    file.rmdir()
+    os.mkfifo(file)
+    assert "no checkpoint at" in refused(directory)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        (
+            Case(CASE.strategy, model=lambda: nn.Linear(64, 11, dtype=torch.float64)),
+            "'weight' is float64 of shape [10, 64], here it is float64 of shape [11, 64]",
+        ),
+        (
+            Case(CASE.strategy, model=lambda: nn.Linear(64, 10)),
+            "'weight' is float64 of shape [10, 64], here it is float32 of shape [10, 64]",
+        ),
+        (Case(CASE.strategy, model=dropout), "the checkpoint is of another model: its '0.weight' is missing"),
+        (Case(CASE.strategy, optimizer=sgd(0.2)), "the run was begun with optimizer: lr = 0.1, not 0.2"),
+        (
+            Case(CASE.strategy, optimizer=lambda p: torch.optim.Adam(p, lr=0.1)),
+            "the run was begun with optimizer = 'SGD', not 'Adam'",
+        ),
+        (
+            Case(CASE.strategy, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 3)),
+            "the run was begun with scheduler = None, not 'StepLR'",
+        ),
+        (Case(pl.Synchronous()), "the run was begun with strategy = Grouped("),
+        (Case(CASE.strategy, sampling=pl.Resampled()), "the run was begun with sampling = Shuffled(), not Resampled()"),
+    ],
+    ids=range(8),
+)
+def test_another_run_is_refused_with_what_differs(directory: Path, case: Case, said: str) -> None:
+    assert said in refused(directory, case)
+
+
+def test_another_seed_is_refused(directory: Path) -> None:
+    with pytest.raises(pl.ConfigError, match="the run was begun with seed = 3, not 4"):
+        CASE.run(directory, MORE, resume=True, seed=4)
+
+
+def test_an_end_that_has_passed_is_refused(directory: Path) -> None:
+    with pytest.raises(pl.ConfigError, match=r"the run is at 6 updates and .* already, past"):
+        CASE.run(directory, pl.Stop(updates=5), resume=True)
+
+
+@pytest.mark.parametrize("file", ["trace.jsonl", "metrics.jsonl"])
+def test_a_record_that_is_shorter_than_the_checkpoint_says_is_refused(directory: Path, file: str) -> None:
+    data = (directory / file).read_bytes()
+    (directory / file).write_bytes(data[:100] if file == "metrics.jsonl" else data[:200])
+    assert f"{file} has" in refused(directory)
+
+
+def test_the_trace_of_another_fleet_is_refused(directory: Path) -> None:
+    data = (directory / "trace.jsonl").read_bytes()
+    (directory / "trace.jsonl").write_bytes(data.replace(b'"workers": 5', b'"workers": 6', 1))
+    assert "trace.jsonl: it begins with" in refused(directory)
+
+
+def test_a_directory_that_holds_something_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    assert "it is not the directory of a run" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "{", "\x00"])
+def test_a_broken_config_is_refused(directory: Path, text: str) -> None:
+    (directory / "config.json").write_text(text)
+    assert "config.json" in refused(directory)
+
+
+# Forged on purpose: the checksum is right, the content is not.
+
+
+def forge(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    state = read_checkpoint(directory / "checkpoint.safetensors")
+    change(state)
+    write_checkpoint(directory / "checkpoint.safetensors", state)
+
+
+def at(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
+    def change(state: Any) -> None:
+        for key in path[:-1]:
+            state = state[key]
+        state[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        at("server", value=None),
+        at("loop", value=[1, 2, 3]),
+        at("server", "counts", value=["many"] * 4),
+        at("server", "model", "weight", value=torch.zeros(1, dtype=torch.float64)),
+        at("server", "model", "../../weight", value=torch.zeros(1)),
+        at("server", "optimizer", "param_groups", value=[]),
+        at("contributions", "samples", "indices", value=np.full(3, 10**9)),
+        at("contributions", "samples", "counts", value=[10**9]),
+        at("contributions", "snapshots", value=[]),
+        at("contributions", "bundles", value=[[[], [torch.zeros(2)]]]),
+        at("loop", "coordinator", "ledger", "_current", value=[["a", "b", "c", "d", "e"]]),
+        at("loop", "coordinator", "ledger", "numbers", value=[0, float("nan"), 0.0]),
+        at("loop", "pending", "facts", value=[["eval", "__import__('os').mkdir('unpickled')"]]),
+        at("crew", "drawn", value=[10**18] * 5),
+        at("crew", "running", value=[[[0, 0, 0, "gradient", 1], -1, 0, 0, 0, 0]]),
+        at("sampling", "sequences", value=[]),
+        at("random", "cpu", value=torch.zeros(3)),
+        at("trace", "bytes", value=-1),
+        at("metrics", "bytes", value="all"),
+        lambda state: state.pop("judge"),
+    ],
+)
+def test_a_forged_checkpoint_is_refused(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    forge(directory, change)
+    assert "cannot resume from" in refused(directory)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1", '{"$": "call", "of": "os.system"}', '{"$": "tensor", "of": "x"}'])
+def test_a_forged_header_is_refused(directory: Path, text: str) -> None:
+    save_file({}, directory / "checkpoint.safetensors", {KEY: f"1 {zlib.crc32(text.encode()):08x} {text}"})
+    assert "cannot be understood" in refused(directory)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(value=plain)
+def test_what_is_written_is_read(value: object, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "values.safetensors"
+    write_checkpoint(path, {"value": value})
+    assert read_checkpoint(path) == {"value": value}
+    with safe_open(path, framework="pt") as file:
+        assert json.loads(file.metadata()[KEY].split(" ", 2)[2]).keys() == {"value"}
+
+
+def test_what_is_no_plain_value_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(pl.ConfigError, match="cannot be kept in a checkpoint: a/0 is a Boom"):
+        write_checkpoint(tmp_path / "x", {"a": [Boom()]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_weights_of_a_run_can_be_read_by_anybody(directory: Path) -> None:
+    assert load_file(directory / "model.safetensors").keys() == linear().state_dict().keys()
