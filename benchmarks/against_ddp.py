@@ -79,11 +79,15 @@ class Team:
         for end in self._ends:
             end.recv()
 
+    def ask(self, what: object) -> list[Any]:
+        """Say the same to everybody; what they answer."""
+        for end in self._ends:
+            end.send(what)
+        return [end.recv() for end in self._ends]
+
     def turn(self) -> float:
         """Seconds until the last one had done its steps."""
-        for end in self._ends:
-            end.send("go")
-        return max(float(end.recv()) for end in self._ends)
+        return max(map(float, self.ask("go")))
 
     def close(self) -> None:
         for end, process in zip(self._ends, self._processes, strict=True):
