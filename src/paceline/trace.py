@@ -9,9 +9,11 @@ happen: what was written survives the death of the process, and a last line that
     ["rang", at]                           ["recall", ticket]
     ["step", {weight: [tickets]}, [kept]]  ["wake", at]
     ["remember", [parts], name, value]     ["spoiled", ticket]
+    ["billed", ticket, download, relabelling, upload]
 
 Instructions follow at the time of the event before them. ``spoiled`` says that the contribution was not finite, and was
-left out of the step before.
+left out of the step before. ``billed`` says what part of a piece of work that was just started does not go into
+training, in seconds, where that differs from piece to piece; else it is ``transfer_seconds`` (first line) each way.
 """
 
 import json
@@ -53,7 +55,17 @@ class Spoiled:
     ticket: Ticket
 
 
-Fact = Event | Instruction | Spoiled
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """What a piece of work takes besides training, in seconds."""
+
+    ticket: Ticket
+    download: float
+    relabelling: float
+    upload: float
+
+
+Fact = Event | Instruction | Spoiled | Billed
 
 
 class TraceWriter:
@@ -80,6 +92,11 @@ class TraceWriter:
     def spoiled(self, tickets: Iterable[Ticket]) -> None:
         self._facts.extend(Spoiled(ticket) for ticket in tickets)
         self._write_facts()
+
+    def billed(self, billed: Billed) -> None:
+        self._facts.append(billed)
+        if self._file is not None:
+            self._write_facts()
 
     def _write_facts(self) -> None:
         encoders = _ENCODERS
@@ -135,19 +152,23 @@ class Trace:
             yield fact
 
     def durations(self) -> Iterator[tuple[int, float]]:
-        """Worker and seconds of each piece of work that was computed to its end, without the transfers."""
+        """Worker and seconds of each piece of work that was computed to its end, without transfers and relabelling."""
         transfers = 2 * self.about["transfer_seconds"]
         started: dict[Ticket, float] = {}
+        besides: dict[Ticket, float] = {}
         now = 0.0
         for fact in self:
             if isinstance(fact, Event):
                 now = fact.at
             if isinstance(fact, Start):
                 started[fact.ticket] = now
+            elif isinstance(fact, Billed):
+                besides[fact.ticket] = fact.download + fact.relabelling + fact.upload
             elif isinstance(fact, Halt):
                 started.pop(fact.ticket, None)
+                besides.pop(fact.ticket, None)
             elif isinstance(fact, Arrived):
-                seconds = fact.at - started.pop(fact.ticket) - transfers
+                seconds = fact.at - started.pop(fact.ticket) - besides.pop(fact.ticket, transfers)
                 if fact.done == fact.ticket.work.units:
                     yield fact.ticket.worker, seconds
 
@@ -229,6 +250,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Recall: lambda i: f'["recall",{i.ticket.serial}]\n',
     WakeAt: lambda i: f'["wake",{i.at!r}]\n',
     Spoiled: lambda i: f'["spoiled",{i.ticket.serial}]\n',
+    Billed: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
     Remember: _encode_remember,
     Within: _encode_within,
 }
@@ -260,6 +282,8 @@ def _decode(record: list[Any], tickets: dict[int, Ticket]) -> Fact:
             return WakeAt(at)
         case ["spoiled", serial]:
             return Spoiled(tickets[serial])
+        case ["billed", serial, download, relabelling, upload]:
+            return Billed(tickets[serial], download, relabelling, upload)
         case ["remember", parts, name, value]:
             decision: Remember | Within = Remember(name, value)
             for part in reversed(parts):

@@ -1,7 +1,6 @@
 """Train a model on workers of unequal speed."""
 
 import math
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError, Diverged
 from paceline.fleets.fleet import Fleet
-from paceline.fleets.simulated import SimulatedFleet
+from paceline.fleets.simulated import SimulatedCrew, SimulatedFleet
 from paceline.hiring import hire
 from paceline.interrupts import Interrupts
 from paceline.judge import Judge, Listener
@@ -27,6 +26,7 @@ from paceline.run_directory import RunDirectory
 from paceline.sampling.batches import Sampling, Shuffled
 from paceline.sampling.partition import Equal, Partition, deal
 from paceline.saved_models import save_local
+from paceline.strategies.checks import check_fits
 from paceline.tensorboard import TensorBoard
 from paceline.trace import Trace, TraceWriter
 
@@ -51,11 +51,12 @@ def train(
 ) -> Run:
     """Train ``task`` under ``strategy`` on ``fleet``, and return what came of it.
 
-    strategy     who waits for whom
+    strategy     who waits for whom, and what is handed in
     stop         when the run ends; not needed where the strategy itself ends after so many ``steps``
-    optimizer    from parameters to any torch optimizer; it lives on the server and steps once an update
-    scheduler    from that optimizer to any torch LR scheduler, stepped once an update
-    clip_norm    the largest norm of the combined gradient
+    optimizer    from parameters to any torch optimizer; it lives on the server and steps once an update. Where workers
+                 train models of their own, each has one, which steps at each of its mini-batches
+    scheduler    from that optimizer to any torch LR scheduler, stepped as often
+    clip_norm    the largest norm of the gradient that it steps along
     batch_size   samples of one worker's mini-batch
     partition    how the samples are dealt out to the workers, and ``sampling`` how each goes through its own
     every        when the model is judged; by default often at first, then whenever the updates grew by 5 %
@@ -88,6 +89,8 @@ def train(
         stack.callback(crew.close)
         opened = stack.enter_context(RunDirectory(Path(directory), config)) if directory is not None else None
         writer = TraceWriter(opened.trace if opened else None, crew.about)
+        if isinstance(crew, SimulatedCrew):
+            crew.announce = writer.billed
         loop = Loop(strategy, crew, server, writer, stop.seconds)
         line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
         listeners: list[Listener] = [line] if opened is None else [opened, line]
@@ -106,12 +109,12 @@ def train(
             spoiled=server.spoiled,
             directory=opened.path if opened else None,
             local=server.best_local() if isinstance(server, ModelHands) else None,
-            costs=getattr(crew, "costs", None) if isinstance(server, ModelHands) else None,
+            costs=crew.costs if isinstance(server, ModelHands) and isinstance(crew, SimulatedCrew) else None,
         )
         if opened is not None:
-            opened.finish(run.model, run.summary())
             if run.local is not None:
                 save_local(opened.path, run.local, job)
+            opened.finish(run.model, run.summary())
     if run.ended == "interrupted":
         raise KeyboardInterrupt
     return run
@@ -175,15 +178,9 @@ def simulate(
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
     crew = fleet.open(seed)
     writer = TraceWriter(Path(trace) if trace else None, crew.about)
+    crew.announce = writer.billed
     with seldom_collecting():
         for update in Loop(strategy, crew, NoHands(), writer, stop.seconds):
             if update.version + 1 == stop.updates:
                 break
     return writer.close()
-
-
-def check_fits(strategy: Strategy, workers: int, batch_size: int | None) -> None:
-    """Let a strategy refuse a fleet or a batch that it does not fit, if it has a ``check``."""
-    check: Callable[[int, int | None], None] | None = getattr(strategy, "check", None)
-    if check is not None:
-        check(workers, batch_size)

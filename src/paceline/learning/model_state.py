@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,12 @@ class ModelState:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.buffers = list(model.buffers())
+
+    @cached_property
+    def gradients(self) -> list[Tensor]:
+        """The flat vectors; laid out when a gradient is first wanted, which in some runs is never."""
         kinds = dict.fromkeys((parameter.dtype, parameter.device) for parameter in self.parameters)
-        self.gradients = [self._lay_out(dtype, device) for dtype, device in kinds]
+        return [self._lay_out(dtype, device) for dtype, device in kinds]
 
     def _lay_out(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Make the gradients of one type of parameters views into one new vector."""
