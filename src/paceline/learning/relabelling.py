@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
 from paceline.learning.data import Samples, to_device
-from paceline.learning.ensemble import NormalEquations, as_distribution, margins
+from paceline.learning.ensemble import NormalEquations, as_distribution, margin_weights
 from paceline.learning.task import are_classes, device_of
 from paceline.sampling.partition import Indices
 
@@ -79,11 +79,7 @@ def _evenly(each: Tensor, labels: Tensor) -> Tensor:
 
 
 def _by_margin(each: Tensor, labels: Tensor) -> Tensor:
-    """Weights by margin, Eq. (8); equal ones where every model is wrong (C4)."""
-    weights = margins(each, labels.expand(len(each), -1))
-    totals = weights.sum(dim=0)
-    weights = torch.where(totals > 0, weights / totals.clamp_min(torch.finfo(each.dtype).tiny), 1 / len(each))
-    return torch.einsum("kn,knc->nc", weights, each)
+    return torch.einsum("kn,knc->nc", margin_weights(each, labels), each)
 
 
 def _by_regression(
