@@ -54,7 +54,13 @@ class NormalEquations:
         self.targets = torch.zeros(models, dtype=torch.float64)
 
     def add(self, outputs: Tensor, labels: Tensor) -> None:
-        """``outputs`` of shape (models, samples, classes), ``labels`` the classes of the samples."""
+        """``outputs`` of shape (models, samples, classes), ``labels`` the classes of the samples.
+
+        A sample for which some model's output is not finite tells nothing, and is left out.
+        """
+        finite = outputs.isfinite().all(dim=2).all(dim=0)
+        if not bool(finite.all()):
+            outputs, labels = outputs[:, finite], labels[finite]
         flat = outputs.flatten(start_dim=1).double()
         self.products += (flat @ flat.T).cpu()
         own = outputs.gather(2, labels.expand(len(outputs), -1).unsqueeze(2))
