@@ -298,3 +298,27 @@ def _descendants(pid: int) -> list[int]:
         for child in map(int, children.read_text().split()):
             found += [child, *_descendants(child)]
     return found
+
+
+def test_compare_tells_what_models_of_the_workers_own_cost(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = [
+        "--strategy",
+        "ma:every=2",
+        "--strategy",
+        "ec-dnn-s:every=2,compression_steps=1,relabel=0.02",
+        "--strategy",
+        "ssgd",
+    ]
+    assert main(["compare", str(tiny), *chosen, "--seeds", "1", "--jobs", "1", "--json", "out.json"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("ma:every=2", "ec-dnn-s:every=2,compression", "worker-seconds", "relabelling"):
+        assert word in shown
+    rows = {row["strategy"]: row["worker_seconds"] for row in json.loads(Path("out.json").read_text())["rows"]}
+    assert rows["ma:every=2"]["relabelling"] == rows["ssgd"]["relabelling"] == 0
+    assert rows["ec-dnn-s:every=2,compression_steps=1,relabel=0.02"]["relabelling"] > 0
+
+
+def test_train_runs_a_model_strategy_and_keeps_both_models(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", str(tiny), "--strategy", "e-dnn:steps=5", "--lr", "0.3", "--directory", "run"]
+    assert main(arguments) == 0, capsys.readouterr().err
+    assert {"model.safetensors", "local.safetensors"} <= {file.name for file in Path("run").iterdir()}

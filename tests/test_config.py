@@ -12,11 +12,13 @@ from paceline.fleets.processes.deadline import Deadline
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.simulated import SimulatedFleet
 from paceline.run import Stop
+from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
+from paceline.strategies.model_averaging import ModelAveraging
 from paceline.strategies.synchronous import Synchronous
-from paceline.strategy_names import BY_NAME, STRATEGIES, StrategyChoice, parse_strategy
+from paceline.strategy_names import BY_NAME, HAND_IN_GRADIENTS, STRATEGIES, StrategyChoice, parse_strategy
 from paceline.toml_tables import to_toml
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +78,7 @@ def test_the_example_shows_every_part_of_a_fleet() -> None:
 
 def test_the_demo_has_all_five_strategies_and_three_seeds() -> None:
     config = read_config(ROOT / "src/paceline/demo.toml")
-    assert {choice.named for choice in config.strategies} == set(STRATEGIES)
+    assert {choice.named for choice in config.strategies} == set(HAND_IN_GRADIENTS)
     assert len(config.seeds) >= 3
     assert config.fleet.workers == 16
 
@@ -141,6 +143,15 @@ def test_texts_with_quotes_and_odd_keys_survive_toml() -> None:
         ("gsgd", Grouped([[0, 1], [2], [3]])),
         ("gsgd:tolerance=1", Grouped([[0, 1, 2], [3]])),
         ("gsgd:groups=0-3,inside=lgc:quorum=2,blocks=4", Grouped([range(4)], inside=LiveCompensation(2, blocks=4))),
+        ("ma:every=16", ModelAveraging(every=16)),
+        ("local-sgd:every=4,momentum=averaged,recalibrate=8", ModelAveraging(4, momentum="averaged", recalibrate=8)),
+        ("ma:every=4,waits=k-sgd:quorum=3", ModelAveraging(4, waits=FastestK(3))),
+        ("ma:every=4,waits=gsgd:inside=k-sgd:quorum=1", ModelAveraging(4, Grouped([[0, 1], [2], [3]], FastestK(1)))),
+        ("ec-dnn-s:every=500", EnsembleCompression(500)),
+        ("EC-DNN:every=50,steps=200,distillation=1", EnsembleCompression(50, steps=200, distillation=1.0)),
+        ("ec-dnn-r:every=500,pooled=true", EnsembleCompression(500, "regression", pooled=True)),
+        ("ec-dnn-m:every=500,compression_steps=20", EnsembleCompression(500, "margin", compression_steps=20)),
+        ("e-dnn:steps=2000", FinalEnsemble(2000)),
     ],
 )
 def test_a_text_names_a_strategy(text: str, strategy: object) -> None:
@@ -148,7 +159,14 @@ def test_a_text_names_a_strategy(text: str, strategy: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["ssgd", "lgc:quorum=7,blocks=4,recall=false", "gsgd:groups=0-3/4+6,inside=k-sgd:quorum=1"]
+    "text",
+    [
+        "ssgd",
+        "lgc:quorum=7,blocks=4,recall=false",
+        "gsgd:groups=0-3/4+6,inside=k-sgd:quorum=1",
+        "ec-dnn-r:every=500,pooled=true",
+        "ma:every=16,waits=k-sgd:quorum=2",
+    ],
 )
 def test_a_choice_is_spelt_as_it_was_read(text: str) -> None:
     choice = parse_strategy(text)
@@ -177,6 +195,11 @@ def test_a_table_names_a_strategy() -> None:
         ("gsgd:groups=0-3,tolerance=1", "either groups or a tolerance"),
         ("gsgd:inside=lgg:quorum=2", "unknown strategy 'lgg': did you mean 'lgc'?"),
         ("", "unknown strategy ''"),
+        ("ma", "every is missing: give a whole number, as in ma:every=16"),
+        ("e-dnn:every=5", "unknown key 'every': choose from steps, same_start"),
+        ("ec-dnn-s:every=500,weights=margin", "unknown key 'weights'"),
+        ("ma:every=5,momentum=lost", "'lost' is unknown: choose from kept, averaged"),
+        ("ma:every=5,waits=3", "must be a table of keys and values, not 3"),
     ],
 )
 def test_an_unknown_name_or_option_is_one_clear_line(text: str, said: str) -> None:

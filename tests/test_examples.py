@@ -97,3 +97,17 @@ def test_processes_train_and_one_that_is_killed_is_replaced() -> None:
     updates = {name: int(count) for name, count in re.findall(r"^(\S+) +(\d+) updates  mean", result.stdout, re.M)}
     assert updates.keys() == {"SSGD", "ASGD", "LGC-SGD", "GSGD"}
     assert updates["ASGD"] > updates["SSGD"] > 0
+
+
+def test_ensemble_compression_tells_errors_and_costs_and_loads_what_it_saved() -> None:
+    script = EXAMPLES / "ensemble_compression.py"
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    rows = re.findall(r"^(\S+DNN\S*) +([\d.]+)% +([\d.]+)% +[\d.]+ +([\d.]+), ([\d.]+), ([\d.]+)$", result.stdout, re.M)
+    errors = {name: float(error) for name, error, *_ in rows}
+    assert list(errors) == ["MA-DNN", "E-DNN", "EC-DNN-S", "EC-DNN-M"]
+    assert all(error < 20 for error in errors.values())
+    relabelling = {name: float(seconds) for name, _, _, _, seconds, _ in rows}
+    assert relabelling["MA-DNN"] == relabelling["E-DNN"] == 0 < relabelling["EC-DNN-S"]
+    assert f"loaded from its directory: error {errors['EC-DNN-S']}%" in result.stdout

@@ -4,7 +4,7 @@ import math
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +22,13 @@ RULE = (
     "target soonest in the median over the seeds, or, if none does, that ends with the lowest loss."
 )
 ONE_STEP = "Every strategy runs with the same step, and on the same seeds."
+
+
+WORKER_SECONDS: Mapping[str, "Callable[[Outcome], float]"] = {
+    "training": lambda outcome: outcome.measures.compute,
+    "relabelling": lambda outcome: outcome.measures.relabelling,
+    "communication": lambda outcome: outcome.measures.transfer,
+}
 
 
 class Job(NamedTuple):
@@ -250,6 +257,7 @@ def _row(entry: Entry) -> dict[str, Any]:
         "max_staleness": max(each.measures.max_staleness for each in outcomes),
         "wasted_share": entry.middle(lambda each: each.measures.wasted_share),
         "idle_share": entry.middle(lambda each: each.measures.idle_share),
+        "worker_seconds": {name: entry.middle(of) for name, of in WORKER_SECONDS.items()},
         "loss": _or_none(entry.loss),
         "accuracy": _or_none(entry.accuracy),
         "diverged_seeds": [each.job.seed for each in entry.diverged],

@@ -24,9 +24,10 @@ from paceline.replaying import Replay, replay
 from paceline.run import Run
 from paceline.run_directory import RunDirectory
 from paceline.sampling.partition import deal
+from paceline.strategies.checks import check_fits
 from paceline.strategy_names import StrategyChoice
 from paceline.toml_tables import nearest
-from paceline.training import check_fits, train
+from paceline.training import train
 
 Pair = tuple[Tensor, Tensor]
 

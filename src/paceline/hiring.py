@@ -12,6 +12,7 @@ from paceline.learning.model_hands import Aggregation, ModelHands
 from paceline.learning.server import Recipe, Server
 from paceline.sampling.batches import Batches
 from paceline.strategies.ensemble_compression import EnsembleCompression
+from paceline.strategies.grouped import Grouped
 from paceline.strategies.model_averaging import ModelAveraging
 
 
@@ -19,6 +20,7 @@ def hire(
     strategy: Strategy, fleet: Fleet, job: Job, recipe: Recipe, *, batches: Batches, seed: int
 ) -> tuple[Crew, Server | ModelHands]:
     """The workers of a run, and what carries instructions out on the model: by gradients, or by models of their own."""
+    _refuse_models_inside(strategy)
     if not isinstance(strategy, ModelAveraging | EnsembleCompression):
         crew, contributions = fleet.hire(job, seed)
         return crew, Server(job.state, recipe, batches, contributions, fleet.workers)
@@ -35,3 +37,14 @@ def hire(
     )
     hands = ModelHands(job, batches, trainers, aggregation)
     return fleet.hire_trainers(hands, seed), hands
+
+
+def _refuse_models_inside(strategy: Strategy) -> None:
+    inner = strategy
+    while isinstance(inner, Grouped):
+        inner = inner.inside
+    if inner is not strategy and isinstance(inner, ModelAveraging | EnsembleCompression):
+        raise ConfigError(
+            f"{type(inner).__name__} cannot be the rule inside Grouped, whose workers hand in gradients: turn it "
+            "round, as in ModelAveraging(every=16, waits=Grouped(...))"
+        )

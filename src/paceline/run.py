@@ -14,7 +14,7 @@ from paceline.trace import Trace
 if TYPE_CHECKING:
     from torch import nn
 
-    from paceline.fleets.simulated import Costs
+    from paceline.fleets.billing import Costs
     from paceline.pruning.record import PruningRecord
 
 

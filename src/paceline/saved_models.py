@@ -37,10 +37,10 @@ def _save_architecture(directory: Path, model: "nn.Module", job: "Job") -> None:
     import numpy as np
     import torch
 
-    inputs, _ = job.unaugmented.fetch(np.arange(min(2, len(job.unaugmented))))
     buffer = io.BytesIO()
-    alone = copy.deepcopy(model).cpu().eval()
     try:
+        inputs, _ = job.unaugmented.fetch(np.arange(min(2, len(job.unaugmented))))
+        alone = copy.deepcopy(model).cpu().eval()
         program = torch.export.export(alone, (inputs.cpu(),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         torch.export.save(program, buffer)
     except Exception as error:  # whatever torch cannot export: the weights are saved all the same
@@ -73,7 +73,7 @@ def load(
         from paceline.learning.ensemble import Ensemble
 
         each = [_filled(Path(directory), model, _member(tensors, number)) for number in sorted(members)]
-        return Ensemble(each, tensors["weights"])
+        return Ensemble(each, tensors["weights"]).eval()
     return _filled(Path(directory), model, tensors)
 
 
@@ -90,7 +90,7 @@ def _filled(directory: Path, model: "nn.Module | None", tensors: "dict[str, Tens
         filled = copy.deepcopy(model).eval()
     elif (directory / ARCHITECTURE).is_file():
         try:
-            filled = torch.export.load(directory / ARCHITECTURE).module()
+            filled = _always_in_eval_mode(torch.export.load(directory / ARCHITECTURE).module())
         except Exception as error:  # a foreign or broken file can fail anywhere
             raise ConfigError(f"{directory / ARCHITECTURE} cannot be read: {error}") from None
     else:
@@ -100,3 +100,19 @@ def _filled(directory: Path, model: "nn.Module | None", tensors: "dict[str, Tens
     except RuntimeError as error:
         raise ConfigError(f"the weights in {directory} do not fit the model: {error}") from None
     return filled
+
+
+def _always_in_eval_mode(exported: "nn.Module") -> "nn.Module":
+    """What was exported computes as in eval mode; torch refuses to be asked for it, which hinders whoever just asks."""
+
+    def train(mode: bool = True) -> "nn.Module":
+        if mode:
+            raise ConfigError(
+                "a loaded model can be called, not trained: give load(directory, model=) a module to train"
+            )
+        return exported
+
+    exported.train = train  # type: ignore[method-assign]
+    exported.eval = lambda: exported  # type: ignore[method-assign]
+    exported.training = False
+    return exported

@@ -7,41 +7,62 @@ On the command line a strategy is ``name:option=value,option=value``::
     gsgd:tolerance=0.5                    the same, coarser
     gsgd:groups=0-3/4-7/8-15              groups by hand
     gsgd:tolerance=0.5,inside=lgc:quorum=3,blocks=4     another rule inside the groups
+    ma:every=16    ec-dnn-s:every=500,relabel=0.5    e-dnn:steps=2000
+    ma:every=16,waits=k-sgd:quorum=6      models of the fastest six are averaged
 
-``inside`` comes last: the rest of the text is the inner strategy. In TOML the same is a table,
-``inside`` a table of its own and ``groups`` a list of lists, or simply the same text.
+``inside`` and ``waits`` come last: the rest of the text is the inner strategy. In TOML the same is a table, these
+tables of their own and ``groups`` a list of lists, or simply the same text.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any, get_type_hints
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.strategies.asynchronous import Asynchronous
+from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped, groups_by_speed
 from paceline.strategies.live_compensation import LiveCompensation
+from paceline.strategies.model_averaging import ModelAveraging
 from paceline.strategies.synchronous import Synchronous
-from paceline.toml_tables import as_table, build, described, nearest, read_value, refuse_unknown, shown
+from paceline.toml_tables import as_table, described, nearest, read_value, refuse_unknown, shown
 
 TOLERANCE = 0.25
-GROUPED = {"groups": Sequence[Sequence[int]], "tolerance": float, "inside": Any}
+GROUPED = {"groups": Sequence[Sequence[int]], "tolerance": float, "inside": Strategy}
+EC_DNN = "Sun & Liu, EC-DNN: a new method for parallel training of deep neural networks"
 
 
 @dataclass(frozen=True)
 class Named:
     """A strategy as people call it."""
 
-    kind: type[Strategy]
+    kind: Callable[..., Strategy]
     names: tuple[str, ...]  # the first is the one that is shown
     acronyms: str
     rule: str
     paper: str
     example: str
+    preset: tuple[tuple[str, Any], ...] = ()  # options that the name stands for
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What can be chosen: each option's type."""
+        if self.kind is Grouped:
+            return GROUPED
+        hints, chosen = get_type_hints(self.kind), dict(self.preset)
+        return {name: hints[name] for name in signature(self.kind).parameters if name not in chosen}
+
+    @property
+    def required(self) -> list[str]:
+        """Options without a default; groups can be formed by speed."""
+        parameters = signature(self.kind).parameters.values()
+        return [each.name for each in parameters if each.default is Parameter.empty and self.kind is not Grouped]
 
 
-STRATEGIES = (
+HAND_IN_GRADIENTS = (
     Named(
         Synchronous, ("synchronous", "ssgd", "full-sgd", "sync"), "SSGD, Full-SGD",
         "everybody waits for everybody: one update from the mean of all gradients",
@@ -68,6 +89,34 @@ STRATEGIES = (
         "Gao & Chen, Group SGD: a tradeoff between straggler and staleness, Alg. 3.1", "gsgd:groups=0-3/4-7/8-15",
     ),
 )  # fmt: skip
+HAND_IN_MODELS = (
+    Named(
+        ModelAveraging, ("model-averaging", "ma", "ma-dnn", "local-sgd"), "MA-DNN, local SGD",
+        "every worker trains a model of its own; every so many steps their parameters are averaged",
+        f"{EC_DNN}, Eq. (1)", "ma:every=16",
+    ),
+    Named(
+        EnsembleCompression, ("ensemble-compression", "ec-dnn-s", "ec-dnn"), "EC-DNN-S",
+        "the models' outputs are averaged, not their parameters, and distilled back into each model",
+        f"{EC_DNN}, Alg. 1, Eq. (5)", "ec-dnn-s:every=500", (("weights", "simple"),),
+    ),
+    Named(
+        EnsembleCompression, ("ec-regression", "ec-dnn-r"), "EC-DNN-R",
+        "the same, the outputs weighed by least squares on the labels",
+        f"{EC_DNN}, Eq. (7)", "ec-dnn-r:every=500,pooled=true", (("weights", "regression"),),
+    ),
+    Named(
+        EnsembleCompression, ("ec-margin", "ec-dnn-m"), "EC-DNN-M",
+        "the same, the outputs weighed sample by sample, by how sure each model is of the right class",
+        f"{EC_DNN}, Eq. (8)", "ec-dnn-m:every=500", (("weights", "margin"),),
+    ),
+    Named(
+        FinalEnsemble, ("final-ensemble", "e-dnn"), "E-DNN; S-DNN on one worker",
+        "the models are trained apart; their outputs are averaged once, at the end",
+        f"{EC_DNN}, Sec. 4.2", "e-dnn:steps=2000",
+    ),
+)  # fmt: skip
+STRATEGIES = (*HAND_IN_GRADIENTS, *HAND_IN_MODELS)
 BY_NAME = {name: named for named in STRATEGIES for name in named.names}
 
 
@@ -108,13 +157,15 @@ class StrategyChoice:
 
     def strategy(self, durations: Sequence[float]) -> Strategy:
         """The strategy itself. Groups that were not given are formed by the workers' typical durations."""
-        options = dict(self.options)
-        if self.named.kind is not Grouped:
-            return build(self.named.kind, options, f"strategy {self.short!r}")
-        inside = options.get("inside", StrategyChoice("synchronous", {}))
-        groups = options.get("groups") or groups_by_speed(durations, options.get("tolerance", TOLERANCE))
+        options: dict[str, Any] = {
+            name: value.strategy(durations) if isinstance(value, StrategyChoice) else value
+            for name, value in (*self.named.preset, *self.options.items())
+        }
         try:
-            return Grouped(groups, inside=inside.strategy(durations))
+            if self.named.kind is Grouped:
+                tolerance = options.pop("tolerance", TOLERANCE)
+                options["groups"] = options.get("groups") or groups_by_speed(durations, tolerance)
+            return self.named.kind(**options)
         except ConfigError as error:
             raise ConfigError(f"strategy {self.short!r}: {error}") from None
 
@@ -124,11 +175,12 @@ def parse_strategy(text: str) -> StrategyChoice:
     name, _, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     while rest:
-        if rest.startswith("inside="):
-            options["inside"], rest = rest.removeprefix("inside="), ""
-            continue
-        piece, _, rest = rest.partition(",")
-        option, equals, value = piece.partition("=")
+        option, equals, value = rest.partition("=")
+        if option not in ("inside", "waits"):
+            piece, _, rest = rest.partition(",")
+            option, equals, value = piece.partition("=")
+        else:
+            piece, rest = rest, ""
         if not equals or not value:
             raise ConfigError(f"strategy {text!r}: {piece!r} is not an option: write name:option=value,option=value")
         if option in options:
@@ -151,31 +203,20 @@ def _choice(name: str, options: dict[str, Any], where: str) -> StrategyChoice:
     named = BY_NAME.get(name.strip().lower())
     if named is None:
         raise ConfigError(f"{where}: unknown strategy {name!r}: {nearest(name, BY_NAME)}")
-    if named.kind is Grouped:
-        return StrategyChoice(named.names[0], _grouped_options(options, where))
-    hints = get_type_hints(named.kind)
-    known = {field.name: field for field in fields(named.kind)}  # type: ignore[arg-type]
-    refuse_unknown(options, known, where)
-    for option, field in known.items():
-        if field.default is MISSING and option not in options:
-            raise ConfigError(f"{where}: {option} is missing: give {described(hints[option])}, as in {named.example}")
-    read = {option: read_value(hints[option], value, f"{where}: {option}") for option, value in options.items()}
-    return StrategyChoice(named.names[0], read)
-
-
-def _grouped_options(options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    refuse_unknown(options, GROUPED, where)
+    hints = named.options
+    refuse_unknown(options, hints, where)
     if "groups" in options and "tolerance" in options:
         raise ConfigError(f"{where}: give either groups or a tolerance to form them with, not both")
-    read = {
-        option: read_strategy(value, f"{where}: inside")
-        if option == "inside"
-        else read_value(GROUPED[option], value, f"{where}: {option}")
-        for option, value in options.items()
-    }
-    if "inside" in read:  # the command line needs it last
-        read["inside"] = read.pop("inside")
-    return read
+    for option in named.required:
+        if option not in options:
+            raise ConfigError(f"{where}: {option} is missing: give {described(hints[option])}, as in {named.example}")
+    read = {option: _read(hints[option], value, f"{where}: {option}") for option, value in options.items()}
+    last = {option: value for option, value in read.items() if isinstance(value, StrategyChoice)}
+    return StrategyChoice(named.names[0], {**{o: v for o, v in read.items() if o not in last}, **last})
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    return read_strategy(value, where) if kind is Strategy else read_value(kind, value, where)
 
 
 def _read_text(option: str, text: str, where: str) -> Any:

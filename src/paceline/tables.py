@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from paceline.compare import Comparison, Entry
+from paceline.compare import WORKER_SECONDS, Comparison, Entry
 from paceline.strategy_names import STRATEGIES
 
 
@@ -33,10 +33,19 @@ def comparison_table(comparison: Comparison) -> Table:
     ):
         table.add_column(heading, justify="right")
     table.add_column("final\naccuracy", justify="right")
+    apart = any(each.measures.hands_in_models for entry in comparison.entries for each in entry.outcomes)
+    if apart:
+        table.add_column("worker-seconds: training\n/ relabelling / messages", justify="right")
     synchronous = comparison.entry("synchronous")
     for entry in comparison.entries:
-        table.add_row(*_cells(entry, synchronous))
+        table.add_row(*_cells(entry, synchronous), *([worker_seconds(entry)] if apart else []))
     return table
+
+
+def worker_seconds(entry: Entry) -> str:
+    """What the workers' time went into, waiting left aside."""
+    seconds = [entry.middle(of) for of in WORKER_SECONDS.values()]
+    return " / ".join(f"{each:,.0f}" for each in seconds)
 
 
 def _cells(entry: Entry, synchronous: Entry | None) -> list[str]:

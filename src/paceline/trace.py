@@ -9,9 +9,11 @@ happen: what was written survives the death of the process, and a last line that
     ["rang", at]                           ["recall", ticket]
     ["step", {weight: [tickets]}, [kept]]  ["wake", at]
     ["remember", [parts], name, value]     ["spoiled", ticket]
+    ["billed", ticket, download, relabelling, upload]
 
 Instructions follow at the time of the event before them. ``spoiled`` says that the contribution was not finite, and was
-left out of the step before.
+left out of the step before. ``billed`` says what part of a piece of work that was just started does not go into
+training, in seconds, where that differs from piece to piece; else it is ``transfer_seconds`` (first line) each way.
 """
 
 import json
@@ -24,9 +26,9 @@ from typing import Any
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.facts import Arrived, Drop, Event, Halt, Instruction, Start, Step, Ticket
 from paceline.core.plain import whole
-from paceline.trace_lines import Fact, Spoiled, decode, encode
+from paceline.trace_lines import Billed, Fact, Spoiled, decode, encode
 
-__all__ = ["Fact", "Spoiled", "Trace", "TraceWriter", "read_trace"]
+__all__ = ["Billed", "Fact", "Spoiled", "Trace", "TraceWriter", "read_trace"]
 FORMAT = 1
 WRITTEN_AT_ONCE = 10_000  # facts of a trace in memory, which is quicker than one by one
 
@@ -88,6 +90,11 @@ class TraceWriter:
     def spoiled(self, tickets: Iterable[Ticket]) -> None:
         self._facts.extend(Spoiled(ticket) for ticket in tickets)
         self._write_facts()
+
+    def billed(self, billed: Billed) -> None:
+        self._facts.append(billed)
+        if self._file is not None:
+            self._write_facts()
 
     def _write_facts(self) -> None:
         self._write(encode(self._facts))
@@ -152,19 +159,23 @@ class Trace:
             yield fact
 
     def durations(self) -> Iterator[tuple[int, float]]:
-        """Worker and seconds of each piece of work that was computed to its end, without the transfers."""
+        """Worker and seconds of each piece of work that was computed to its end, without transfers and relabelling."""
         transfers = 2 * self.about["transfer_seconds"]
         started: dict[Ticket, float] = {}
+        besides: dict[Ticket, float] = {}
         now = 0.0
         for fact in self:
             if isinstance(fact, Event):
                 now = fact.at
             if isinstance(fact, Start):
                 started[fact.ticket] = now
+            elif isinstance(fact, Billed):
+                besides[fact.ticket] = fact.download + fact.relabelling + fact.upload
             elif isinstance(fact, Halt):
                 started.pop(fact.ticket, None)
+                besides.pop(fact.ticket, None)
             elif isinstance(fact, Arrived):
-                seconds = fact.at - started.pop(fact.ticket) - transfers
+                seconds = fact.at - started.pop(fact.ticket) - besides.pop(fact.ticket, transfers)
                 if fact.done == fact.ticket.work.units:
                     yield fact.ticket.worker, seconds
 

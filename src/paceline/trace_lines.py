@@ -34,7 +34,17 @@ class Spoiled:
     ticket: Ticket
 
 
-Fact = Event | Instruction | Spoiled
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """What a piece of work takes besides training, in seconds."""
+
+    ticket: Ticket
+    download: float
+    relabelling: float
+    upload: float
+
+
+Fact = Event | Instruction | Spoiled | Billed
 
 
 def encode(facts: Iterable[Fact]) -> str:
@@ -59,7 +69,7 @@ def tickets_of(fact: Fact) -> Collection[Ticket]:
     """The tickets that a fact names."""
     if isinstance(fact, Step):
         return fact.weights.keys()
-    return (fact.ticket,) if isinstance(fact, Start | Halt | Drop | Recall | Arrived | Spoiled) else ()
+    return (fact.ticket,) if isinstance(fact, Start | Halt | Drop | Recall | Arrived | Spoiled | Billed) else ()
 
 
 def _encode_step(step: Step) -> str:
@@ -113,6 +123,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Recall: lambda i: f'["recall",{i.ticket.serial}]\n',
     WakeAt: lambda i: f'["wake",{i.at!r}]\n',
     Spoiled: lambda i: f'["spoiled",{i.ticket.serial}]\n',
+    Billed: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
     Remember: _encode_remember,
     Within: _encode_within,
 }
@@ -145,6 +156,8 @@ def decode(record: list[Any], tickets: dict[int, Ticket]) -> Fact:
             return WakeAt(at)
         case ["spoiled", serial]:
             return Spoiled(tickets[serial])
+        case ["billed", serial, download, relabelling, upload]:
+            return Billed(tickets[serial], download, relabelling, upload)
         case ["remember", parts, name, value]:
             decision: Remember | Within = Remember(name, value)
             for part in reversed(parts):

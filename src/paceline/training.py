@@ -1,7 +1,6 @@
 """Train a model on workers of unequal speed."""
 
 import math
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.ending import Ending
 from paceline.fleets.fleet import Fleet
-from paceline.fleets.simulated import SimulatedFleet
+from paceline.fleets.simulated import SimulatedCrew, SimulatedFleet
 from paceline.hiring import hire
 from paceline.interrupts import end_by
 from paceline.judge import Judge, Listener
@@ -31,6 +30,7 @@ from paceline.sampling.batches import Sampling, Shuffled
 from paceline.sampling.partition import Equal, Partition, deal
 from paceline.saved_models import save_local
 from paceline.saving import Checkpoints, TorchRandomness, changing_parts
+from paceline.strategies.checks import check_fits
 from paceline.tensorboard import TensorBoard
 from paceline.trace import Trace, TraceWriter
 
@@ -57,11 +57,12 @@ def train(
 ) -> Run:
     """Train ``task`` under ``strategy`` on ``fleet``, and return what came of it.
 
-    strategy     who waits for whom
+    strategy     who waits for whom, and what is handed in
     stop         when the run ends; not needed where the strategy itself ends after so many ``steps``
-    optimizer    from parameters to any torch optimizer; it lives on the server and steps once an update
-    scheduler    from that optimizer to any torch LR scheduler, stepped once an update
-    clip_norm    the largest norm of the combined gradient
+    optimizer    from parameters to any torch optimizer; it lives on the server and steps once an update. Where workers
+                 train models of their own, each has one, which steps at each of its mini-batches
+    scheduler    from that optimizer to any torch LR scheduler, stepped as often
+    clip_norm    the largest norm of the gradient that it steps along
     batch_size   samples of one worker's mini-batch
     partition    how the samples are dealt out to the workers, and ``sampling`` how each goes through its own
     every        when the model is judged; by default often at first, then whenever the updates grew by 5 %
@@ -106,6 +107,8 @@ def train(
             stack.enter_context(opened)
         goes_on = opened is not None and opened.goes_on
         writer = TraceWriter(opened.trace if opened else None, crew.about, goes_on=goes_on)
+        if isinstance(crew, SimulatedCrew):
+            crew.announce = writer.billed
         loop = Loop(strategy, crew, server, writer, stop.seconds)
         line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
         listeners: list[Listener] = [line] if opened is None else [opened, line]
@@ -132,7 +135,7 @@ def train(
             spoiled=server.spoiled,
             directory=opened.path if opened else None,
             local=server.best_local() if isinstance(server, ModelHands) else None,
-            costs=getattr(crew, "costs", None) if isinstance(server, ModelHands) else None,
+            costs=crew.costs if isinstance(server, ModelHands) and isinstance(crew, SimulatedCrew) else None,
             pruning=pruned.record if pruned else None,
         )
         if opened is not None:
@@ -152,9 +155,9 @@ def _keep(opened: RunDirectory, run: Run, job: Job) -> None:
     """Write what a run came to."""
     if run.pruning is not None:
         write_pruning(opened.path, run.pruning, job.samples)
-    opened.finish(run.model, run.summary())
     if run.local is not None:
         save_local(opened.path, run.local, job)
+    opened.finish(run.model, run.summary())
 
 
 def _earliest(stop: Stop | None, strategy: Strategy) -> Stop:
@@ -187,15 +190,9 @@ def simulate(
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
     crew = fleet.open(seed)
     writer = TraceWriter(Path(trace) if trace else None, crew.about)
+    crew.announce = writer.billed
     with seldom_collecting():
         for update in Loop(strategy, crew, NoHands(), writer, stop.seconds):
             if update.version + 1 == stop.updates:
                 break
     return writer.close()
-
-
-def check_fits(strategy: Strategy, workers: int, batch_size: int | None) -> None:
-    """Let a strategy refuse a fleet or a batch that it does not fit, if it has a ``check``."""
-    check: Callable[[int, int | None], None] | None = getattr(strategy, "check", None)
-    if check is not None:
-        check(workers, batch_size)

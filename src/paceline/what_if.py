@@ -10,8 +10,9 @@ from paceline.delays import Empirical
 from paceline.fleets.simulated import Network, SimulatedFleet
 from paceline.reports.measure import INSTANT, Measures, measure
 from paceline.run import Stop
+from paceline.strategies.checks import check_fits
 from paceline.trace import Trace
-from paceline.training import check_fits, simulate
+from paceline.training import simulate
 
 
 @dataclass

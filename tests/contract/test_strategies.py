@@ -4,9 +4,11 @@ import pytest
 
 from paceline.core.coordinator import Strategy
 from paceline.strategies.asynchronous import Asynchronous
+from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
+from paceline.strategies.model_averaging import ModelAveraging
 from paceline.strategies.synchronous import Synchronous
 from paceline.testing import StrategyContract
 
@@ -38,6 +40,14 @@ STRATEGIES: list[Strategy] = [
     Grouped(SINGLETONS, inside=LGC),
     Grouped([[0, 1, 2], [3, 4]], inside=Grouped([[0], [1, 2], [3, 4]], inside=LGC)),
     Grouped([[0], [1]], inside=Grouped([[0, 1], [2, 3]], inside=Grouped([[2], [3]]))),
+    ModelAveraging(every=3),
+    ModelAveraging(every=3, steps=7),
+    ModelAveraging(every=3, waits=Asynchronous()),
+    ModelAveraging(every=3, waits=FastestK(quorum=3, stop_late=False)),
+    ModelAveraging(every=3, waits=Grouped(PAIR_AND_THREE, inside=FastestK(quorum=2))),
+    EnsembleCompression(every=4, compression_steps=1),
+    EnsembleCompression(every=4, steps=9, waits=FastestK(quorum=3)),
+    FinalEnsemble(steps=5),
 ]
 
 

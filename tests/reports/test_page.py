@@ -14,6 +14,7 @@ from paceline.reports.measure import measure
 from paceline.reports.page import describe, histogram, limits, page, script_safe, spread
 from paceline.reports.picture import Picture
 from paceline.reports.saved import names_of, read_run
+from paceline.strategies.ensemble_compression import EnsembleCompression
 from support.saved_runs import save_run
 
 EVIL = "</script><img src=x onerror=alert(1)>&'\"\u2028"
@@ -226,3 +227,14 @@ def test_the_command_refuses_in_one_line(directory: Path, run: Path, tmp_path: P
     with pytest.raises(pl.ConfigError, match=r"line 1 of .* cannot be understood: 'nonsense'"):
         report([run], out, None)
     assert not out.exists()
+
+
+def test_what_handing_in_models_costs_is_told_apart(tmp_path: Path) -> None:
+    strategy = EnsembleCompression(every=4, compression_steps=1)
+    save_run(tmp_path / "ec", strategy, seconds=60.0)
+    text = page_of(tmp_path / "ec")
+    assert "training / relabelling / messages" in text
+    found = measure(read_run(tmp_path / "ec").trace)
+    assert f"{found.compute:,.1f} / {found.relabelling:,.1f} / {found.transfer:,.1f} s" in text
+    assert found.relabelling > 0
+    assert 'class="relabel"' in text  # where a worker's time went

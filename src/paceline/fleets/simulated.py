@@ -15,13 +15,15 @@ from paceline.core.errors import ConfigError
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.plain import plain_ticket, ticket_from, whole
 from paceline.delays import Delay
+from paceline.fleets.billing import Bill, Costs, Times, times_of
 from paceline.fleets.fleet import NoUnderstudy
 from paceline.randomness import stream
 from paceline.stateful import State
+from paceline.trace_lines import Billed
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
-    from paceline.learning.job import Bill, Job
+    from paceline.learning.job import Job
     from paceline.learning.model_hands import ModelHands
 
 TICKS = 10**12  # a second
@@ -106,9 +108,7 @@ class SimulatedFleet:
         """What a mini-batch typically takes each worker, transfers left aside."""
         return tuple(delay.median for delay in self._delays)
 
-    def open(
-        self, seed: int, message_bytes: int = 0, bills: "Callable[[Ticket], Bill] | None" = None
-    ) -> "SimulatedCrew":
+    def open(self, seed: int, message_bytes: int = 0, bills: Callable[[Ticket], Bill] | None = None) -> "SimulatedCrew":
         """The workers of a run without a model, or of one whose messages have that size, or as each is billed."""
         return SimulatedCrew(self, seed, message_bytes, bills)
 
@@ -126,25 +126,18 @@ class SimulatedFleet:
         return NoUnderstudy(), LazyContributions(job, fused=self.evaluation == "fused", seed=seed)
 
 
-@dataclass(slots=True)
-class Costs:
-    """What the work that arrived took, in seconds of all workers together."""
-
-    compute: float = 0.0
-    relabelling: float = 0.0
-    communication: float = 0.0
-
-
 class SimulatedCrew:
-    """The workers of one simulated run."""
+    """The workers of one simulated run. ``announce`` is told how long each piece takes that is billed."""
 
     def __init__(
-        self, fleet: SimulatedFleet, seed: int, message_bytes: int, bills: "Callable[[Ticket], Bill] | None"
+        self, fleet: SimulatedFleet, seed: int, message_bytes: int, bills: Callable[[Ticket], Bill] | None
     ) -> None:
-        self._fleet = fleet
-        self._bills = bills
-        self._billed: dict[Ticket, Costs] = {}
         self.costs = Costs()
+        self.announce: Callable[[Billed], None] = lambda billed: None
+        self._fleet = fleet
+        self._bills = bills or _time_alone
+        self._all_billed = bills is not None
+        self._billed: dict[Ticket, Times] = {}
         self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet._delays)]
         self._drawn = [0] * fleet.workers  # from each of these: all there is to know of where it stands
         transfer = fleet.network.seconds(message_bytes)
@@ -189,8 +182,8 @@ class SimulatedCrew:
                     continue  # halted, or recalled and due at another time
                 self._now = tick
                 del self._running[entry.ticket.worker]
-                if self._bills is not None:
-                    self._charge(entry.ticket)
+                if self._billed:
+                    self.costs.add(self._billed.pop(entry.ticket))
                 return Arrived(tick / TICKS, entry.ticket, entry.done)
             assert not isinstance(entry, _Running)
             self._now = tick
@@ -202,8 +195,8 @@ class SimulatedCrew:
         return None
 
     def start(self, ticket: Ticket) -> None:
-        if self._bills is not None:
-            self._start_billed(ticket, self._bills(ticket))
+        if self._all_billed or ticket.work.kind != "gradient":
+            self._start_billed(ticket)
             return
         worker = ticket.worker
         seconds = next(self._draws[worker])  # hot: what _draw and _due do
@@ -216,18 +209,16 @@ class SimulatedCrew:
         tick = begins + lasts + self._transfer
         heappush(self._heap, (tick, ARRIVAL, self._sign * worker, entry.serial, entry))
 
-    def _start_billed(self, ticket: Ticket, bill: "Bill") -> None:
+    def _start_billed(self, ticket: Ticket) -> None:
         """Download, label, train and hand in."""
-        network = self._fleet.network
-        download = network.seconds(bill.download) if bill.download else 0.0
-        upload = network.seconds(bill.upload)
-        compute = math.fsum(self._draw(ticket.worker) for _ in range(bill.mini_batches))
-        relabelling = bill.forwards * compute / bill.mini_batches
-        begins = self._now + _ticks(download)
-        lasts = _ticks(compute + relabelling) or 1
-        self._running[ticket.worker] = entry = _Running(ticket, begins, lasts)
-        self._billed[ticket] = Costs(compute, relabelling, download + upload)
-        self._due(entry, begins + lasts + _ticks(upload))
+        worker = ticket.worker
+        times = times_of(self._bills(ticket), lambda: self._draw(worker), self._fleet.network.seconds)
+        begins = self._now + _ticks(times.download)
+        lasts = _ticks(times.compute + times.relabelling) or 1
+        self._running[worker] = entry = _Running(ticket, begins, lasts)
+        self._billed[ticket] = times
+        self._due(entry, begins + lasts + _ticks(times.upload))
+        self.announce(Billed(ticket, times.download, times.relabelling, times.upload))
 
     def _draw(self, worker: int) -> float:
         seconds = next(self._draws[worker])
@@ -235,12 +226,6 @@ class SimulatedCrew:
         if not 0 < seconds < math.inf:
             raise _impossible(worker, seconds)
         return seconds
-
-    def _charge(self, ticket: Ticket) -> None:
-        cost = self._billed.pop(ticket)
-        self.costs.compute += cost.compute
-        self.costs.relabelling += cost.relabelling
-        self.costs.communication += cost.communication
 
     def halt(self, ticket: Ticket) -> None:
         self._forget(ticket.worker)
@@ -337,6 +322,11 @@ class _Running:
         self.lasts = lasts
         self.done = ticket.work.units
         self.serial = -1
+
+
+def _time_alone(ticket: Ticket) -> Bill:
+    """Where there is no model that messages and labels could be of."""
+    return Bill(0, ticket.work.mini_batches, 0.0, 0)
 
 
 def _impossible(worker: int, seconds: float) -> ConfigError:

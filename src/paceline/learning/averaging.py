@@ -1,15 +1,17 @@
 """MA-DNN: the workers' parameters are averaged."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from paceline.core.facts import Ticket
+from paceline.fleets.billing import Bill
 from paceline.learning.data import to_device
-from paceline.learning.job import Bill, Job
+from paceline.learning.job import Job
 from paceline.learning.local_training import Addition, LocalTrainer
 from paceline.learning.task import device_of
 from paceline.strategies.model_averaging import ModelAveraging
@@ -26,20 +28,19 @@ class Averaging:
     def __init__(self, job: Job, strategy: ModelAveraging, trainers: Sequence[LocalTrainer]) -> None:
         self.model: nn.Module = job.state.model
         self._parameters = [parameter.data for parameter in job.state.parameters]
-        self._buffers = job.state.buffers
         self._job = job
         self._strategy = strategy
         self._trainers = trainers
-        self._bytes = job.state.message_bytes
         self._version = 0
-        self._users: Counter[int] = Counter()
+        self._users: Counter[int] = Counter()  # version -> pieces of work that began with it and are not settled
         self._earlier: dict[int, list[Tensor]] = {}
-        self._momenta: dict[int, dict[str, Tensor]] = {}  # parameter -> averaged state of the optimizers
+        self._momenta: list[dict[str, Tensor]] = []  # of each parameter: averaged state of the optimizers
         self._unaware: set[int] = set()  # workers that did not load those yet
 
     def started(self, ticket: Ticket) -> Bill:
         self._users[ticket.version] += 1
-        return Bill(self._bytes, ticket.work.units, 0.0, self._bytes)
+        size = self._job.state.message_bytes
+        return Bill(download=size, mini_batches=ticket.work.units, forwards=0.0, upload=size)
 
     def settled(self, ticket: Ticket) -> None:
         self._users[ticket.version] -= 1
@@ -52,68 +53,62 @@ class Averaging:
         trainer.load(self._begun_with(ticket))
         if ticket.worker in self._unaware:
             self._unaware.discard(ticket.worker)
-            for number, parameter in enumerate(trainer.parameters):
-                for name, value in self._momenta.get(number, {}).items():
+            for parameter, averaged in zip(trainer.parameters, self._momenta, strict=True):
+                for name, value in averaged.items():
                     trainer.optimizer.state[parameter][name] = value.clone()
         return [None] * ticket.work.units
 
     def combine(self, weights: Mapping[Ticket, Fraction], spoiled: Sequence[Ticket]) -> None:
-        before = [value.clone() for value in self._values()] if self._users[self._version] > len(weights) else None
-        current = all(ticket.version == self._version for ticket in weights) and sum(weights.values()) == 1
-        self._add_up(weights, current=current)
-        self._average_buffers([self._trainers[ticket.worker] for ticket in weights])
-        if before is not None:
-            self._earlier[self._version] = before
+        """In worker order, so that runs repeat bit for bit."""
+        ordered = {ticket: weights[ticket] for ticket in sorted(weights, key=lambda ticket: ticket.worker)}
+        trainers = [self._trainers[ticket.worker] for ticket in ordered]
+        of_this_version = sum(ticket.version == self._version for ticket in ordered)
+        if self._users[self._version] > of_this_version:
+            self._earlier[self._version] = [value.clone() for value in self._values()]
+        self._add_up(ordered)
+        self._job.state.average_buffers([list(trainer.model.buffers()) for trainer in trainers])
         self._version += 1
-        if self._strategy.momentum == "averaged":
-            self._average_momenta([self._trainers[ticket.worker] for ticket in weights])
-        if self._strategy.recalibrate:
-            self._recalibrate([ticket.worker for ticket in weights])
+        if self._strategy.momentum == "averaged" and trainers:
+            self._average_momenta(trainers)
+        if self._strategy.recalibrate and trainers:
+            inputs = self._mini_batches([ticket.worker for ticket in ordered], self._strategy.recalibrate)
+            with torch.random.fork_rng(devices=[]):  # layers such as dropout must not move the run's random numbers
+                update_bn(inputs, self.model)
 
     def _values(self) -> Iterable[Tensor]:
         yield from self._parameters
-        yield from self._buffers
+        yield from self._job.state.buffers
 
     def _begun_with(self, ticket: Ticket) -> list[Tensor]:
         return list(self._values()) if ticket.version == self._version else self._earlier[ticket.version]
 
-    def _add_up(self, weights: Mapping[Ticket, Fraction], *, current: bool) -> None:
-        """In worker order, so that runs repeat bit for bit."""
-        ordered = sorted(weights, key=lambda ticket: (ticket.worker, ticket.serial))
+    def _add_up(self, weights: Mapping[Ticket, Fraction]) -> None:
+        whole = all(ticket.version == self._version for ticket in weights) and sum(weights.values()) == 1
         moved = [torch.zeros_like(value) for value in self._parameters]
-        for ticket in ordered:
+        for ticket, weight in weights.items():
             begun = self._begun_with(ticket)
             for number, own in enumerate(self._trainers[ticket.worker].parameters):
-                change = own.data if current else own.data - begun[number]
-                moved[number].add_(change, alpha=float(weights[ticket]))
+                change = own.data if whole else own.data - begun[number]
+                moved[number].add_(change, alpha=float(weight))
         for value, change in zip(self._parameters, moved, strict=True):
-            value.copy_(change) if current else value.add_(change)
-
-    def _average_buffers(self, trainers: Sequence[LocalTrainer]) -> None:
-        self._job.state.average_buffers([list(trainer.model.buffers()) for trainer in trainers])
+            value.copy_(change) if whole else value.add_(change)
 
     def _average_momenta(self, trainers: Sequence[LocalTrainer]) -> None:
+        """Whatever floating-point tensors the optimizers keep for each parameter."""
+        self._momenta = []
         for number in range(len(self._parameters)):
             states = [trainer.optimizer.state[trainer.parameters[number]] for trainer in trainers]
-            self._momenta[number] = {
+            self._momenta.append({
                 name: torch.stack([state[name] for state in states]).mean(dim=0)
                 for name, value in states[0].items()
                 if isinstance(value, Tensor) and value.is_floating_point()
-            }
+            })  # fmt: skip
         self._unaware = set(range(len(self._trainers)))
 
-    def _recalibrate(self, workers: Sequence[int]) -> None:
-        """Find the statistics of batch normalisation anew: the mean over some mini-batches, drawn from all workers."""
-        layers = [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-        momenta = [layer.momentum for layer in layers]
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.momentum = None  # a plain mean
-        device = device_of(self.model)
-        with torch.no_grad():
-            for number in range(self._strategy.recalibrate):
-                shard, size = self._job.shards[workers[number % len(workers)]], self._job.batch_size
-                begin = number // len(workers) * size % max(1, len(shard) - size)
-                self.model(to_device(self._job.unaugmented.fetch(shard[begin : begin + size]), device)[0])
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
+    def _mini_batches(self, workers: Sequence[int], count: int) -> Iterator[Tensor]:
+        """The inputs of so many mini-batches, from all workers in turn."""
+        size, device = self._job.batch_size, device_of(self.model)
+        for number in range(count):
+            shard = self._job.shards[workers[number % len(workers)]]
+            begin = number // len(workers) * size % max(1, len(shard) - size)
+            yield to_device(self._job.unaugmented.fetch(shard[begin : begin + size])[0], device)

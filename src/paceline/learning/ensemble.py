@@ -54,7 +54,13 @@ class NormalEquations:
         self.targets = torch.zeros(models, dtype=torch.float64)
 
     def add(self, outputs: Tensor, labels: Tensor) -> None:
-        """``outputs`` of shape (models, samples, classes), ``labels`` the classes of the samples."""
+        """``outputs`` of shape (models, samples, classes), ``labels`` the classes of the samples.
+
+        A sample for which some model's output is not finite tells nothing, and is left out.
+        """
+        finite = outputs.isfinite().all(dim=2).all(dim=0)
+        if not bool(finite.all()):
+            outputs, labels = outputs[:, finite], labels[finite]
         flat = outputs.flatten(start_dim=1).double()
         self.products += (flat @ flat.T).cpu()
         own = outputs.gather(2, labels.expand(len(outputs), -1).unsqueeze(2))
@@ -83,9 +89,18 @@ class NormalEquations:
         return torch.from_numpy(solution)
 
 
+def margin_weights(outputs: Tensor, labels: Tensor) -> Tensor:
+    r"""Each model's coefficient for each sample, Eq. (8); equal ones where every model is wrong (C4).
+
+    $$\alpha_{k,x,y} \propto \max\bigl(f_k(x)_y - \max_{i \ne y} f_k(x)_i,\ 0\bigr)$$
+    """
+    weights = margins(outputs, labels).clamp_min(0.0)
+    totals = weights.sum(dim=0)
+    return torch.where(totals > 0, weights / totals.clamp_min(torch.finfo(outputs.dtype).tiny), 1 / len(outputs))
+
+
 def margins(outputs: Tensor, labels: Tensor) -> Tensor:
-    r"""$\max(f_y - \max_{i \ne y} f_i,\ 0)$ for each sample, Eq. (8)."""
-    places = labels.unsqueeze(-1)
+    r"""$f_y - \max_{i \ne y} f_i$ for each model and sample: positive where the model is right."""
+    places = labels.expand(len(outputs), -1).unsqueeze(-1)
     own = outputs.gather(-1, places).squeeze(-1)
-    others = outputs.scatter(-1, places, -torch.inf).amax(dim=-1)
-    return (own - others).clamp_min(0.0)
+    return own - outputs.scatter(-1, places, -torch.inf).amax(dim=-1)

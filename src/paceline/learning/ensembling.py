@@ -1,26 +1,24 @@
 """EC-DNN and E-DNN: the workers' outputs are aggregated, and distilled back into their models."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from paceline.core.facts import Ticket
+from paceline.fleets.billing import Bill
 from paceline.learning.distillation import Distillation, Diversity, SoftLabels, soft_labels
 from paceline.learning.ensemble import Ensemble
-from paceline.learning.job import Bill, Job
+from paceline.learning.job import Job
 from paceline.learning.local_training import Addition, LocalTrainer
-from paceline.learning.relabelling import Weighing, relabel
+from paceline.learning.relabelling import Relabelled, Weighing, relabel
 from paceline.sampling.partition import Indices
 from paceline.strategies.ensemble_compression import EnsembleCompression
 
 FORWARD_SHARE = 1 / 3  # of the time of a training step; a backward pass takes about twice as long as a forward pass
-
-
-class _Exchanged(NamedTuple):
-    labels: list[SoftLabels]  # of each worker
-    coefficients: Tensor | None  # of the models, if they were fitted
+NOTHING = Bill(0, 0, 0.0, 0)
+log = logging.getLogger("paceline")
 
 
 class Ensembling:
@@ -30,30 +28,36 @@ class Ensembling:
         self._job = job
         self._strategy = strategy
         self._trainers = trainers
-        self._bytes = job.state.message_bytes
         self._round = 0
-        self._members: Sequence[int] = range(len(trainers))
+        self._members: Sequence[int] = list(range(len(trainers)))
         self._coefficients: Tensor | None = None
         self._chosen: list[Indices] = []  # the samples that each worker labels
-        self._labels: list[SoftLabels] = []
-        self._centres: list[SoftLabels] = []
+        self._labels: list[SoftLabels] = []  # the ensemble's outputs for them
+        self._centres: list[SoftLabels] = []  # the mean outputs of the compressed models
         self._owed: dict[int, Bill] = {}  # what the last exchange cost a worker, charged to its next piece
-        if not strategy.same_start:
-            for trainer in trainers:
-                trainer.start_afresh()
+        self._additions: dict[Ticket, Sequence[Addition | None]] = {}
+        relabel([trainers[0].model], job.unaugmented, [job.shards[0][:1]], Weighing())  # refuses what has no classes
+        if not strategy.same_start and not sum(trainer.start_afresh() for trainer in trainers):
+            log.warning("no layer of the model knows how to draw its weights anew: all workers begin with the same")
 
     @property
     def model(self) -> nn.Module:
         return Ensemble([self._trainers[worker].model for worker in self._members], self._coefficients)
 
     def started(self, ticket: Ticket) -> Bill:
-        exchange = self._owed.pop(ticket.worker, Bill(0, 0, 0.0, 0))
-        return Bill(exchange.download, ticket.work.units, exchange.forwards, self._bytes)
+        self._additions[ticket] = self._additions_of(ticket)
+        exchange = self._owed.pop(ticket.worker, NOTHING)
+        return exchange._replace(mini_batches=ticket.work.units, upload=self._job.state.message_bytes)
 
     def settled(self, ticket: Ticket) -> None:
         """A worker goes on with its own model, whatever became of its last piece."""
+        del self._additions[ticket]
 
     def prepare(self, ticket: Ticket) -> Sequence[Addition | None]:
+        return self._additions[ticket]
+
+    def _additions_of(self, ticket: Ticket) -> Sequence[Addition | None]:
+        """First the steps that distil the ensemble, then those that keep away from the others."""
         worker, steps, strategy = ticket.worker, ticket.work.units, self._strategy
         distilled = min(strategy.compressed, steps) if ticket.work.kind == "distilled_steps" else 0
         label = Distillation(strategy.distillation, self._labels[worker]) if self._labels else None
@@ -62,44 +66,62 @@ class Ensembling:
 
     def combine(self, weights: Mapping[Ticket, Fraction], spoiled: Sequence[Ticket]) -> None:
         strategy = self._strategy
-        members = sorted({ticket.worker for ticket in weights})
-        self._coefficients = self._coefficients if members == self._members else None
-        self._members = members
+        self._admit([ticket.worker for ticket in weights])
         self._reset([ticket.worker for ticket in spoiled])
         compressed = strategy.exchanges_twice and self._round % 2 == 1
         self._round += 1
         ends = self._round == strategy.rounds
-        if compressed:  # its outputs are the centres; the coefficients stay those of the last ensemble
-            self._centres = [] if ends else self._exchange("simple").labels
-            return
-        wanted = strategy.distillation > 0 and strategy.compressed > 0 and not ends
-        if wanted or strategy.weights == "regression":
+        if ends:
+            self._end()
+        elif compressed:
+            self._labels, self._centres = [], self._soft(self._exchange("simple"))
+        else:
             self._choose()
-            found = self._exchange(strategy.weights)
-            self._coefficients = found.coefficients
-            self._labels = found.labels if wanted else []
-        if strategy.diversity > 0 and not strategy.compressed and not ends:
+            if strategy.weights == "regression" or (strategy.distillation > 0 and strategy.compressed > 0):
+                found = self._exchange(strategy.weights)
+                self._coefficients, self._labels = found.coefficients, self._soft(found)
+            if strategy.diversity > 0 and not strategy.compressed:  # the models stay as they are
+                self._centres = self._soft(self._exchange("simple"))
+
+    def _end(self) -> None:
+        """Coefficients of the last models; there is no next piece of work to charge this to."""
+        self._labels, self._centres = [], []
+        if self._strategy.weights == "regression":
             self._choose()
-            self._centres = self._exchange("simple").labels
+            self._coefficients = self._relabel("regression").coefficients
+
+    def _admit(self, workers: Sequence[int]) -> None:
+        """The ensemble is made of those that handed in a finite model; if there are none, it stays what it is."""
+        members = sorted(workers) or self._members
+        self._coefficients = self._coefficients if members == self._members else None
+        self._members = members
+
+    def _reset(self, spoiled: Sequence[int]) -> None:
+        """A model that is not finite becomes a copy of the ensemble's first member that is."""
+        finite = [worker for worker in [*self._members, *range(len(self._trainers))] if worker not in spoiled]
+        for worker in spoiled:
+            self._trainers[worker].load(list(self._trainers[finite[0]].values()))
 
     def _choose(self) -> None:
         pairs = zip(self._trainers, self._job.shards, strict=True)
         self._chosen = [trainer.choose(shard, self._strategy.relabel) for trainer, shard in pairs]
 
-    def _exchange(self, rule: str) -> "_Exchanged":
+    def _exchange(self, rule: str) -> Relabelled:
         """Every worker gets the members' models and passes its chosen samples through all of them."""
-        strategy, samples = self._strategy, self._job.unaugmented
-        models = [self._trainers[worker].model for worker in self._members]
-        weighing = Weighing(rule, strategy.pooled, strategy.non_negative)
-        found = relabel(models, samples, self._chosen, weighing)
         for worker, chosen in enumerate(self._chosen):
-            foreign = len(models) - (worker in self._members)
-            forwards = FORWARD_SHARE * len(models) * len(chosen) / self._job.batch_size
-            self._owed[worker] = Bill(foreign * self._bytes, 0, forwards, 0)
-        pairs = zip(self._chosen, found.labels, strict=True) if strategy.relabel else ()
-        return _Exchanged([soft_labels(chosen, labels, len(samples)) for chosen, labels in pairs], found.coefficients)
+            foreign = len(self._members) - (worker in self._members)
+            forwards = FORWARD_SHARE * len(self._members) * len(chosen) / self._job.batch_size
+            self._owed[worker] = Bill(foreign * self._job.state.message_bytes, 0, forwards, 0)
+        return self._relabel(rule)
 
-    def _reset(self, spoiled: Sequence[int]) -> None:
-        """A model that is not finite becomes a copy of the first member of the ensemble."""
-        for worker in spoiled:
-            self._trainers[worker].load(list(self._trainers[self._members[0]].values()))
+    def _relabel(self, rule: str) -> Relabelled:
+        models = [self._trainers[worker].model for worker in self._members]
+        weighing = Weighing(rule, self._strategy.pooled, self._strategy.non_negative)
+        return relabel(models, self._job.unaugmented, self._chosen, weighing)
+
+    def _soft(self, found: Relabelled) -> list[SoftLabels]:
+        """The labels by sample; nothing where none were chosen."""
+        if not self._strategy.relabel:
+            return []
+        samples = len(self._job.unaugmented)
+        return [soft_labels(*pair, samples) for pair in zip(self._chosen, found.labels, strict=True)]

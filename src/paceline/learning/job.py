@@ -3,8 +3,10 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from torch.nn.parameter import is_lazy
+
+from paceline.core.errors import ConfigError
 from paceline.learning.data import Samples
 from paceline.learning.loss import SampleLoss
 from paceline.learning.model_state import ModelState
@@ -24,17 +26,13 @@ class Job:
     shards: Sequence[Indices]  # whose they are
 
 
-class Bill(NamedTuple):
-    """What a piece of work takes: messages in bytes, mini-batches trained on, and as many only passed forward."""
-
-    download: int
-    mini_batches: int
-    forwards: float
-    upload: int
-
-
 def job_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Job:
     """A task's job, on a copy of its model."""
+    if any(is_lazy(each) for each in [*task.model.parameters(), *task.model.buffers()]):
+        raise ConfigError(
+            "the model has layers whose shape is not known yet (such as LazyLinear), so that its weights cannot be "
+            "sent: pass one mini-batch through it before training"
+        )
     model = copy.deepcopy(task.model)
     model.train()
     samples = task.training_samples()

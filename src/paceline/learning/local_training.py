@@ -50,13 +50,16 @@ class LocalTrainer:
         self._generator = stream(seed, "local", worker)
         self._random = torch.Generator().manual_seed(int(self._generator.integers(2**62))).get_state()
 
-    def start_afresh(self) -> None:
-        """Draw the weights anew, for layers that know how (``reset_parameters``)."""
+    def start_afresh(self) -> int:
+        """Draw the weights anew, in layers that know how (``reset_parameters``) and are trained. Returns how many."""
+        drawn = 0
         with self._own_random_numbers():
             for module in self.model.modules():
                 reset = getattr(module, "reset_parameters", None)
-                if callable(reset):
+                if callable(reset) and all(parameter.requires_grad for parameter in module.parameters(recurse=False)):
                     reset()
+                    drawn += 1
+        return drawn
 
     def values(self) -> Iterator[Tensor]:
         """Parameters and buffers, in a fixed order."""

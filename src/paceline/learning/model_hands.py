@@ -12,8 +12,10 @@ from torch import nn
 
 from paceline.core.errors import Diverged, IllegalDecision
 from paceline.core.facts import Joined, Left, Step, Ticket
+from paceline.fleets.billing import Bill
 from paceline.learning.contributions import share_out
-from paceline.learning.job import Bill, Job
+from paceline.learning.data import to_device
+from paceline.learning.job import Job
 from paceline.learning.local_training import Addition, LocalTrainer, Trained
 from paceline.learning.task import EVALUATED_AT_ONCE, device_of
 from paceline.sampling.batches import Attentive, Batches, Watchful
@@ -64,6 +66,7 @@ class ModelHands:
         self._bills: dict[Ticket, Bill] = {}
         self._watchful = batches if isinstance(batches, Watchful) else None
         self._promised: dict[Ticket, list[Indices]] = {}
+        self._spoiled_in_a_row = 0
         self._loss_sum, self._loss_count = 0.0, 0
 
     @property
@@ -94,8 +97,11 @@ class ModelHands:
         """Train what was handed in and combine it. Returns the models that were left out because not finite."""
         if step.keep:
             raise IllegalDecision(f"cannot keep {len(step.keep)} models for a later step: they are used once")
+        tickets = sorted(step.weights, key=lambda ticket: ticket.worker)
+        if len({ticket.worker for ticket in tickets}) < len(tickets):
+            raise IllegalDecision("cannot use two models of one worker in one step: it has only its last one")
         spoiled: list[Ticket] = []
-        for ticket in sorted(step.weights, key=lambda ticket: (ticket.worker, ticket.serial)):
+        for ticket in tickets:
             additions = self.aggregation.prepare(ticket)
             batches = self._promised.pop(ticket)
             trained = self.trainers[ticket.worker].train(batches, additions)
@@ -121,19 +127,19 @@ class ModelHands:
 
     def _loss_on_all(self, model: nn.Module) -> float:
         samples, device = self._job.unaugmented, device_of(model)
+        was_training = model.training
         model.eval()
         total = 0.0
         with torch.inference_mode():
             for begin in range(0, len(samples), EVALUATED_AT_ONCE):
                 indices = np.arange(begin, min(begin + EVALUATED_AT_ONCE, len(samples)))
-                inputs, targets = samples.fetch(indices)
-                outputs = model(inputs.to(device))
-                total += float(self._job.loss.mean(outputs, targets.to(device))[0]) * len(indices)
-        model.train()
+                inputs, targets = to_device(samples.fetch(indices), device)
+                total += float(self._job.loss.mean(model(inputs), targets)[0]) * len(indices)
+        model.train(was_training)
         return math.inf if math.isnan(total) else total / len(samples)
 
     def _observe(self, ticket: Ticket, batches: Sequence[Indices], trained: Trained) -> None:
-        for indices, losses in zip(batches, trained.losses, strict=True):
+        for indices, losses in zip(batches, trained.losses, strict=False):  # training may have stopped early
             self.samples += len(indices)
             self._loss_sum += float(losses.sum(dtype=np.float64))
             self._loss_count += len(losses)
@@ -141,15 +147,18 @@ class ModelHands:
                 self._watchful.observe(ticket.worker, indices, losses)
 
     def _report(self, spoiled: Sequence[Ticket], step: Step) -> None:
+        """A round of which nothing is finite ends the run; single models, when all workers' in a row are not."""
         self.spoiled += spoiled
         for ticket in spoiled:
             log.warning(
                 "update %d leaves out worker %d: its model is not finite after %d local steps",
                 self.updates + 1, ticket.worker, ticket.work.units,
             )  # fmt: skip
-        if len(spoiled) == len(step.weights):
+        nothing = len(spoiled) == len(step.weights)
+        self._spoiled_in_a_row = self._spoiled_in_a_row + len(spoiled) if nothing else 0
+        if nothing and (len(spoiled) > 1 or self._spoiled_in_a_row >= len(self.trainers)):
             raise Diverged(
-                f"diverged at update {self.updates + 1}: none of the {len(spoiled)} models is finite after "
-                f"{spoiled[0].work.units} local steps; each is left as it was before its first loss that is not finite",
+                f"diverged at update {self.updates + 1}: none of the last {self._spoiled_in_a_row} models is finite "
+                f"after {spoiled[0].work.units} local steps",
                 spoiled,
             )

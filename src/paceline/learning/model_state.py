@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -31,8 +32,12 @@ class ModelState:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.buffers = list(model.buffers())
+
+    @cached_property
+    def gradients(self) -> list[Tensor]:
+        """The flat vectors; laid out when a gradient is first wanted, which in some runs is never."""
         kinds = dict.fromkeys((parameter.dtype, parameter.device) for parameter in self.parameters)
-        self.gradients = [self._lay_out(dtype, device) for dtype, device in kinds]
+        return [self._lay_out(dtype, device) for dtype, device in kinds]
 
     def _lay_out(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Make the gradients of one type of parameters views into one new vector."""

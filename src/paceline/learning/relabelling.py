@@ -1,6 +1,6 @@
 """The outputs of several models for the samples of each worker, combined as an ensemble combines them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
 from paceline.learning.data import Samples, to_device
-from paceline.learning.ensemble import NormalEquations, as_distribution, margins
-from paceline.learning.task import device_of
+from paceline.learning.ensemble import NormalEquations, as_distribution, margin_weights
+from paceline.learning.task import are_classes, device_of
 from paceline.sampling.partition import Indices
 
+Combine = Callable[[Tensor, Tensor], Tensor]  # of the models' outputs and the labels
 PASSED_AT_ONCE = 1024  # samples
 
 
@@ -43,31 +44,34 @@ def relabel(models: Sequence[nn.Module], samples: Samples, parts: Sequence[Indic
             if weighing.rule == "regression" and len(models) > 1:
                 return _by_regression(models, samples, parts, weighing)
             combine = _by_margin if weighing.rule == "margin" else _evenly
-            return Relabelled([_filled(part, samples, models, combine) for part in parts], None)
+            return Relabelled([_combined(part, samples, models, combine) for part in parts], None)
     finally:
         for model, was_training in zip(models, training, strict=True):
             model.train(was_training)
 
 
-def outputs(models: Sequence[nn.Module], samples: Samples, part: Indices) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Where some samples lie in the part, the models' softmax outputs (models, samples, classes), and the labels."""
+def outputs(models: Sequence[nn.Module], samples: Samples, part: Indices) -> Iterator[tuple[Tensor, Tensor]]:
+    """The models' softmax outputs (models, samples, classes), and the labels, for some samples after the other."""
     device = device_of(models[0])
     for begin in range(0, len(part), PASSED_AT_ONCE):
         inputs, labels = to_device(samples.fetch(part[begin : begin + PASSED_AT_ONCE]), device)
         # one model after the other: the activations of one are gone before those of the next come
-        each = torch.stack([_probabilities(model(inputs), labels) for model in models])
-        yield slice(begin, begin + len(labels)), each, labels
+        each = [_probabilities(model(inputs), labels) for model in models]
+        if len({tuple(one.shape) for one in each}) > 1:
+            raise ConfigError(f"an ensemble needs models with the same classes, not {[one.shape[1] for one in each]}")
+        yield torch.stack(each), labels
 
 
 def _probabilities(outputs: Any, labels: Any) -> Tensor:
-    if not (isinstance(outputs, Tensor) and outputs.dim() == 2 and isinstance(labels, Tensor) and labels.dim() == 1):
+    if not are_classes(outputs, labels):
         raise ConfigError("an ensemble needs a model with one output a class, and class numbers as labels")
-    return torch.softmax(outputs, dim=1)
+    probabilities: Tensor = torch.softmax(outputs, dim=1)
+    return probabilities
 
 
-def _filled(part: Indices, samples: Samples, models: Sequence[nn.Module], combine: Any) -> Tensor:
-    pieces = [combine(each, labels) for _, each, labels in outputs(models, samples, part)]
-    return torch.cat(pieces) if pieces else torch.empty(0)
+def _combined(part: Indices, samples: Samples, models: Sequence[nn.Module], combine: Combine) -> Tensor:
+    pieces = [combine(each, labels) for each, labels in outputs(models, samples, part)]
+    return torch.cat(pieces) if pieces else torch.empty(0, 0)
 
 
 def _evenly(each: Tensor, labels: Tensor) -> Tensor:
@@ -75,32 +79,32 @@ def _evenly(each: Tensor, labels: Tensor) -> Tensor:
 
 
 def _by_margin(each: Tensor, labels: Tensor) -> Tensor:
-    """Weights by margin, Eq. (8); equal ones where every model is wrong (C4)."""
-    weights = margins(each, labels.expand(len(each), -1))
-    totals = weights.sum(dim=0)
-    weights = torch.where(totals > 0, weights / totals.clamp_min(torch.finfo(each.dtype).tiny), 1 / len(each))
-    return torch.einsum("kn,knc->nc", weights, each)
+    return torch.einsum("kn,knc->nc", margin_weights(each, labels), each)
 
 
 def _by_regression(
     models: Sequence[nn.Module], samples: Samples, parts: Sequence[Indices], weighing: Weighing
 ) -> Relabelled:
-    everything: list[Tensor] = []
-    fits: list[NormalEquations] = []
+    """Each part by its own coefficients as soon as it is through; pooled ones have to wait for the last part."""
     together = NormalEquations(len(models))
+    labels: list[Tensor] = []
+    waiting: list[Tensor] = []
     for part in parts:
-        fit = NormalEquations(len(models))
-        pieces: list[Tensor] = []
-        for _, each, labels in outputs(models, samples, part):
-            fit.add(each, labels)
+        fit, pieces = NormalEquations(len(models)), list[Tensor]()
+        for each, classes in outputs(models, samples, part):
+            fit.add(each, classes)
             pieces.append(each)
         together.join(fit)
-        fits.append(fit)
-        everything.append(torch.cat(pieces, dim=1) if pieces else torch.empty(len(models), 0, 0))
+        every = torch.cat(pieces, dim=1) if pieces else torch.empty(len(models), 0, 0)
+        if weighing.pooled:
+            waiting.append(every)
+        else:
+            labels.append(_weighted(fit.solve(non_negative=weighing.non_negative), every))
     pooled = together.solve(non_negative=weighing.non_negative)
-    own = [pooled if weighing.pooled else fit.solve(non_negative=weighing.non_negative) for fit in fits]
-    combined = [
-        as_distribution(torch.einsum("k,knc->nc", weights.to(each), each)) if each.numel() else each[0]
-        for weights, each in zip(own, everything, strict=True)
-    ]
-    return Relabelled(combined, pooled)
+    labels += [_weighted(pooled, every) for every in waiting]
+    return Relabelled(labels, pooled)
+
+
+def _weighted(coefficients: Tensor, every: Tensor) -> Tensor:
+    """Pseudo labels: the weighted sum of the outputs, clipped and normalised (C2)."""
+    return as_distribution(torch.einsum("k,knc->nc", coefficients.to(every), every)) if every.numel() else every[0]

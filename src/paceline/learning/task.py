@@ -79,13 +79,13 @@ def _loss_and_accuracy(model: nn.Module, data: Samples, loss: SampleLoss) -> tup
         inputs, targets = to_device(data.fetch(indices), device)
         outputs: Any = model(inputs)
         total += float(loss.mean(outputs, targets)[0]) * len(indices)
-        classified = classified and _are_classes(outputs, targets)
+        classified = classified and are_classes(outputs, targets)
         if classified:
             correct += int((outputs.argmax(dim=1) == targets).sum())
     return total / len(data), correct / len(data) if classified else float("nan")
 
 
-def _are_classes(outputs: Any, targets: Any) -> bool:
+def are_classes(outputs: Any, targets: Any) -> bool:
     return (
         isinstance(outputs, Tensor)
         and isinstance(targets, Tensor)

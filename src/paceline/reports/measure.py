@@ -5,10 +5,10 @@ Reads the trace once, from front to end; what it keeps in mind grows with the wo
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.core.facts import Arrived, Drop, Halt, Joined, Left, Recall, Start, Step, Ticket
-from paceline.trace import Spoiled, Trace
+from paceline.trace import Billed, Spoiled, Trace
 
 INSTANT = 1e-9  # seconds; two times that differ by less are one
 
@@ -19,7 +19,9 @@ class WorkerTime:
 
     worker: int
     busy: float = 0.0  # computing
+    relabelling: float = 0.0  # the part of it that went into labels by other workers' models
     wasted: float = 0.0  # the part of it that no update used
+    transfer: float = 0.0  # messages on their way
     idle: float = 0.0  # waiting for something to do
     contributions: int = 0  # handed in and used
     influence: float = 0.0  # the sum of the weights that its gradients had in all updates
@@ -46,6 +48,20 @@ class Measures:
     workers: tuple[WorkerTime, ...]
     weight_by_age: Mapping[int, float]
     weight_by_gap: Mapping[int, float]
+    hands_in_models: bool = False
+
+    @property
+    def compute(self) -> float:
+        """What went into training."""
+        return self.busy - self.relabelling
+
+    @property
+    def relabelling(self) -> float:
+        return sum(each.relabelling for each in self.workers)
+
+    @property
+    def transfer(self) -> float:
+        return sum(each.transfer for each in self.workers)
 
     @property
     def busy(self) -> float:
@@ -66,7 +82,7 @@ class Measures:
 
     @property
     def idle_share(self) -> float:
-        """Of the workers' time, what they spent waiting."""
+        """Of the workers' time, transfers left aside, what they spent waiting."""
         whole = self.busy + self.idle
         return self.idle / whole if whole else 0.0
 
@@ -85,6 +101,15 @@ def measure(trace: Trace) -> Measures:
     return reader.measures()
 
 
+class Piece(NamedTuple):
+    """A piece of work under way: when it was given out, and how many seconds go into what is not training."""
+
+    started: float
+    download: float
+    upload: float
+    relabelling: float = 0.0
+
+
 class _Reader:
     """Follows the facts of a trace, each at a cost that does not grow with the run."""
 
@@ -97,7 +122,8 @@ class _Reader:
         self._workers = {number: WorkerTime(number) for number in range(int(about.get("workers", 0)))}
         self._present: set[int] = set()
         self._idle_since: dict[int, float] = {}
-        self._begun: dict[Ticket, float] = {}  # running: when the worker had the model and could compute
+        self._running: dict[Ticket, Piece] = {}
+        self._hands_in_models = False
         self._recalled: dict[Ticket, float] = {}  # running: when it was recalled
         self._unused: dict[Ticket, float] = {}  # handed in: the computing time that a first use would justify
         self._last: Ticket | None = None
@@ -108,6 +134,7 @@ class _Reader:
             Joined: self._joined,
             Left: self._left,
             Start: self._start,
+            Billed: self._billed,
             Arrived: self._arrived,
             Halt: self._halt,
             Recall: self._recall,
@@ -126,7 +153,9 @@ class _Reader:
             {age: summed[age] / self._updates for age in sorted(summed)}
             for summed in (self._weight_by_age, self._weight_by_gap)
         )
-        return Measures(self._now, self._updates, mean, self._staleness_most, workers, ages, gaps)
+        return Measures(
+            self._now, self._updates, mean, self._staleness_most, workers, ages, gaps, self._hands_in_models
+        )
 
     def _of(self, worker: int) -> WorkerTime:
         return self._workers.setdefault(worker, WorkerTime(worker))
@@ -148,7 +177,11 @@ class _Reader:
 
     def _start(self, fact: Start) -> None:
         self._idle_ends(fact.ticket.worker)
-        self._begun[fact.ticket] = self._now + self._transfer
+        self._running[fact.ticket] = Piece(self._now, self._transfer, self._transfer)
+
+    def _billed(self, fact: Billed) -> None:
+        self._running[fact.ticket] = Piece(self._now, fact.download, fact.upload, fact.relabelling)
+        self._hands_in_models = True
 
     def _recall(self, fact: Recall) -> None:
         self._recalled[fact.ticket] = self._now
@@ -157,27 +190,34 @@ class _Reader:
         self._now, ticket, done = fact.at, fact.ticket, fact.done
         recalled_at = self._recalled.pop(ticket, None)
         at_once = recalled_at is not None and self._now - recalled_at < INSTANT  # nothing done, or completed by decree
-        sent = self._now if at_once else self._now - self._transfer
-        seconds = max(0.0, sent - self._begun.pop(ticket))
+        piece = self._running.pop(ticket)
+        sent = self._now if at_once else self._now - piece.upload
+        seconds = self._spend(ticket, piece, sent)
         useful = seconds
         if recalled_at is not None and done < ticket.work.units and sent - recalled_at < INSTANT:
             useful = seconds * done / (done + 0.5)  # broken off in the middle of a block
         worker = self._of(ticket.worker)
-        worker.busy += seconds
         worker.wasted += seconds - useful
+        worker.transfer += self._now - sent
         self._unused[ticket] = useful
         self._last = ticket
         self._idle_since[ticket.worker] = self._now
 
     def _halt(self, fact: Halt) -> None:
         ticket = fact.ticket
-        seconds = max(0.0, self._now - self._begun.pop(ticket))
+        self._of(ticket.worker).wasted += self._spend(ticket, self._running.pop(ticket), self._now)
         self._recalled.pop(ticket, None)
-        worker = self._of(ticket.worker)
-        worker.busy += seconds
-        worker.wasted += seconds
         if ticket.worker in self._present:
             self._idle_since[ticket.worker] = self._now
+
+    def _spend(self, ticket: Ticket, piece: Piece, until: float) -> float:
+        """Count the download and the computing of a piece up to a time; the seconds of the latter."""
+        worker = self._of(ticket.worker)
+        seconds = max(0.0, until - (piece.started + piece.download))
+        worker.transfer += max(0.0, min(piece.download, until - piece.started))
+        worker.busy += seconds
+        worker.relabelling += min(seconds, piece.relabelling)
+        return seconds
 
     def _drop(self, fact: Drop) -> None:
         self._of(fact.ticket.worker).wasted += self._unused.pop(fact.ticket, 0.0)  # a kept one was used already

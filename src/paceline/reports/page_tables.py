@@ -16,6 +16,7 @@ STRAGGLERS = 32  # rows of one run's table
 
 def runs_table(runs: Sequence["Described"]) -> str:
     """One row a run. The script fills in the time to the target, which the reader may change."""
+    apart = any(run.measures.hands_in_models for run in runs)
     headings = (
         "run",
         "ended by",
@@ -27,9 +28,11 @@ def runs_table(runs: Sequence["Described"]) -> str:
         "idle",
         "loss",
         "accuracy",
+        *(["training / relabelling / messages"] if apart else []),
     )
     body = "".join(
-        f'<tr data-run="{number}">{_cells(headings, _run_cells(number, run))}</tr>' for number, run in enumerate(runs)
+        f'<tr data-run="{number}">{_cells(headings, _run_cells(number, run, apart))}</tr>'
+        for number, run in enumerate(runs)
     )
     problems = "".join(
         f"<p class=problem>{escape(run.name)}: {escape(run.saved.problem)}</p>" for run in runs if run.saved.problem
@@ -37,7 +40,7 @@ def runs_table(runs: Sequence["Described"]) -> str:
     return f"<table class=cards><thead><tr>{_heads(headings)}</tr></thead><tbody>{body}</tbody></table>{problems}"
 
 
-def _run_cells(number: int, run: "Described") -> Iterable[str]:
+def _run_cells(number: int, run: "Described", apart: bool) -> Iterable[str]:
     measures, saved = run.measures, run.saved
     last = saved.rows[-1] if saved.rows else None
     yield (
@@ -53,6 +56,8 @@ def _run_cells(number: int, run: "Described") -> Iterable[str]:
     yield f"{measures.idle_share:.1%}"
     yield f"{last.loss:.4f}" if last and math.isfinite(last.loss) else "–"
     yield f"{last.accuracy:.1%}" if last and math.isfinite(last.accuracy) else "–"
+    if apart:
+        yield f"{measures.compute:,.1f} / {measures.relabelling:,.1f} / {measures.transfer:,.1f} s"
 
 
 def straggler_tables(runs: Sequence["Described"]) -> str:

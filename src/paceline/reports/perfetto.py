@@ -19,6 +19,7 @@ COLOURS = {
     "compute": "thread_state_running",
     "late": "bad",
     "dropped": "terrible",
+    "relabel": "good",
     "transfer": "thread_state_iowait",
     "wait": "grey",
     "pending": "generic_work",

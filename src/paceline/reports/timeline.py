@@ -3,7 +3,8 @@
     compute   work that the next update of its group used
     late      work that its group made an update without, and used in a later one
     dropped   work that was thrown away: halted, dropped, not finite, or a block that a recall broke off
-    transfer  the model on its way to the worker, or the contribution on its way back
+    relabel   passing samples through other workers' models, for labels
+    transfer  models on their way to the worker, or the contribution on its way back
     wait      nothing to do
     pending   the trace ends before it says what became of the work
 
@@ -17,10 +18,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from paceline.core.facts import Arrived, Drop, Event, Halt, Joined, Left, Recall, Start, Step, Ticket
-from paceline.reports.measure import INSTANT
-from paceline.trace import Fact, Spoiled, Trace
+from paceline.reports.measure import INSTANT, Piece
+from paceline.trace import Billed, Fact, Spoiled, Trace
 
-KINDS = ("compute", "late", "dropped", "transfer", "wait", "pending")
+KINDS = ("compute", "late", "dropped", "relabel", "transfer", "wait", "pending")
 
 
 class Span(NamedTuple):
@@ -123,7 +124,7 @@ class _Reader:
         self._updates = 0
         self._present: set[int] = set()
         self._waits_since: dict[int, float] = {}
-        self._started: dict[Ticket, float] = {}
+        self._running: dict[Ticket, Piece] = {}
         self._recalled: dict[Ticket, float] = {}
         self._handed_in: dict[Ticket, _HandedIn] = {}
         self._used: dict[Ticket, _Piece] = {}  # since the last event: one of them may turn out not to be finite
@@ -141,7 +142,9 @@ class _Reader:
                 self._arrived(ticket, done)
             case Start(ticket):
                 self._wait_ends(ticket.worker)
-                self._started[ticket] = self._now
+                self._running[ticket] = Piece(self._now, self._transfer, self._transfer)
+            case Billed(ticket, download, relabelling, upload):
+                self._running[ticket] = Piece(self._now, download, upload, relabelling)
             case Step(weights):
                 yield self._step(list(weights))
             case Recall(ticket):
@@ -169,22 +172,21 @@ class _Reader:
         self._now = max(self._now, at)
         for worker in list(self._waits_since):
             self._wait_ends(worker)
-        for ticket in list(self._started):
+        for ticket in list(self._running):
             self._broken_off(ticket, "pending")
         for ticket, handed_in in self._handed_in.items():
             self._settle(ticket, handed_in.piece, "pending")
         yield from self._settled()
 
     def _arrived(self, ticket: Ticket, done: int) -> None:
-        now, begun = self._now, self._started.pop(ticket)
+        now, running = self._now, self._running.pop(ticket)
         recalled_at = self._recalled.pop(ticket, None)
         at_once = recalled_at is not None and now - recalled_at < INSTANT  # nothing done, or completed by decree
-        there = min(begun + self._transfer, now)
-        sent = now if at_once else max(there, now - self._transfer)
+        there = self._prepared(ticket, running)
+        sent = now if at_once else max(there, now - running.upload)
         useful_until = sent
         if recalled_at is not None and done < ticket.work.units and sent - recalled_at < INSTANT:
             useful_until = there + (sent - there) * done / (done + 0.5)  # broken off in the middle of a block
-        self._add(ticket.worker, begun, there, "transfer", ticket)
         piece = self._add(ticket.worker, there, useful_until, None, ticket)
         self._add(ticket.worker, useful_until, sent, "dropped", ticket)
         self._add(ticket.worker, sent, now, "transfer", ticket)
@@ -193,11 +195,17 @@ class _Reader:
         self._waits_since[ticket.worker] = now
 
     def _broken_off(self, ticket: Ticket, kind: str) -> None:
-        begun = self._started.pop(ticket)
+        there = self._prepared(ticket, self._running.pop(ticket))
         self._recalled.pop(ticket, None)
-        there = min(begun + self._transfer, self._now)
-        self._add(ticket.worker, begun, there, "transfer", ticket)
         self._add(ticket.worker, there, self._now, kind, ticket)
+
+    def _prepared(self, ticket: Ticket, running: Piece) -> float:
+        """When a worker had the model and the labels, and could train."""
+        there = min(running.started + running.download, self._now)
+        labelled = min(there + running.relabelling, self._now)
+        self._add(ticket.worker, running.started, there, "transfer", ticket)
+        self._add(ticket.worker, there, labelled, "relabel", ticket)
+        return labelled
 
     def _step(self, tickets: list[Ticket]) -> Updated:
         number, self._updates = self._updates, self._updates + 1

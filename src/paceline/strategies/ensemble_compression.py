@@ -8,7 +8,8 @@ from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Decision, Work, distilled_steps, local_steps
 from paceline.core.ledger import Ledger
-from paceline.strategies.handing_in import check_steps, handing_in, refuse
+from paceline.strategies.checks import check_fits
+from paceline.strategies.handing_in import check_rule, check_steps, handing_in
 from paceline.strategies.synchronous import Synchronous
 
 WEIGHTS = ("simple", "regression", "margin")
@@ -54,7 +55,7 @@ class EnsembleCompression(Strategy):
 
     def __post_init__(self) -> None:
         check_steps("EnsembleCompression", self.every, self.steps)
-        refuse(self.waits, "EnsembleCompression", rounds_only=True)
+        check_rule(self.waits, "EnsembleCompression", needs_rounds="an ensemble is made of models of one round")
         if self.weights not in WEIGHTS:
             raise ConfigError(f"weights={self.weights!r} are unknown: choose one of {', '.join(WEIGHTS)}")
         if not 0 <= self.compressed <= self.every:
@@ -91,7 +92,7 @@ class EnsembleCompression(Strategy):
         return 1 if rounds == 1 else 2 * rounds - 1 - (last <= self.compressed)
 
     def check(self, workers: int, batch_size: int | None) -> None:
-        self.waits.check(workers, batch_size)
+        check_fits(self.waits, workers, batch_size)
         if self.weights == "regression" and workers == 1:
             raise ConfigError("a regression over one model only scales it: use more workers, or weights='simple'")
 

@@ -24,18 +24,28 @@ def _with_work(work: Callable[[int], Work], ledger: Ledger, decision: Decision) 
     return replace(decision, work=work(ledger.round)) if isinstance(decision, Assign) else decision
 
 
-def refuse(rule: Strategy, named: str, *, rounds_only: bool) -> None:
-    """Raise ``ConfigError`` for a rule under which handing in models makes no sense."""
-    inside = rule.inside if isinstance(rule, Grouped) else rule
-    if isinstance(inside, LiveCompensation):
+def check_rule(rule: Strategy, named: str, *, needs_rounds: str = "") -> None:
+    """Raise ``ConfigError`` for a rule under which handing in models makes no sense.
+
+    ``needs_rounds`` says why all models of an update have to be of one round, if so.
+    """
+    inner = rule
+    while isinstance(inner, Grouped):
+        inner = inner.inside
+    if isinstance(inner, LiveCompensation):
         raise ConfigError(
             f"{named} cannot wait by LiveCompensation: a model cannot be handed in by parts, nor made up for one round "
             "later; choose Synchronous or FastestK"
         )
-    if rounds_only and isinstance(rule, Grouped | Asynchronous):
+    if hasattr(inner, "waits"):
         raise ConfigError(
-            f"{named} cannot wait by {type(rule).__name__}: it needs models of one round, handed in together; "
-            "choose Synchronous or FastestK"
+            f"{named} cannot wait by {type(inner).__name__}, which itself says what is handed in; choose Synchronous "
+            "or FastestK"
+        )
+    if needs_rounds and isinstance(rule, Grouped | Asynchronous):
+        raise ConfigError(
+            f"{named} cannot wait by {type(rule).__name__}, which has no common rounds: {needs_rounds}; choose "
+            "Synchronous or FastestK"
         )
 
 

@@ -8,7 +8,8 @@ from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Decision, Work, local_steps
 from paceline.core.ledger import Ledger
-from paceline.strategies.handing_in import check_steps, handing_in, refuse
+from paceline.strategies.checks import check_fits
+from paceline.strategies.handing_in import check_rule, check_steps, handing_in
 from paceline.strategies.synchronous import Synchronous
 
 
@@ -24,10 +25,11 @@ class ModelAveraging(Strategy):
     \alpha_k (w_k - w^{(k)})$ with $w^{(k)}$ the model that worker $k$ began with, which is the same where all began
     with $w$.
 
-    Each worker's momentum is its own and goes on (``kept``), or is averaged with the models (``averaged``). Float
-    buffers are averaged, whole numbers (counters) become the largest; with ``recalibrate``, the statistics of batch
-    normalisation are found anew from so many mini-batches after each average. With ``steps``, the run ends after so
-    many local steps of each worker; the last piece may be shorter.
+    Each worker's momentum, and whatever else its optimizer keeps, is its own and goes on (``kept``), or is averaged
+    with the models (``averaged``). Float buffers are averaged, whole numbers (counters) become the largest; with
+    ``recalibrate``, the statistics of batch normalisation are found anew from so many mini-batches after each average
+    (by ``torch.optim.swa_utils.update_bn``; the clock does not count this). With ``steps``, the run ends after so many
+    local steps of each worker; the last piece may be shorter.
 
     Sun & Liu, *EC-DNN: A new method for parallel training of deep neural networks*, Eq. (1).
     """
@@ -40,9 +42,11 @@ class ModelAveraging(Strategy):
 
     def __post_init__(self) -> None:
         check_steps("ModelAveraging", self.every, self.steps)
-        refuse(self.waits, "ModelAveraging", rounds_only=self.steps is not None)
         if self.momentum not in ("kept", "averaged"):
             raise ConfigError(f"momentum={self.momentum!r} is unknown: choose kept or averaged")
+        reason = "steps= counts the local steps of common rounds" if self.steps is not None else ""
+        reason = "momentum='averaged' is that of one round's models" if self.momentum == "averaged" else reason
+        check_rule(self.waits, "ModelAveraging", needs_rounds=reason)
         if self.recalibrate < 0:
             raise ConfigError(f"recalibrate={self.recalibrate} mini-batches are not possible: at least 0")
 
@@ -52,7 +56,7 @@ class ModelAveraging(Strategy):
         return None if self.steps is None else -(-self.steps // self.every)
 
     def check(self, workers: int, batch_size: int | None) -> None:
-        self.waits.check(workers, batch_size)
+        check_fits(self.waits, workers, batch_size)
 
     def work(self, round_: int) -> Work:
         left = self.every if self.steps is None else self.steps - round_ * self.every

@@ -12,7 +12,7 @@ function firstView() {
   for (const { timeline } of report.runs) {
     for (const row of timeline.rows) {
       for (let at = 0; at < row.length && at < 40 * FIELDS; at += FIELDS) {
-        if (report.kinds[row[at + 2]] !== "wait" && report.kinds[row[at + 2]] !== "transfer") lengths.push(row[at + 1] - row[at]);
+        if (report.kinds[row[at + 2]] !== "wait" && report.kinds[row[at + 2]] !== "transfer" && report.kinds[row[at + 2]] !== "relabel") lengths.push(row[at + 1] - row[at]);
       }
     }
   }
