@@ -12,7 +12,7 @@ from paceline.core.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.papers.card import Card, Options
 
-PAPERS = {"group-sgd": "paceline.papers.group_sgd", "lgc": "paceline.papers.lgc"}
+PAPERS = {"ec-dnn": "paceline.papers.ec_dnn", "group-sgd": "paceline.papers.group_sgd", "lgc": "paceline.papers.lgc"}
 
 
 class Paper(Protocol):
@@ -26,7 +26,7 @@ class Paper(Protocol):
 
 
 def reproduce(  # noqa: PLR0917 - typer names the options
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="group-sgd or lgc.")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="ec-dnn, group-sgd or lgc.")],
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets are.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: training on a reduced scale.")] = False,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write card and runs there.")] = None,

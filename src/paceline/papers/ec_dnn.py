@@ -8,7 +8,8 @@ from pathlib import Path
 
 from paceline.datasets.readers import read_cifar10
 from paceline.papers.card import Card, Options
-from paceline.papers.ec_dnn_claims import Findings, claims, run_rows, settings
+from paceline.papers.ec_dnn_claims import claims, run_rows, settings
+from paceline.papers.ec_dnn_findings import Findings
 from paceline.papers.ec_dnn_plans import QUICK, SMALL, Plan, Results, Runs, choose_steps, choose_taus, cost, tuning
 from paceline.papers.ec_dnn_training import Training, run_training
 from paceline.papers.jobs import Job, run_jobs
