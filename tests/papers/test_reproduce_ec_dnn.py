@@ -56,13 +56,13 @@ def test_a_run_is_what_train_does_bit_for_bit(case: Case, pictures: tuple[Tensor
     wanted = training(case, steps=12 if case.workers > 1 else 2)
     run = Run(wanted, network(wanted), pictures)
     last = list(run.communications())[-1]
-    assert last.steps == run.steps
+    assert last.steps == wanted.steps
     same = pl.train(
         pl.Task(network(wanted), cross_entropy, pictures),
         strategy=run.strategy,
         fleet=fleet_of(wanted),
         optimizer=lambda parameters: SGD(parameters, lr=0.02, momentum=0.9, weight_decay=1e-4),
-        scheduler=lambda optimizer: MultiStepLR(optimizer, [run.steps * 3 // 4], 0.1),
+        scheduler=lambda optimizer: MultiStepLR(optimizer, [wanted.steps * 3 // 4], 0.1),
         batch_size=BATCH,
         seed=wanted.seed,
         progress=False,

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.papers.card import Claim
-from paceline.papers.ec_dnn_findings import Findings, gains, percent, shown_lower, spread, violations
+from paceline.papers.ec_dnn_findings import CLOCKS, Findings, gains, percent, shown_lower, spread, violations
 from paceline.papers.ec_dnn_plans import COMPRESSING, FEWEST, FIRST_SEED, Plan, Results, ablation, pooled
 from paceline.papers.ec_dnn_training import BATCH, DROPOUT, GIGABIT, LOOKS, NIN_WIDTH, SECONDS, VALIDATED, Case
 
@@ -192,9 +192,7 @@ def table_rows(found: Findings) -> list[dict[str, Any]]:
 
 def _row(found: Findings, case: Case, final: str) -> dict[str, Any]:
     errors = found.errors(case, final)
-    speeds = {
-        f"speed_{clock}": fmean(found.speeds(case, final, clock)) for clock in ("steps", "steps_relabelling", "all")
-    }
+    speeds = {f"speed_{clock}": fmean(found.speeds(case, final, clock)) for clock in CLOCKS}
     row = {"method": case.method, "workers": case.workers, "final": final, "tau": case.tau or None}
     row |= {"error": fmean(errors), "spread": spread(errors), **speeds, **found.costs(case)}
     if final == "l":
@@ -208,7 +206,7 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
         {
             "model": run.model, "method": run.case.method, "workers": run.case.workers, "tau": run.case.tau or None,
             "without": run.case.without or None, "step_size": run.step, "seed": run.seed,
-            "steps": run.size.steps * (4 if run.case.method == "s" else 1),
+            "steps": run.steps,
             **{name: value for name, value in result.items() if name != "curve"},
             "curve": [{name: value for name, value in point.items() if name != "losses"} for point in result["curve"]],
         }

@@ -7,14 +7,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from paceline.papers.ec_dnn_plans import FEWEST, Results, Runs, Taus, rows
-from paceline.papers.ec_dnn_training import Case, Training
+from paceline.papers.ec_dnn_training import COSTS, Case, Training
 
 Result = Mapping[str, Any]
-CLOCKS = {  # what a method is charged for
-    "steps": ("compute",),
-    "steps_relabelling": ("compute", "relabelling"),
-    "all": ("compute", "relabelling", "communication"),
-}
+CLOCKS = {"steps": COSTS[:1], "steps_relabelling": COSTS[:2], "all": COSTS}  # what a method is charged for
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Findings:
     def costs(self, case: Case) -> dict[str, float]:
         """Virtual seconds of a worker in the whole run; the same for every seed but for rounding."""
         last = self.results[self.runs.run(case, self.seeds(case.workers)[0])]["curve"][-1]
-        return {name: float(last[name]) for name in CLOCKS["all"]}
+        return {name: float(last[name]) for name in COSTS}
 
     def _averaging(self, case: Case) -> Case:
         return self.case("ma", case.workers)

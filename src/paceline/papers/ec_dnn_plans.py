@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.papers.ec_dnn_training import Case, Size, Training
+from paceline.papers.ec_dnn_training import BATCH, Case, Size, Training
 
 COMPRESSING = ("ec_s", "ec_r", "ec_m")
 FIRST_SEED, FEWEST = 0, 4  # seed and workers of the runs that step and tau are chosen by
@@ -170,8 +170,7 @@ def _validation_error(result: Mapping[str, Any]) -> float:
 def cost(training: Training) -> float:
     """Seconds of one core, about."""
     case, size = training.case, training.size
-    workers = 4 if case.method == "s" else case.workers  # S-DNN makes four times the steps
-    trained = size.steps * workers * 32 * TRAINED
+    trained = training.steps * case.workers * BATCH * TRAINED
     exchanges = 0.0 if not case.tau or case.method == "ma" else 2 * (size.steps / case.tau - 1)
     looked = 10 * size.followed + size.tested + size.samples
     forwards = (0.7 * exchanges * size.samples + looked) * case.workers * FORWARD

@@ -41,6 +41,7 @@ DROPOUT = 0.25
 NIN_WIDTH = 1 / 8
 SECONDS = {"lenet": 0.01, "nin": 0.05}  # for a mini-batch
 GIGABIT = Network(latency=1e-4, bandwidth=125e6)
+COSTS = ("compute", "relabelling", "communication")
 WEIGHTS = {"ec_s": "simple", "ec_r": "regression", "ec_r_pooled": "regression", "ec_m": "margin"}
 
 
@@ -78,6 +79,11 @@ class Training:
     seed: int
     size: Size
 
+    @property
+    def steps(self) -> int:
+        """Of each worker; the only one of S-DNN makes as many as four of them."""
+        return self.size.steps * (4 if self.case.method == "s" else 1)
+
 
 class Communication(NamedTuple):
     """The local models were aggregated, after so many steps of each worker, at a virtual time."""
@@ -97,7 +103,7 @@ def run_training(training: Training) -> dict[str, Any]:
     problem = None
     try:
         for at in run.communications():
-            if at.steps * LOOKS >= size.steps * (len(curve) + 1) or at.steps == run.steps:
+            if at.steps * LOOKS >= training.steps * (len(curve) + 1) or at.steps == training.steps:
                 seen = look(run.hands.model, run.members, followed)
                 costs = {name: _rounded(getattr(at.costs, name) / workers) for name in COSTS}
                 curve.append({"steps": at.steps, "seconds": _rounded(at.seconds), **costs, **_told(seen._asdict())})
@@ -106,21 +112,17 @@ def run_training(training: Training) -> dict[str, Any]:
     return {"problem": problem, "curve": curve, **_final(run, data)}
 
 
-COSTS = ("compute", "relabelling", "communication")
-
-
 class Run:
     """The pieces that ``paceline.train`` is made of, put together so that the local models can be looked at."""
 
     def __init__(self, training: Training, model: nn.Module, pictures: tuple[Tensor, Tensor]) -> None:
         case, seed = training.case, training.seed
-        self.steps = training.size.steps * (4 if case.method == "s" else 1)  # S-DNN: as many as four workers
-        self.strategy = strategy_of(case, self.steps)
+        self.strategy = strategy_of(case, training.steps)
         task = Task(model, cross_entropy, pictures)
         shards = deal(Equal(), task.training_samples(), case.workers, BATCH, stream(seed, "partition"))
         recipe = Recipe(
             lambda parameters: SGD(parameters, lr=training.step, momentum=0.9, weight_decay=1e-4),
-            lambda optimizer: MultiStepLR(optimizer, milestones=[self.steps * 3 // 4], gamma=0.1),
+            lambda optimizer: MultiStepLR(optimizer, milestones=[training.steps * 3 // 4], gamma=0.1),
         )
         batches = Shuffled().open(shards, BATCH, seed)
         fleet = fleet_of(training)
