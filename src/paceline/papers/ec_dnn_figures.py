@@ -1,17 +1,16 @@
 """The figures of the reproduction of EC-DNN, drawn from the runs of its card."""
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from paceline.files import write_atomically
 from paceline.papers.card import Card
+from paceline.papers.drawing import blank, save, tidy
 from paceline.papers.ec_dnn_tables import NAMES, tables
 from paceline.reports.figures import COLOURS, DASHES
 
@@ -35,36 +34,15 @@ def draw(card: Card, directory: Path) -> list[Path]:
     for name, figure in drawn.items():
         if figure is not None:
             paths.append(directory / name)
-            _save(figure, paths[-1])
+            save(figure, paths[-1])
     paths.append(directory / "ec-dnn-tables.md")
     write_atomically(paths[-1], tables(card))
     return paths
 
 
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Figure, path: Path) -> None:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": "Paceline"})
-    write_atomically(path, buffer.getvalue())
-
-
-def _tidy(axis: Any, title: str, across: str, up: str) -> None:
-    axis.set_title(title, fontsize=11)
-    axis.set_xlabel(across)
-    axis.set_ylabel(up)
-    axis.grid(True, color="0.9", linewidth=0.7)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
 def _gains(rows: Sequence[Row]) -> Figure:
     """How much better the global model is than the local ones, at all communications (Figs. 1 and 2)."""
-    figure = _figure(10, 3.8)
+    figure = blank(10, 3.8)
     panels = figure.subplots(1, 2, sharex=True)
     titles = ("averages of parameters (MA-DNN)", "simple ensembles (E-DNN, EC-DNN)")
     found = [
@@ -83,20 +61,20 @@ def _gains(rows: Sequence[Row]) -> Figure:
         colours = [WORSE if left < 0 else BETTER for left in edges[:-1]]
         axis.bar(edges[:-1], 100 * counts / len(gains), width=0.92, align="edge", color=colours)
         negative = 100 * fmean(gain < 0 for gain in gains)
-        _tidy(axis, f"{title}\n{len(gains)} communications, {negative:.0f} % below 0", "Diff_LG, points", "%")
+        tidy(axis, f"{title}\n{len(gains)} communications, {negative:.0f} % below 0", "Diff_LG, points", "%")
     return figure
 
 
 def _curves(rows: Sequence[Row], taus: Mapping[str, int]) -> Figure:
     """Test error of the global model against virtual time (Fig. 3): thin lines are seeds, thick ones their means."""
     workers = sorted({row["workers"] for row in rows})
-    figure = _figure(1 + 4.7 * len(workers), 4.2)
+    figure = blank(1 + 4.7 * len(workers), 4.2)
     panels = figure.subplots(1, len(workers), squeeze=False, sharey=True)[0]
     for axis, each in zip(panels, workers, strict=True):
         for method, name in NAMES.items():
             tau = {"ma": taus["averaging"], "e": None}.get(method, taus["compressing"])
             _lines(axis, _those(rows, method, each, tau), name, LOOKS[method])
-        _tidy(axis, f"LeNet, {each} workers", "virtual seconds", "" if axis is not panels[0] else "test error, %")
+        tidy(axis, f"LeNet, {each} workers", "virtual seconds", "" if axis is not panels[0] else "test error, %")
     panels[0].legend(frameon=False, fontsize=9)
     return figure
 
@@ -121,18 +99,18 @@ def _tau_and_ablation(rows: Sequence[Row], taus: Mapping[str, int]) -> Figure | 
     mine = [row for row in rows if row["method"] == "ec_s" and row["workers"] == min(r["workers"] for r in rows)]
     if not any(row["without"] for row in mine):
         return None
-    figure = _figure(10.4, 4.2)
+    figure = blank(10.4, 4.2)
     left, right = figure.subplots(1, 2, sharey=True)
     first = [row for row in rows if row["seed"] == 0 and row["workers"] == mine[0]["workers"]]
     for number, tau in enumerate(sorted({row["tau"] for row in mine})):
         look = {"color": COLOURS[number], "linestyle": DASHES[number]}
         _lines(left, _those(first, "ec_s", mine[0]["workers"], tau), f"τ = {tau}", look)
     _lines(left, _those(first, "e", mine[0]["workers"], None), "E-DNN", {"color": "0.4", "linestyle": "--"})
-    _tidy(left, "EC-DNN-S, 4 workers, seed 0", "virtual seconds", "test error, %")
+    tidy(left, "EC-DNN-S, 4 workers, seed 0", "virtual seconds", "test error, %")
     left.legend(frameon=False, fontsize=9)
     for number, (without, name) in enumerate(CASES.items()):
         look = {"color": COLOURS[number], "linestyle": DASHES[number]}
         _lines(right, _those(mine, "ec_s", mine[0]["workers"], taus["compressing"], without), name, look)
-    _tidy(right, f"EC-DNN-S, 4 workers, τ = {taus['compressing']}", "virtual seconds", "")
+    tidy(right, f"EC-DNN-S, 4 workers, τ = {taus['compressing']}", "virtual seconds", "")
     right.legend(frameon=False, fontsize=9)
     return figure
