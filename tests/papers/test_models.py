@@ -9,7 +9,7 @@ from paceline.core.errors import ConfigError
 from paceline.learning.data import TensorSamples
 from paceline.learning.loss import Loss, SampleLoss
 from paceline.papers.losses import Scored, correct, logistic, odd, odd_sign, smooth_svm
-from paceline.papers.models import LinearClassifier, Norm, lenet, vgg11
+from paceline.papers.models import LinearClassifier, Norm, lenet, nin, vgg11
 
 
 def parameters(model: nn.Module) -> int:
@@ -45,6 +45,40 @@ def test_dropout_in_lenet_is_optional_and_has_no_parameters() -> None:
     assert kinds(dropping)[7:] == ["Linear", "ReLU", "Dropout", "Linear", "ReLU", "Dropout", "Linear"]
     assert parameters(dropping) == 62_006
     assert dropping(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("width", "count"), [(1, 966_986), (1 / 8, 17_058)])
+def test_nin_has_nine_convolutions_and_its_parameters(width: float, count: int) -> None:
+    wide, middle, narrow = (round(channels * width) for channels in (192, 160, 96))
+    layers = [(3, wide, 5), (wide, middle, 1), (middle, narrow, 1), (narrow, wide, 5), (wide, wide, 1), (wide, wide, 1)]
+    layers += [(wide, wide, 3), (wide, wide, 1), (wide, 10, 1)]
+    by_hand = sum((before * size**2 + 1) * after for before, after, size in layers)
+    model = nin(width)
+    convolutions = [module for module in model if isinstance(module, nn.Conv2d)]
+    assert [(each.in_channels, each.out_channels, each.kernel_size[0]) for each in convolutions] == layers
+    assert parameters(model) == by_hand == count
+    assert kinds(model).count("Dropout") == 2
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_weights_of_nin_are_drawn_anew_as_they_were_at_first() -> None:
+    """7,200 weights: a standard deviation of them is told to 1 %."""
+    torch.manual_seed(0)
+    convolution = nin(1 / 8)[8]
+    assert isinstance(convolution, nn.Conv2d)
+    first = convolution.weight.detach().clone()
+    convolution.reset_parameters()
+    again = convolution.weight.detach()
+    assert not torch.equal(first, again)
+    for weight in (first, again):
+        assert weight.std().item() == pytest.approx((2 / (12 * 25)) ** 0.5, rel=0.05)
+
+
+def test_an_impossible_nin_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"width=0.001"):
+        nin(0.001)
+    with pytest.raises(ConfigError, match=r"dropout=1.0"):
+        nin(dropout=1.0)
 
 
 FULL = [(3, 64), (64, 128), (128, 256), (256, 256), (256, 512), (512, 512), (512, 512), (512, 512)]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 PAPERS = {
     "group-sgd": "paceline.papers.group_sgd",
     "lgc": "paceline.papers.lgc",
+    "ec-dnn": "paceline.papers.ec_dnn",
     "sdde": "paceline.papers.sdde",
     "fine-pruning": "paceline.papers.fine_pruning",
 }
@@ -31,7 +32,7 @@ class Paper(Protocol):
 
 
 def reproduce(  # noqa: PLR0917 - typer names the options
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="group-sgd, lgc, fine-pruning or sdde.")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="group-sgd, lgc, ec-dnn, fine-pruning or sdde.")],
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets are.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: training on a reduced scale.")] = False,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write card and runs there.")] = None,

@@ -1,18 +1,16 @@
 """The figures of *Group SGD*, drawn from a card."""
 
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, MultipleLocator, PercentFormatter
 
-from paceline.files import write_atomically
 from paceline.papers.card import Card
+from paceline.papers.drawing import blank, save
 from paceline.papers.group_sgd_runs import MODELS, STRATEGIES, updates_of
 from paceline.reports.figures import COLOURS, DASHES
 from paceline.run import Stop
@@ -33,13 +31,10 @@ def draw(card: Card, directory: Path, toy: Toy, updates: int) -> list[Path]:
     }
     paths = []
     for name, fill in drawn.items():
-        figure = Figure(figsize=(10, 4 if name == "group-sgd-theorem" else 6.8), dpi=100, layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = blank(10, 4 if name == "group-sgd-theorem" else 6.8)
         fill(figure)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", metadata={"Software": "Paceline"})
         paths.append(directory / f"{name}.png")
-        write_atomically(paths[-1], buffer.getvalue())
+        save(figure, paths[-1])
     return paths
 
 

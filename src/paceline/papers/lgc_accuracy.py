@@ -8,9 +8,10 @@ from statistics import fmean
 from typing import Any
 
 from paceline.papers.card import Claim
+from paceline.papers.cifar import CLASSES
 from paceline.papers.lgc_plans import METHODS, PARTS, Results, Runs, case
 from paceline.papers.lgc_timing import QUORUMS
-from paceline.papers.lgc_training import CLASSES, Case
+from paceline.papers.lgc_training import Case
 
 CLOSE = 2.0  # points: "nearly equal", "comparable", "slight accuracy loss"
 NOISE = 1.0  # points: what a single run's accuracy may differ by for no reason

@@ -1,16 +1,14 @@
 """The figures of the reproduction of live compensation, drawn from the runs of its card."""
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from paceline.files import write_atomically
 from paceline.papers.card import Card
+from paceline.papers.drawing import blank, save, tidy
 from paceline.papers.lgc_timing import PERIODS, QUORUM, QUORUMS, TIME_MODELS, WORKERS, expected_saving
 from paceline.reports.figures import COLOURS, DASHES
 
@@ -37,39 +35,18 @@ def draw(card: Card, directory: Path) -> list[Path]:
     for name, figure in drawn.items():
         if figure is not None:
             paths.append(directory / name)
-            _save(figure, paths[-1])
+            save(figure, paths[-1])
     return paths
 
 
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Figure, path: Path) -> None:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": "Paceline"})
-    write_atomically(path, buffer.getvalue())
-
-
-def _tidy(axis: Any, title: str, across: str, up: str) -> None:
-    axis.set_title(title, fontsize=11)
-    axis.set_xlabel(across)
-    axis.set_ylabel(up)
-    axis.grid(True, color="0.9", linewidth=0.7)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
 def _timing(rows: Sequence[Row]) -> Figure:
-    figure = _figure(10, 4)
+    figure = blank(10, 4)
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))
     quorums = range(5, WORKERS + 1)
     left.plot(quorums, [expected_saving(quorum) for quorum in quorums], color="0.4", label="order statistics, exact")
     simulated = [_saving(rows, "ideal", 1, quorum) for quorum in QUORUMS]
     left.plot(QUORUMS, simulated, "o", color=COLOURS[1], label="simulated (ideal, h=1)")
-    _tidy(left, "Time saved by waiting for K of 10", "K", "saving, % of Full-SGD's time")
+    tidy(left, "Time saved by waiting for K of 10", "K", "saving, % of Full-SGD's time")
     left.legend(frameon=False, fontsize=9)
     for number, h in enumerate(PERIODS):
         saved = [_saving(rows, model, h) for model in TIME_MODELS]
@@ -79,7 +56,7 @@ def _timing(rows: Sequence[Row]) -> Figure:
     right.axhline(35, color="0.35", linewidth=0.9, linestyle=(0, (2, 2)), label="the paper: ~35 %")
     names = [model.replace("k_", "K-SGD\n").replace("_", "\n") for model in TIME_MODELS]
     right.set_xticks(range(len(TIME_MODELS)), names, fontsize=9)
-    _tidy(right, "K=7: what late workers do decides", "", "saving, %")
+    tidy(right, "K=7: what late workers do decides", "", "saving, %")
     right.set_ylim(0, 48)
     right.legend(frameon=False, fontsize=9, ncols=4, loc="upper center")
     return figure
@@ -97,7 +74,7 @@ def _accuracy(rows: Sequence[Row]) -> Figure:
     usual = [row for row in rows if row["quorum"] in (QUORUM, WORKERS) and row["blocks_done"] == "4"]
     models = list(dict.fromkeys(row["model"] for row in usual))
     periods = sorted({row["h"] for row in usual})
-    figure = _figure(1.5 + 3.3 * len(periods), 0.6 + 3.1 * len(models))
+    figure = blank(1.5 + 3.3 * len(periods), 0.6 + 3.1 * len(models))
     panels = figure.subplots(len(models), len(periods), squeeze=False, sharey="row")
     for down, model in enumerate(models):
         for across, h in enumerate(periods):
@@ -106,7 +83,7 @@ def _accuracy(rows: Sequence[Row]) -> Figure:
                 h_of = 10 if method == "full" else h
                 mine = [r for r in usual if (r["model"], r["method"], r["h"]) == (model, method, h_of)]
                 _by_classes(axis, mine, method)
-            _tidy(axis, f"{MODELS[model]}, h={h}", "classes of a worker, c", "" if across else "test accuracy, %")
+            tidy(axis, f"{MODELS[model]}, h={h}", "classes of a worker, c", "" if across else "test accuracy, %")
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
@@ -124,7 +101,7 @@ def _by_classes(axis: Any, rows: Sequence[Row], method: str) -> None:
 
 def _convergence(rows: Sequence[Row], model: str) -> Figure:
     """Training loss against updates and time at c = 3, h = 10 (Fig. 4)."""
-    figure = _figure(10, 3.8)
+    figure = blank(10, 3.8)
     panels = figure.subplots(1, 2, sharey=True)
     for row in rows:
         if (row["model"], row["c"], row["h"], row["blocks_done"]) != (model, 3, 10, "4") or (
@@ -137,8 +114,8 @@ def _convergence(rows: Sequence[Row], model: str) -> Figure:
                 [point[column] for point in row["curve"]], [point[2] for point in row["curve"]],
                 label=LABELS[row["method"]] if first else None, alpha=1 if first else 0.4, **LOOKS[row["method"]],
             )  # fmt: skip
-    _tidy(panels[0], f"{MODELS[model]}, c=3, h=10", "updates", "loss on 1,000 training samples")
-    _tidy(panels[1], "the same against virtual time (ideal)", "virtual seconds", "")
+    tidy(panels[0], f"{MODELS[model]}, c=3, h=10", "updates", "loss on 1,000 training samples")
+    tidy(panels[1], "the same against virtual time (ideal)", "virtual seconds", "")
     panels[0].legend(frameon=False)
     return figure
 
@@ -151,13 +128,13 @@ def _frontier_and_partial(rows: Sequence[Row]) -> Figure | None:
     model = partial[0]["model"]
     seeds = {row["seed"] for row in partial}
     mine = [r for r in rows if (r["model"], r["c"], r["h"]) == (model, 3, 10) and r["seed"] in seeds]
-    figure = _figure(10, 4.2)
+    figure = blank(10, 4.2)
     left, right = figure.subplots(1, 2)
     _frontier(left, [row for row in mine if row["blocks_done"] == "4"])
-    _tidy(left, f"{MODELS[model]}, c=3, h=10: K=5 to 10", "virtual seconds (ideal)", "training loss at the end")
+    tidy(left, f"{MODELS[model]}, c=3, h=10: K=5 to 10", "virtual seconds (ideal)", "training loss at the end")
     left.legend(frameon=False, fontsize=9)
     _partial(right, [row for row in mine if row["method"] == "lgc" and row["quorum"] == QUORUM])
-    _tidy(right, "LGC-SGD, K=7: partial work", "blocks that late workers get done, r of 4", "test accuracy, %")
+    tidy(right, "LGC-SGD, K=7: partial work", "blocks that late workers get done, r of 4", "test accuracy, %")
     return figure
 
 
