@@ -76,7 +76,7 @@ def slowed_ddp(rank: int, workers: int, case: Case, orders: Connection) -> None:
                 time.sleep((TIMES - 1) * 3 * (time.perf_counter() - step_began))
             loss.backward()
             optimizer.step()
-            losses.append((time.perf_counter() - began, float(loss)))
+            losses.append((time.perf_counter() - began, float(loss.detach())))
         orders.send(losses)
 
 
