@@ -284,7 +284,8 @@ def _numbers(value: Any) -> list[float]:
 
 
 @pytest.mark.skipif(not DATA, reason="needs real data: make test DATA=DIR")
-def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path) -> None:
+def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.papers.ec_dnn_training.VALIDATED", 100)
     tiny = replace(QUICK, size=Size(samples=256, steps=20, followed=50, tested=100), averaging=(5,), compressing=(10,))
     options = Options(Path(DATA or ""), work=tmp_path / "work", processes=1)
     card = reproduce_plan(tiny, options)
