@@ -48,6 +48,19 @@ def vector(model: nn.Module) -> Tensor:
     return parameters_to_vector(model.parameters()).detach()
 
 
+def by_train(wanted: Training, strategy: pl.Strategy, pictures: tuple[Tensor, Tensor]) -> pl.Run:
+    return pl.train(
+        pl.Task(network(wanted), cross_entropy, pictures),
+        strategy=strategy,
+        fleet=fleet_of(wanted),
+        optimizer=lambda parameters: SGD(parameters, lr=0.02, momentum=0.9, weight_decay=1e-4),
+        scheduler=lambda optimizer: MultiStepLR(optimizer, [wanted.steps * 3 // 4], 0.1),
+        batch_size=BATCH,
+        seed=wanted.seed,
+        progress=False,
+    )
+
+
 # Training
 
 
@@ -57,16 +70,7 @@ def test_a_run_is_what_train_does_bit_for_bit(case: Case, pictures: tuple[Tensor
     run = Run(wanted, network(wanted), pictures)
     last = list(run.communications())[-1]
     assert last.steps == wanted.steps
-    same = pl.train(
-        pl.Task(network(wanted), cross_entropy, pictures),
-        strategy=run.strategy,
-        fleet=fleet_of(wanted),
-        optimizer=lambda parameters: SGD(parameters, lr=0.02, momentum=0.9, weight_decay=1e-4),
-        scheduler=lambda optimizer: MultiStepLR(optimizer, [wanted.steps * 3 // 4], 0.1),
-        batch_size=BATCH,
-        seed=wanted.seed,
-        progress=False,
-    )
+    same = by_train(wanted, run.strategy, pictures)
     assert torch.equal(vector(run.hands.model), vector(same.model))
     assert last.seconds == same.history[-1].seconds
     assert run.crew.costs == same.costs
@@ -90,16 +94,7 @@ def test_looking_at_e_dnn_on_the_way_changes_nothing(pictures: tuple[Tensor, Ten
     wanted = training(Case("e", 2), steps=20)
     run = Run(wanted, network(wanted), pictures)
     assert [at.steps for at in run.communications()] == list(range(2, 21, 2))
-    same = pl.train(
-        pl.Task(network(wanted), cross_entropy, pictures),
-        strategy=pl.FinalEnsemble(20),
-        fleet=fleet_of(wanted),
-        optimizer=lambda parameters: SGD(parameters, lr=0.02, momentum=0.9, weight_decay=1e-4),
-        scheduler=lambda optimizer: MultiStepLR(optimizer, [15], 0.1),
-        batch_size=BATCH,
-        seed=wanted.seed,
-        progress=False,
-    )
+    same = by_train(wanted, pl.FinalEnsemble(20), pictures)
     assert torch.equal(vector(run.hands.model), vector(same.model))
 
 
@@ -284,7 +279,8 @@ def _numbers(value: Any) -> list[float]:
 
 
 @pytest.mark.skipif(not DATA, reason="needs real data: make test DATA=DIR")
-def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path) -> None:
+def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.papers.ec_dnn_training.VALIDATED", 100)
     tiny = replace(QUICK, size=Size(samples=256, steps=20, followed=50, tested=100), averaging=(5,), compressing=(10,))
     options = Options(Path(DATA or ""), work=tmp_path / "work", processes=1)
     card = reproduce_plan(tiny, options)
