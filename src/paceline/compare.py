@@ -3,7 +3,6 @@
 import math
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from statistics import median
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from paceline.config import Config, config_table
+from paceline.pool_processes import begin_process
 from paceline.reports.measure import Measures, measure
 from paceline.run import Row
 
@@ -196,7 +196,7 @@ def _pool(processes: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(["paceline.experiment"])  # torch is imported once for all
-    return ProcessPoolExecutor(processes, context, initializer=_begin_process)
+    return ProcessPoolExecutor(processes, context, initializer=begin_process)
 
 
 def check_in_process(config: Config) -> None:
@@ -235,13 +235,6 @@ def one_thread() -> Iterator[None]:
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _begin_process() -> None:
-    import torch
-
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    torch.set_num_threads(1)
 
 
 def _row(entry: Entry) -> dict[str, Any]:

@@ -9,16 +9,13 @@ import hashlib
 import json
 import multiprocessing
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from multiprocessing.connection import wait as wait_for_sentinels
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from paceline.core.errors import ConfigError
 from paceline.files import write_atomically
 from paceline.papers.card import plain_values
 from paceline.papers.fingerprint import fingerprint
+from paceline.pool_processes import begin_process
 from paceline.tables import console
 
 Result = dict[str, Any]
@@ -106,7 +104,7 @@ def _pool(processes: int, modules: list[str]) -> Iterator[ProcessPoolExecutor]:
     if method == "forkserver":
         context.set_forkserver_preload(["torch", *modules])  # imported once for all
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(processes, context, initializer=_begin_process)
+    pool = ProcessPoolExecutor(processes, context, initializer=begin_process)
     try:
         yield pool
     except BaseException:
@@ -125,22 +123,6 @@ def _bury(workers: set[BaseProcess]) -> None:
         if process.is_alive():
             process.kill()
             process.join()
-
-
-def _begin_process() -> None:
-    import torch
-
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """However the parent ends, even killed: a job must not outlive it."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait_for_sentinels([parent.sentinel])
-        os._exit(1)
 
 
 def _keep(work: Path, job: Job, result: Result) -> None:
