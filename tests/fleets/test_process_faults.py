@@ -26,6 +26,7 @@ from paceline.trace import Spoiled, Trace
 from support import faults
 from support.digits import digits_task, linear
 
+TESTS = Path(__file__).parents[1]
 SOON = pl.Deadline(factor=5.0, at_least=1.0, at_first=60.0)
 STRATEGIES = [
     pl.Synchronous(),
@@ -257,7 +258,8 @@ def test_nobody_left_is_no_deadlock(strategy: pl.Strategy, tmp_path: Path) -> No
 
 def test_the_parent_s_death_leaves_neither_process_nor_memory(tmp_path: Path) -> None:
     before = {entry.name for entry in Path("/dev/shm").iterdir()}
-    parent = subprocess.Popen([sys.executable, "-m", "support.endless_processes"], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "support.endless_processes"]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TESTS)
     assert parent.stdout is not None
     assert parent.stdout.readline() == "trained\n"
     family = psutil.Process(parent.pid).children(recursive=True)
@@ -274,7 +276,7 @@ def test_the_parent_s_death_leaves_neither_process_nor_memory(tmp_path: Path) ->
 def test_ctrl_c_lets_the_workers_go() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-m", "support.endless_processes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,
+        start_new_session=True, cwd=TESTS,
     )  # fmt: skip
     assert parent.stdout is not None
     assert parent.stdout.readline() == "trained\n"

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+TESTS = Path(__file__).parents[1]
+
 
 def train_with_ddp(
     model: nn.Module,
@@ -24,7 +26,7 @@ def train_with_ddp(
     torch.save({"model": model, "data": data, "batches": batches, "ways": ways}, asked)
     command = [sys.executable, "-m", "support.ddp"]
     ranks = [
-        subprocess.Popen([*command, str(rank), str(where / "store"), str(asked), str(answer)])
+        subprocess.Popen([*command, str(rank), str(where / "store"), str(asked), str(answer)], cwd=TESTS)
         for rank in range(len(batches))
     ]
     assert [rank.wait(timeout=100) for rank in ranks] == [0] * len(ranks)
