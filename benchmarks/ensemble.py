@@ -4,7 +4,7 @@
 
 round / passes   what a round costs (samples chosen and fetched, passed through every model, weighed, kept as labels),
                  in terms of the bare forward passes of the same models over the same samples, fetched beforehand
-copies           the most memory that a run with 8 workers held beyond what was there before it, in copies of the model;
+copies           the most memory that a run with 8 workers held, besides the task and its model, in copies of the model;
                  each case runs in a process of its own, whose peak the operating system tells (Linux)
 """
 
@@ -75,19 +75,25 @@ def copies(method: str) -> float:
 
 
 def memory(method: str) -> float:
+    train_deep(method, width=8)  # whatever is imported or allocated only once
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    size = train_deep(method, WIDTH)
+    return (_resident("VmHWM") - before) / size - 1  # the task's own model is the user's
+
+
+def train_deep(method: str, width: int) -> int:
+    """Returns the size of the model in bytes."""
     samples = CROWD * 64
-    x, y = torch.randn(samples, WIDTH), torch.arange(samples) % 10
-    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    task = pl.Task(nn.Sequential(*layers, nn.Linear(WIDTH, 10)), cross_entropy, train=(x, y))
+    x, y = torch.randn(samples, width), torch.arange(samples) % 10
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.ReLU())]
+    task = pl.Task(nn.Sequential(*layers, nn.Linear(width, 10)), cross_entropy, train=(x, y))
     strategy: pl.Strategy = pl.ModelAveraging(4, steps=12)
     if method != "averaging":
         strategy = pl.EnsembleCompression(4, method, compression_steps=1, steps=12)  # type: ignore[arg-type]
-    before = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=CROWD)
     pl.train(task, strategy=strategy, fleet=fleet, optimizer=sgd, batch_size=16, progress=False)
-    size = sum(parameter.numel() * parameter.element_size() for parameter in task.model.parameters())
-    return (_resident("VmHWM") - before) / size
+    return sum(parameter.numel() * parameter.element_size() for parameter in task.model.parameters())
 
 
 def _resident(field: str) -> int:
