@@ -92,7 +92,8 @@ def test_processes_train_and_one_that_is_killed_is_replaced() -> None:
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert re.fullmatch(
-        r"  worker \d was killed by SIGKILL while it ran t\d+; a replacement is on its way\n", result.stderr
+        r"  worker \d was killed by SIGKILL while it (ran t\d+|had nothing to do); a replacement is on its way\n",
+        result.stderr,
     )
     updates = {name: int(count) for name, count in re.findall(r"^(\S+) +(\d+) updates  mean", result.stdout, re.M)}
     assert updates.keys() == {"SSGD", "ASGD", "LGC-SGD", "GSGD"}
