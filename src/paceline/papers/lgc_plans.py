@@ -51,12 +51,12 @@ class Plan:
 # Under a minute of two cores, the simulations included.
 QUICK = Plan(
     name="reduced run",
-    size=Size(samples=4_000, epochs=12, tested=2_000),
+    size=Size(samples=4_000, epochs=8, tested=1_000),
     steps=(0.1,),
     grids=(Grid("lenet", (3,), (10,), (0,)),),
     repeats=1,
 )
-# About 25 minutes of two cores.
+# About 20 minutes of two cores.
 SMALL = Plan(
     name="scaled down",
     size=Size(),
