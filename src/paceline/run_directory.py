@@ -6,6 +6,8 @@ metrics.jsonl           a line for each judgement of the model, as they happen
 checkpoint.safetensors  all that is needed to go on: now and then, when the run is interrupted, and at its end
 model.safetensors       the weights and buffers at the end; pruning.safetensors, which samples were left out, if any
 summary.json            how it ended; the last file to be written
+
+The command line adds config.toml at the start, and a run that hands in models local.safetensors and architecture.pt2.
 """
 
 import json
