@@ -8,6 +8,7 @@ import torch
 
 from paceline.papers.fine_pruning_training import Loop, Size, Training
 from paceline.papers.models import lenet
+from paceline.pruning.plan import Schedule
 from paceline.pruning.rules import FineRule
 
 BATCH = 128
@@ -29,7 +30,7 @@ def run_timing(timing: Timing) -> dict[str, Any]:
     overhead is the median, for it is measured inside each epoch.
     """
     size = Size(timing.samples, 10_000, BATCH)
-    every_second = FineRule(window=10_000, start=1, block=2, count=1, fraction=timing.fraction)
+    every_second = FineRule(Schedule(1, 2, 1, window=10_000), timing.fraction)
     torch.manual_seed(0)
     data = torch.randn(size.samples, 3, 32, 32), torch.randint(0, 10, (size.samples,))
     plain = Loop(Training("", "lenet", 0, size), _network(), data)

@@ -7,6 +7,7 @@ from typing import Literal
 
 from paceline.core.errors import ConfigError
 
+Attenuate = Literal["window", "epoch"]
 MOST_EPOCHS = 65_535  # in a window: counts take two bytes
 
 
@@ -36,7 +37,7 @@ class Schedule:
     window: int | None = None
     windows: tuple[int, ...] = ()
     attenuation: float = 1.0
-    attenuate: Literal["window", "epoch"] = "window"
+    attenuate: Attenuate = "window"
     until: int | None = None
 
     def __post_init__(self) -> None:

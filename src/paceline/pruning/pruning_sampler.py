@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from paceline.core.errors import ConfigError
-from paceline.pruning.memory import STANDS_OUT, UNSEEN
+from paceline.pruning.memory import STANDS_OUT, UNSEEN, refill
 from paceline.pruning.observed import Batch, Observed, Places, Values, look_at, put_aside, whole_numbers
 from paceline.pruning.plan import Plan
 from paceline.pruning.processes import minimum, processes
@@ -20,6 +20,7 @@ from paceline.pruning.selection import Mask, only_kept
 from paceline.randomness import stream
 from paceline.sampling.batches import Batches
 from paceline.sampling.partition import Indices
+from paceline.toml_tables import table_of
 
 MOST_SAMPLES = 2**31 - 1  # indices are kept in four bytes
 MOST_WAITING = 64  # batches that are not looked at yet
@@ -88,7 +89,7 @@ class PruningSampler(Sampler[int]):
             )
         self._look()
         self._merge()
-        self._memory.close(self._marks)
+        self._memory.count(slice(None), self._marks == STANDS_OUT)
         self._marks.fill(UNSEEN)
         self._observed, self._resuming = 0, False
         for each in range(self._epoch + 1, number + 1):
@@ -219,10 +220,8 @@ class PruningSampler(Sampler[int]):
         for name, value in mine.items():
             if state.get(name) != value:
                 raise ConfigError(f"the state is of {name}={state.get(name)}, and this sampler has {name}={value}")
-        for name, array in self._memory.state().items():
-            array[:] = state["memory"][name].numpy()
+        refill({**self._memory.state(), "marks": self._marks}, {**state["memory"], "marks": state["marks"]})
         self._waiting, self._waiting_samples, self._resuming = [], 0, True
-        self._marks[:] = state["marks"].numpy()
         self._observed = int(np.count_nonzero(self._marks != UNSEEN))
         self._epoch = state["epoch"] + 1
         kept = state["kept"]
@@ -234,5 +233,5 @@ class PruningSampler(Sampler[int]):
         return {**self.__dict__, "_resuming": True}
 
     def __repr__(self) -> str:
-        rule = repr(self.rule)
-        return f"{type(self).__name__}(samples={self.samples}, {rule[rule.index('(') + 1 : -1]}, seed={self.seed})"
+        settings = {"samples": self.samples, **table_of(self.rule), "seed": self.seed}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
