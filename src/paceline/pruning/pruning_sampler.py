@@ -88,6 +88,7 @@ class PruningSampler(Sampler[int]):
                 "go on, load a state, or make a new sampler"
             )
         self._look()
+        self._kept, self._order = None, self._order[:0].copy()  # lets go of their memory
         self._merge()
         self._memory.count(slice(None), self._marks == STANDS_OUT)
         self._marks.fill(UNSEEN)
@@ -97,7 +98,6 @@ class PruningSampler(Sampler[int]):
 
     def _enter(self, number: int) -> None:
         self._epoch = number
-        self._order = np.empty(0, dtype=np.int32)  # lets go of the last one's memory
         self._kept = self._memory.enter(number, stream(self.seed, "pruning", 0, number))
         self._shuffle()
 
