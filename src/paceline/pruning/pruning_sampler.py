@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 from paceline.core.errors import ConfigError
 from paceline.pruning.memory import STANDS_OUT, UNSEEN, refill
 from paceline.pruning.observed import Batch, Observed, Places, Values, look_at, put_aside, whole_numbers
-from paceline.pruning.plan import Plan
+from paceline.pruning.plan import Plan, check_whole
 from paceline.pruning.processes import minimum, processes
 from paceline.pruning.rest import Rest
 from paceline.pruning.rules import Rule
@@ -36,6 +36,8 @@ class PruningSampler(Sampler[int]):
     """
 
     def __init__(self, rule: Rule, samples: int, seed: int, rank: int, ranks: int) -> None:
+        for name, value in (("samples", samples), ("seed", seed), ("rank", rank), ("ranks", ranks)):
+            check_whole(name, value)
         if not 1 <= samples <= MOST_SAMPLES:
             raise ConfigError(f"samples={samples} is not possible: 1 to {MOST_SAMPLES:,}")
         if seed < 0:
@@ -200,7 +202,10 @@ class PruningSampler(Sampler[int]):
     # States
 
     def state_dict(self) -> State:
-        """All that an exact resume needs, also in the middle of an epoch; without what is on its way in a loader."""
+        """All that an exact resume needs, also in the middle of an epoch; without what is on its way in a loader.
+
+        Of several processes each has its own, for they are put together at ``set_epoch`` only.
+        """
         self._look()
         arrays = {name: torch.from_numpy(array.copy()) for name, array in self._memory.state().items()}
         kept = None if self._kept is None else torch.from_numpy(np.packbits(self._kept))
@@ -208,6 +213,7 @@ class PruningSampler(Sampler[int]):
             "rule": type(self.rule).__name__,
             "samples": self.samples,
             "seed": self.seed,
+            "rank": (self.rank, self.ranks),
             "epoch": self._epoch - 1,
             "marks": torch.from_numpy(self._marks.copy()),
             "kept": kept,
@@ -220,6 +226,11 @@ class PruningSampler(Sampler[int]):
         for name, value in mine.items():
             if state.get(name) != value:
                 raise ConfigError(f"the state is of {name}={state.get(name)}, and this sampler has {name}={value}")
+        if (taken := tuple(state["rank"])) != (self.rank, self.ranks) and (state["marks"] != UNSEEN).any():
+            raise ConfigError(
+                f"the state was taken in the middle of an epoch by rank {taken[0]} of {taken[1]}, and this is rank "
+                f"{self.rank} of {self.ranks}: let each load its own, or take the state right after set_epoch"
+            )
         refill({**self._memory.state(), "marks": self._marks}, {**state["memory"], "marks": state["marks"]})
         self._waiting, self._waiting_samples, self._resuming = [], 0, True
         self._observed = int(np.count_nonzero(self._marks != UNSEEN))
