@@ -166,7 +166,6 @@ class _Scheme:
             ring[-age - 1] = past[-age - 1]
         values = list(ring)
         before = [values[-1], *values[:-1]]
-        scratch = np.empty_like(ring[: self.rows])
         watch.begin(values[-1])
         for k in range(0, self.steps, self.rows):
             first = k % len(ring)
@@ -176,19 +175,19 @@ class _Scheme:
                 streams[0].standard_normal(out=new)
             else:
                 new[...] = noise[k : k + len(new)]
-            self._increments(k, self.lags.take(ring, k, len(new), streams[1]), new, scratch[: len(new)])
+            self._increments(k, self.lags.take(ring, k, len(new), streams[1]), new)
             for _ in map(np.add, before[rows], values[rows], values[rows]):
                 pass  # each increment becomes a value in its place
             if watch.needs_all:
                 watch.block(k, new)
         watch.finish(values[(self.steps - 1) % len(ring)])
 
-    def _increments(self, k: int, delayed: Floats, normal: Floats, scratch: Floats) -> None:
+    def _increments(self, k: int, delayed: Floats, normal: Floats) -> None:
         """Turn the normal numbers of the steps from k on into the steps' increments."""
         drift, diffusion, ratio = self.equation.drift, self.equation.diffusion, self._ratio
         if self.noise_scale is not None:
             assert not callable(drift)
-            normal += np.multiply(drift * ratio, delayed, scratch)
+            normal += drift * ratio * delayed
             return
         times: Floats = self._offsets[: len(normal)] + (self.start + self.step * k)
         factors = self._factors(diffusion(times, delayed)) if callable(diffusion) else self._constant
@@ -198,11 +197,11 @@ class _Scheme:
         else:
             normal[...] = np.einsum("...ij,...j->...i", factors, normal)
         if not callable(drift):
-            normal += np.multiply(drift * ratio, delayed, scratch)
+            normal += drift * ratio * delayed
         elif ratio == 1:
             np.add(normal, drift(times, delayed), normal)
         else:
-            normal += np.multiply(ratio, drift(times, delayed), scratch)
+            normal += np.multiply(ratio, drift(times, delayed))
 
     def _factors(self, diffusion: ArrayLike) -> Floats:
         """A diffusion over one step, if it goes with the dimensions."""
