@@ -50,8 +50,8 @@ class LocalTrainer:
         self._job = job
         self._device = device_of(self.model)
         self._clip_norm = recipe.clip_norm
-        self._step = plain_sgd(self.optimizer) or self.optimizer.step
         self._scheduler = recipe.scheduler(self.optimizer) if recipe.scheduler else None
+        self._step = plain_sgd(self.optimizer) or self.optimizer.step  # as the scheduler has wrapped it
         self._generator = stream(seed, "local", worker)
         self._random = torch.Generator().manual_seed(int(self._generator.integers(2**62))).get_state()
         self.made = as_made(self.optimizer, self._scheduler)

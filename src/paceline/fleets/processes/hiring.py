@@ -11,6 +11,7 @@ from paceline.fleets.processes.equipment import Equipment, GradientEquipment, Tr
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.mailbox import IN_ORDER, SPIN, Shape
 from paceline.fleets.processes.memory import SharedMemory
+from paceline.fleets.processes.nursery import NURSERY
 from paceline.fleets.processes.parcel import pack
 from paceline.fleets.processes.roster import Memories, Roster
 from paceline.fleets.processes.worker import Instructions
@@ -34,22 +35,25 @@ def hire(fleet: ProcessFleet, job: Job, seed: int) -> tuple[ProcessCrew, RowCont
         letters.close()  # gradients need none
         return RowContributions(job.state, segments, fleet.workers)
 
-    return _hire(fleet, job, seed, equipment, rows.segments_needed(fleet.workers), contributions)
+    needed = rows.segments_needed(fleet.workers)
+    return _hire(fleet, job, seed, equipment=equipment, segments=needed, contributions=contributions)
 
 
 def hire_trainers(fleet: ProcessFleet, bench: Bench) -> tuple[ProcessCrew, PieceRows]:
     """The same for workers that train models of their own."""
+    NURSERY.load_optimizers()
     job = bench.job
     equipment = TrainingEquipment(job.state.model, job.samples, job.loss, job.batch_size, bench.recipe)
 
     def contributions(segments: Segments, letters: Letters) -> PieceRows:
         return PieceRows(bench.trainers, segments, letters)
 
-    return _hire(fleet, job, bench.seed, equipment, piece_rows.segments_needed(fleet.workers), contributions)
+    needed = piece_rows.segments_needed(fleet.workers)
+    return _hire(fleet, job, bench.seed, equipment=equipment, segments=needed, contributions=contributions)
 
 
 def _hire(
-    fleet: ProcessFleet, job: Job, seed: int, equipment: Equipment, segments: int,
+    fleet: ProcessFleet, job: Job, seed: int, *, equipment: Equipment, segments: int,
     contributions: Callable[[Segments, Letters], Handed],
 ) -> tuple[ProcessCrew, Handed]:  # fmt: skip
     state, workers = job.state, fleet.workers

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NO_LETTERS = Letters(descriptor=-1)  # gradients need none
 
+
 def understudy(fleet: "ProcessFleet", job: Job, seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
     segments = _segments(job, rows.segments_needed(fleet.workers))
     contributions = RowContributions(job.state, segments, fleet.workers)
