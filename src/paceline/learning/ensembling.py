@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from paceline.core.facts import Ticket
@@ -118,9 +119,15 @@ class Ensembling:
 
     def restore(self, state: State) -> None:
         samples = len(self._job.unaugmented)
-        soft = [soft_labels(*each, samples) for each in state["soft"]]
+        soft = [soft_labels(chosen, labels, samples) for chosen, labels in state["soft"]]
         self._round, self._members = whole(state["round"]), [whole(worker) for worker in state["members"]]
         self._coefficients, self._chosen = state["coefficients"], list(state["chosen"])
+        if max(self._members) >= len(self._trainers) or len(self._chosen) not in (0, len(self._trainers)):
+            raise ValueError(
+                f"members {self._members} and {len(self._chosen)} choices of {len(self._trainers)} workers"
+            )
+        for chosen in self._chosen:
+            soft_labels(chosen, torch.empty(0), samples)  # refuses samples that there are not
         self._labels = [soft[whole(number)] for number in state["labels"]]
         self._centres = [soft[whole(number)] for number in state["centres"]]
         for ticket, *pair in state["given"]:

@@ -97,6 +97,7 @@ class LocalTrainer:
         return {"model": ModelState(self.model).state(), "chosen": stream_state(self._generator), "aside": self.aside()}
 
     def restore(self, state: State) -> None:
+        torch.Generator().set_state(state["aside"]["random"])  # refuses what cannot be one
         ModelState(self.model).restore(state["model"])
         restore_stream(self._generator, state["chosen"])
         self.take_up(state["aside"])
