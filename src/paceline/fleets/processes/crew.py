@@ -12,6 +12,8 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol
 
 from paceline.core.errors import TooFewWorkers, WorkerFailed
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
@@ -19,7 +21,7 @@ from paceline.core.plain import real, whole
 from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Mailbox, Order
 from paceline.fleets.processes.roster import ATTEMPTS, Member, Roster
 from paceline.learning.contributions import own_seed
-from paceline.learning.rows import RowContributions
+from paceline.learning.rows import Promise
 from paceline.stateful import State
 
 LOOK_AROUND = 0.02  # seconds: even while arrivals keep coming, deaths are looked for this often
@@ -29,11 +31,29 @@ LISTENED_AT_ONCE = 1.0  # seconds of silence that count at most, if the server i
 log = logging.getLogger("paceline")
 
 
+class Rows(Protocol):
+    """Contributions that are handed in as rows: gradients, or models."""
+
+    def promised(self, ticket: Ticket, /) -> Promise: ...
+
+    def hand_in(self, ticket: Ticket, losses: int, /) -> None: ...
+
+    def halt(self, ticket: Ticket, /) -> None: ...
+
+    def forget_worker(self, worker: int, /) -> None:
+        """It has another process."""
+        ...
+
+    def detach(self) -> None:
+        """The run is over."""
+        ...
+
+
 class ProcessCrew:
     """The workers of one run, at work."""
 
     def __init__(
-        self, roster: Roster, contributions: RowContributions, post: int, seed: int, *, minimum: int, replace: bool,
+        self, roster: Roster, contributions: Rows, post: int, seed: int, *, minimum: int, replace: bool,
         delays: Mapping[int, Iterator[float]],
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {"clock": "real", "workers": len(roster.members), "transfer_seconds": 0.0}
@@ -86,7 +106,7 @@ class ProcessCrew:
         member.mailbox.post(
             Order(
                 ticket.serial, ticket.work.units, promise.row, promise.source, promise.indices,
-                own_seed(self._seed, ticket), 0.0 if delay is None else next(delay),
+                own_seed(self._seed, ticket), 0.0 if delay is None else sum(islice(delay, ticket.work.mini_batches)),
             )
         )  # fmt: skip
         self._to_ring.append(member.mailbox)
@@ -221,8 +241,9 @@ class ProcessCrew:
 
     def _condemn_the_overdue(self) -> None:
         for member in self._roster:
+            member.listen(self._listened)
             if member.overdue_at <= self._listened and member.process is not None and not member.condemned:
-                silent = self._listened - member.since
+                silent = self._listened - member.heard
                 member.condemned = f"said nothing for {silent:.3g} s ({member.past.reason()}), and was ended"
                 member.process.kill()
 
