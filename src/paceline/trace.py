@@ -10,6 +10,7 @@ happen: what was written survives the death of the process, and a last line that
     ["step", {weight: [tickets]}, [kept]]  ["wake", at]
     ["remember", [parts], name, value]     ["spoiled", ticket]
     ["billed", ticket, download, relabelling, upload]
+    ["regroup", [parts], [[workers], ...], why]
 
 Instructions follow at the time of the event before them. ``spoiled`` says that the contribution was not finite, and was
 left out of the step before. ``billed`` says what part of a piece of work that was just started does not go into

@@ -16,6 +16,7 @@ from paceline.core.facts import (
     Left,
     Rang,
     Recall,
+    Regroup,
     Remember,
     Start,
     Step,
@@ -104,11 +105,15 @@ def _encode_within(within: Within) -> str:
     while isinstance(decision, Within):
         parts.append(decision.part)
         decision = decision.decision
-    return _encode_remember(decision, parts)
+    return (_encode_remember if isinstance(decision, Remember) else _encode_regroup)(decision, parts)
 
 
 def _encode_remember(remember: Remember, parts: Sequence[int] = ()) -> str:
     return json.dumps(["remember", list(parts), remember.name, remember.value]) + "\n"
+
+
+def _encode_regroup(regroup: Regroup, parts: Sequence[int] = ()) -> str:
+    return json.dumps(["regroup", list(parts), regroup.groups, regroup.why]) + "\n"
 
 
 _ENCODERS: Mapping[type, Callable[[Any], str]] = {
@@ -125,6 +130,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Spoiled: lambda i: f'["spoiled",{i.ticket.serial}]\n',
     Billed: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
     Remember: _encode_remember,
+    Regroup: _encode_regroup,
     Within: _encode_within,
 }
 
@@ -159,8 +165,13 @@ def decode(record: list[Any], tickets: dict[int, Ticket]) -> Fact:
         case ["billed", serial, download, relabelling, upload]:
             return Billed(tickets[serial], download, relabelling, upload)
         case ["remember", parts, name, value]:
-            decision: Remember | Within = Remember(name, value)
-            for part in reversed(parts):
-                decision = Within(part, decision)
-            return decision
+            return _within(parts, Remember(name, value))
+        case ["regroup", parts, groups, why]:
+            return _within(parts, Regroup(tuple(map(tuple, groups)), why))
     raise ValueError(record)
+
+
+def _within(parts: Sequence[int], decision: Remember | Regroup | Within) -> Remember | Regroup | Within:
+    for part in reversed(parts):
+        decision = Within(part, decision)
+    return decision

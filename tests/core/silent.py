@@ -2,7 +2,8 @@
 
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.facts import Assign, Decision, Joined, Ticket, Within, gradient
-from paceline.core.ledger import Groups, Ledger
+from paceline.core.facts import Groups
+from paceline.core.ledger import Ledger
 from paceline.testing import snapshot, walk
 
 
