@@ -20,6 +20,7 @@ from paceline.datasets.cli import data_app
 from paceline.files import check_writable
 from paceline.papers.cli import reproduce
 from paceline.predict.cli import predict
+from paceline.profile_cli import profile
 from paceline.replay_cli import replay
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ app.add_typer(data_app, name="data")
 app.command()(reproduce)
 app.command()(replay)
 app.command()(predict)
+app.command()(profile)
 
 Strategies = Annotated[
     list[str] | None,

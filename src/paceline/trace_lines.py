@@ -45,7 +45,15 @@ class Billed:
     upload: float
 
 
-Fact = Event | Instruction | Spoiled | Billed
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a worker itself took for a piece of work that is about to arrive, in seconds: the rest was on the way."""
+
+    ticket: Ticket
+    seconds: float
+
+
+Fact = Event | Instruction | Spoiled | Billed | Computed
 
 
 def encode(facts: Iterable[Fact]) -> str:
@@ -70,7 +78,7 @@ def tickets_of(fact: Fact) -> Collection[Ticket]:
     """The tickets that a fact names."""
     if isinstance(fact, Step):
         return fact.weights.keys()
-    return (fact.ticket,) if isinstance(fact, Start | Halt | Drop | Recall | Arrived | Spoiled | Billed) else ()
+    return (fact.ticket,) if isinstance(fact, Start | Halt | Drop | Recall | Arrived | Spoiled | Billed | Computed) else ()
 
 
 def _encode_step(step: Step) -> str:
@@ -129,6 +137,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     WakeAt: lambda i: f'["wake",{i.at!r}]\n',
     Spoiled: lambda i: f'["spoiled",{i.ticket.serial}]\n',
     Billed: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
+    Computed: lambda c: f'["computed",{c.ticket.serial},{c.seconds!r}]\n',
     Remember: _encode_remember,
     Regroup: _encode_regroup,
     Within: _encode_within,
@@ -164,6 +173,8 @@ def decode(record: list[Any], tickets: dict[int, Ticket]) -> Fact:
             return Spoiled(tickets[serial])
         case ["billed", serial, download, relabelling, upload]:
             return Billed(tickets[serial], download, relabelling, upload)
+        case ["computed", serial, seconds]:
+            return Computed(tickets[serial], seconds)
         case ["remember", parts, name, value]:
             return _within(parts, Remember(name, value))
         case ["regroup", parts, groups, why]:

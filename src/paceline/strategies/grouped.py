@@ -72,9 +72,7 @@ def groups_by_speed(durations: Sequence[float], tolerance: float = 0.25) -> Grou
 
 def groups_by_label(labels: Sequence[str]) -> Groups:
     """One group for the workers of each label, such as the kind of node that they are on."""
-    return tuple(
-        tuple(worker for worker, own in enumerate(labels) if own == label) for label in dict.fromkeys(labels)
-    )
+    return tuple(tuple(worker for worker, own in enumerate(labels) if own == label) for label in dict.fromkeys(labels))
 
 
 def disjoint(groups: Sequence[Sequence[int]]) -> Groups:

@@ -100,8 +100,8 @@ class Regrouped(Strategy):
             together = max(slowest, least)
             if together <= limit * fastest:
                 return (
-                    f"two groups take {fastest:.4g} to {together:.4g} s: within {together / fastest:.2f} times, not more "
-                    f"than {limit:.4g}"
+                    f"two groups take {fastest:.4g} to {together:.4g} s: within {together / fastest:.2f} times, not "
+                    f"more than {limit:.4g}"
                 )
             least = min(least, slowest)
         return ""

@@ -63,7 +63,9 @@ class StrategyContract:
             before = [(part, part.round) for _, part in walk(rehearsal.ledger) if part.workers]
             rehearsal.play_fairly(self.patience)
             for part, rounds in before:
-                assert part.round > rounds or not part.workers, f"no update in {self.patience} turns of the workers {[*part.workers]}"
+                assert part.round > rounds or not part.workers, (
+                    f"no update in {self.patience} turns of the workers {[*part.workers]}"
+                )
 
         self._finally(check)
 

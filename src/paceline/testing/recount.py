@@ -98,6 +98,7 @@ def happened_in(part: int, facts: Iterable[Fact], groups: Groups) -> list[Fact]:
         if isinstance(fact, Event):
             now = fact.at
         if isinstance(fact, Within):
+            assert isinstance(fact.decision, Instruction)
             found += [fact.decision] * (fact.part == part)
         elif isinstance(fact, Regroup):
             was = {worker: number(worker) for worker in here}
@@ -109,7 +110,8 @@ def happened_in(part: int, facts: Iterable[Fact], groups: Groups) -> list[Fact]:
         elif isinstance(fact, Joined | Left):
             (here.add if isinstance(fact, Joined) else here.discard)(fact.worker)
             found += [fact] * (number(fact.worker) == part)
-            if isinstance(fact, Left) and running.pop(fact.worker, None):
+            if isinstance(fact, Left) and fact.worker in running:
+                del running[fact.worker]
                 ended = {fact.worker}
         elif isinstance(fact, Step):
             found += [fact] * (given_out[next(iter(fact.weights))] == part)

@@ -6,7 +6,20 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.facts import Arrived, Decision, Event, Groups, Halt, Joined, Left, Rang, Recall, Start, Ticket, WakeAt
+from paceline.core.facts import (
+    Arrived,
+    Decision,
+    Event,
+    Groups,
+    Halt,
+    Joined,
+    Left,
+    Rang,
+    Recall,
+    Start,
+    Ticket,
+    WakeAt,
+)
 from paceline.core.ledger import Ledger
 from paceline.testing.recount import Fact
 
