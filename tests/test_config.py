@@ -80,7 +80,9 @@ def test_the_example_shows_every_part_of_a_fleet() -> None:
 
 def test_the_demo_has_all_five_strategies_and_three_seeds() -> None:
     config = read_config(ROOT / "src/paceline/demo.toml")
-    assert {choice.named for choice in config.strategies} == {each for each in HAND_IN_GRADIENTS if each.kind is not Regrouped}
+    assert {choice.named for choice in config.strategies} == {
+        each for each in HAND_IN_GRADIENTS if each.kind is not Regrouped
+    }
     assert len(config.seeds) >= 3
     assert config.fleet.workers == 16
 

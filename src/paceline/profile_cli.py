@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.core.errors import ConfigError
+from paceline.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.config import Config
     from paceline.profiling import Profiled
     from paceline.reports.stragglers import Stragglers
+    from paceline.run_directory import RunDirectory
 
 FAILED = 1
 SHORTEST = 0.5  # seconds: no run of processes is shorter than it takes to notice that they are there
@@ -38,9 +40,11 @@ def profile(  # noqa: PLR0917 - typer names the options
 
     The trace goes on to paceline replay DIR --strategy ... and paceline predict DIR. Exits with 1 if workers failed.
     """
-    from paceline.cli import Interrupted, _free
+    from paceline.cli import _free
+    from paceline.config import write_config
     from paceline.files import check_writable, write_atomically
     from paceline.reports.stragglers import stragglers
+    from paceline.run_directory import RunDirectory
 
     if not SHORTEST <= seconds < float("inf"):
         raise ConfigError(f"--seconds {seconds:g} is no time to measure in: at least {SHORTEST:g}")
@@ -48,7 +52,9 @@ def profile(  # noqa: PLR0917 - typer names the options
         check_writable(json_file, ".json")
     config = _profiled(file, fleet, seed)
     path = output or _free(Path("profiles") / file.stem)
-    done = _measure(config, seconds, path)
+    place = RunDirectory(path, {"config.toml": write_config(config)})
+    place.check_empty()
+    done = _measure(config, seconds, place)
     found = stragglers(done.trace)
     _show(found, file, path)
     if json_file is not None:
@@ -71,18 +77,18 @@ def _profiled(file: Path, kind: str | None, seed: int | None) -> "Config":
 
     config = _on(read_config(file), kind)
     if isinstance(config.fleet, SimulatedFleet):
-        raise ConfigError(f"{file.name} describes simulated workers, of which there is nothing to measure: give --fleet")
+        raise ConfigError(
+            f"{file.name} describes simulated workers, of which there is nothing to measure: give --fleet"
+        )
     seeds = config.seeds[:1] if seed is None else (seed,)
     config = replace(config, strategies=(parse_strategy("asgd"),), seeds=seeds)
     check(config)
     return config
 
 
-def _measure(config: "Config", seconds: float, path: Path) -> "Profiled":
-    from paceline.config import write_config
+def _measure(config: "Config", seconds: float, place: "RunDirectory") -> "Profiled":
     from paceline.experiment import make_task
     from paceline.profiling import profile as measure
-    from paceline.run_directory import RunDirectory
 
     with _watched(seconds, config.fleet.workers) as watch:
         return measure(
@@ -92,7 +98,7 @@ def _measure(config: "Config", seconds: float, path: Path) -> "Profiled":
             batch_size=config.batch_size,
             partition=config.partition,
             seed=config.seeds[0],
-            directory=RunDirectory(path, {"config.toml": write_config(config)}),
+            directory=place,
             watch=watch,
         )
 
@@ -106,7 +112,7 @@ def _watched(seconds: float, workers: int) -> "Iterator[Callable[[float], None] 
 
     terminal = console(stderr=True)
     if not terminal.is_terminal:
-        print(f"measuring {workers} workers for {seconds:g} s ...", file=terminal.file, flush=True)
+        typer.echo(f"measuring {workers} workers for {seconds:g} s ...", err=True)
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[done]}"))
@@ -135,7 +141,9 @@ def _show(found: "Stragglers", file: Path, path: Path) -> None:
         typer.echo(f"Trace: {path}")
         return
     groups = f"gsgd:groups={_spelled(found.groups)}"
-    alike = "all are of like speed, one group" if len(found.groups) == 1 else f"{len(found.groups)} groups of like speed"
+    alike = (
+        "all are of like speed, one group" if len(found.groups) == 1 else f"{len(found.groups)} groups of like speed"
+    )
     typer.echo(f"Suggested: {alike}: {groups}\nTrace: {path}")
     rules = " ".join(f"-s {rule}" for rule in ("ssgd", "asgd", groups))
     typer.echo(f"Next: paceline replay {path} {rules}\n      paceline predict {path} {rules}")

@@ -59,6 +59,9 @@ def profile(
         strategy=rule, fleet=fleet, partition=partition, sampling=Shuffled(),
         batch_size=batch_size, clip_norm=None, seed=seed, task=task,
     )  # fmt: skip
+    place = None if directory is None else place_of(directory)
+    if place is not None:
+        place.check_empty()
     with ExitStack() as stack:
         stack.enter_context(seldom_collecting())
         stack.enter_context(torch.random.fork_rng())
@@ -66,9 +69,8 @@ def profile(
         batches = Shuffled().open(shards, batch_size, seed)
         crew, server = hire(rule, fleet, job_of(task, shards, batch_size), UNMOVED, batches=batches, seed=seed)
         stack.callback(crew.close)
-        place = None
-        if directory is not None:
-            place = stack.enter_context(place_of(directory).open({**settings, "profile": seconds}, resume=False))
+        if place is not None:
+            stack.enter_context(place.open({**settings, "profile": seconds}, resume=False))
         writer = TraceWriter(place.trace if place else None, crew.about)
         if isinstance(crew, Announcing):
             crew.announce = writer.note

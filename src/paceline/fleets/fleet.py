@@ -38,7 +38,7 @@ class Crew(Protocol):
 
 @runtime_checkable
 class Announcing(Protocol):
-    """A crew that tells more of a piece of work than that it arrived: its bill, or what the worker itself took for it."""
+    """A crew that tells more of a piece of work than that it arrived: its bill, or what the worker itself took."""
 
     announce: Callable[..., None]
 
