@@ -128,7 +128,7 @@ class RunDirectory:
         """Forget what was written after the state that was restored."""
         self._write_config()
         os.ftruncate(self._metrics.fileno(), self._bytes)
-        for name in ("summary.json", "model.safetensors"):
+        for name in ("summary.json", "model.safetensors", "pruning.safetensors"):
             (self.path / name).unlink(missing_ok=True)
 
     def __enter__(self) -> "RunDirectory":

@@ -22,7 +22,7 @@ from paceline.learning.task import Task, device_of
 from paceline.loop import Loop, NoHands, seldom_collecting
 from paceline.progress import Progress
 from paceline.pruning.saved import write_pruning
-from paceline.pruning.shards import PrunedShards
+from paceline.pruning.shards import pruned_shards
 from paceline.randomness import stream
 from paceline.run import Every, Run, Stop
 from paceline.run_directory import RunDirectory, place_of, plain_repr
@@ -98,7 +98,7 @@ def train(
         torch.manual_seed(seed)
         job = job_of(task, shards, batch_size)
         batches = sampling.open(shards, batch_size, seed)
-        pruned = batches if isinstance(batches, PrunedShards) else None
+        pruned = pruned_shards(batches)
         crew, server = hire(strategy, fleet, job, recipe, batches=batches, seed=seed)
         stack.callback(crew.close)
         changing = changing_parts(server, batches, crew, needed=checkpoint is not None or resume)

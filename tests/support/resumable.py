@@ -159,6 +159,8 @@ class Slowing:
             yield seconds + 0.01 * float(generator.random())
 
 
+PASSES: dict[str, Any] = {"window": 20, "start": 1, "block": 1, "count": 1, "fraction": 0.7}
+PRUNING = pl.FinePruning(samples=400, **PASSES)  # three batches of ten are left of every pass: it is soon over
 GROUPS = [[0, 1], [2, 3, 4]]
 STRATEGIES: Mapping[str, pl.Strategy] = {
     "synchronous": pl.Synchronous(),
@@ -222,6 +224,10 @@ CASES: Mapping[str, Case] = {
     "resampled": Case(pl.FastestK(3), sampling=pl.Resampled(), partition=pl.Dirichlet(2.0)),
     "handed on": Case(LGC, replace(FLEET, changes=CHANGES), sampling=pl.HandedOn()),
     "watchful": Case(pl.FastestK(3), sampling=Hardest()),
+    "pruned": Case(LGC, sampling=PRUNING, every=pl.Every(updates=2)),
+    "pruned, asynchronous": Case(pl.Asynchronous(), sampling=PRUNING),
+    "pruned at random": Case(pl.FastestK(3), sampling=pl.RandomPruning(samples=400, **PASSES)),
+    "pruned and handed on": Case(BOTH, replace(FLEET, changes=CHANGES), sampling=pl.HandedOn(PRUNING)),
     "judged by updates": Case(every=pl.Every(updates=3), clip_norm=0.5),
     "judged by seconds": Case(pl.Asynchronous(), every=pl.Every(seconds=0.04)),
 }
