@@ -109,7 +109,7 @@ def train(
         goes_on = opened is not None and opened.goes_on
         writer = TraceWriter(opened.trace if opened else None, crew.about, goes_on=goes_on)
         if isinstance(crew, SimulatedCrew | RecordedCrew):
-            crew.announce = writer.billed
+            crew.announce = writer.note
         loop = Loop(strategy, crew, server, writer, stop.seconds)
         line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
         listeners: list[Listener] = [line] if opened is None else [opened, line]
@@ -191,7 +191,7 @@ def simulate(
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
     crew = fleet.open(seed)
     writer = TraceWriter(Path(trace) if trace else None, crew.about)
-    crew.announce = writer.billed
+    crew.announce = writer.note
     with seldom_collecting():
         for update in Loop(strategy, crew, NoHands(), writer, stop.seconds):
             if update.version + 1 == stop.updates:

@@ -193,6 +193,7 @@ LGC, BOTH = STRATEGIES["compensation"], STRATEGIES["grouped compensation"]
 CASES: Mapping[str, Case] = {
     **{name: Case(strategy) for name, strategy in STRATEGIES.items()},
     **{f"{name}, exact": Case(strategy).exact() for name, strategy in STRATEGIES.items()},
+    "regrouped": Case(pl.Regrouped(tolerance=0.2, margin=0.05, window=1)),
     "dropout": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)),
     "dropout, exact": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)).exact(),
     "batch norm": Case(BOTH, model=normalised, optimizer=sgd(momentum=0.9, nesterov=True, weight_decay=1e-3)),

@@ -11,7 +11,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from paceline.fleets.processes.roster import ATTEMPTS, Member, Roster
 from paceline.learning.contributions import own_seed
 from paceline.learning.rows import Promise
 from paceline.stateful import State
+from paceline.trace_lines import Computed
 
 LOOK_AROUND = 0.02  # seconds: even while arrivals keep coming, deaths are looked for this often
 LOOK_FOR_SILENCE = 0.25  # seconds between looks at deadlines
@@ -57,6 +58,7 @@ class ProcessCrew:
         delays: Mapping[int, Iterator[float]],
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {"clock": "real", "workers": len(roster.members), "transfer_seconds": 0.0}
+        self.announce: Callable[[Computed], None] | None = None
         self._roster = roster
         self._contributions = contributions
         self._post = post
@@ -200,6 +202,8 @@ class ProcessCrew:
 
     def _receive(self, member: Member, ticket: Ticket, done: int) -> None:
         self._contributions.hand_in(ticket, member.mailbox.losses)
+        if self.announce is not None:
+            self.announce(Computed(ticket, member.mailbox.spent))
         member.answer(self._listened)
         self._fruitful = True
         self._events.append(Arrived(self._now(), ticket, done))

@@ -21,7 +21,7 @@ from paceline.sampling.partition import Indices
 SPIN = 200e-6  # seconds that a worker keeps looking; waking it from sleep takes about as long as a small model's pass
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
 TEXT = 16_384  # bytes for a traceback
-ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, LOSSES, SECONDS, TAKEN, BEAT, WORDS = (*range(12), 16)
+ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, LOSSES, SECONDS, TAKEN, BEAT, SPENT, WORDS = (*range(13), 16)
 NOTHING, QUIT = 0, -1
 
 RECORD = struct.Struct("<iiq")  # worker, units done, serial number: shorter than what a pipe takes as one piece
@@ -118,6 +118,11 @@ class Mailbox:
         return self._words[LOSSES]
 
     @property
+    def spent(self) -> float:
+        """The seconds that the worker itself took for what it handed in last."""
+        return self._reals[SPENT]
+
+    @property
     def complaint(self) -> str:
         """What the worker had to say before it failed."""
         return bytes(self._text).rstrip(b"\0").decode(errors="replace")
@@ -168,6 +173,9 @@ class Mailbox:
 
     def count_losses(self, losses: int) -> None:
         self._words[LOSSES] = losses
+
+    def count_seconds(self, seconds: float) -> None:
+        self._reals[SPENT] = seconds
 
     def complain(self, text: str) -> None:
         """The end of it, where a traceback says what was wrong."""

@@ -77,7 +77,7 @@ class Worker:
     def carry_out(self, order: Order) -> None:
         self.last = order.serial
         mailbox, serial = self._mailbox, order.serial
-        began = time.perf_counter()
+        taken = began = time.perf_counter()
 
         def go_on(block: int) -> bool:
             nonlocal began
@@ -91,6 +91,7 @@ class Worker:
             self._dawdle(order, began)
         if not mailbox.halted(serial):
             mailbox.count_losses(losses)
+            mailbox.count_seconds(time.perf_counter() - taken)
             self.tell(done, serial)
 
     def _dawdle(self, order: Order, began: float) -> float:
