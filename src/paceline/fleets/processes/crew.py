@@ -22,8 +22,8 @@ from paceline.learning.contributions import own_seed
 from paceline.learning.rows import RowContributions
 from paceline.stateful import State
 
-LOOK_AROUND = 0.02  # seconds: even while arrivals keep coming, deaths are looked for this often
 LOOK_FOR_SILENCE = 0.25  # seconds between looks at deadlines
+READ_AT_ONCE = 256 * RECORD.size
 LISTENED_AT_ONCE = 1.0  # seconds of silence that count at most, if the server itself was busy or stopped
 
 log = logging.getLogger("paceline")
@@ -51,7 +51,7 @@ class ProcessCrew:
         self._at_listening = self._zero = time.monotonic()
         self._before = 0.0  # what the clock showed when the run that is resumed was put aside
         self._told_of: set[int] = set()  # who is here, as far as the loop knows
-        self._looked = self._looked_for_silence = 0.0
+        self._looked_for_silence = 0.0
         self._too_few = ""  # why there are, once there are
         self._begun = False  # is everybody here who was at the start?
         self._fruitful = False  # has anything been handed in?
@@ -156,30 +156,50 @@ class ProcessCrew:
         return time.monotonic() - self._zero
 
     def _listen(self) -> None:
-        """Come back with news, or when something is due."""
+        """Come back with news, or when something is due: post, the end of a process, a deadline, an alarm."""
+        if self._too_few:
+            raise TooFewWorkers(self._too_few)
+        seconds = LOOK_FOR_SILENCE
+        if self._alarms:
+            seconds = max(0.0, min(seconds, self._alarms[0] - self._now()))
+        ready = self._poll.poll(seconds)
         now = time.monotonic()
         self._listened += min(now - self._at_listening, LISTENED_AT_ONCE)
         self._at_listening = now
-        if now - self._looked >= LOOK_AROUND or not self._read_post():
-            self._look_around()
+        if ready:
+            self._read_post()  # what somebody wrote before its end comes before its end
+            for descriptor, _ in ready:
+                if descriptor != self._post:
+                    self._miss(self._by_sentinel.pop(descriptor))
+        if now - self._looked_for_silence >= LOOK_FOR_SILENCE:
+            self._looked_for_silence = now
+            self._condemn_the_overdue()
+        if self._alarms and self._alarms[0] <= (at := self._now()):
+            while self._alarms and self._alarms[0] <= at:
+                heapq.heappop(self._alarms)
+            self._events.append(Rang(at))
 
-    def _read_post(self) -> bool:
-        try:
-            records = os.read(self._post, 256 * RECORD.size)
-        except BlockingIOError:
-            return False
-        for number, done, serial in RECORD.iter_unpack(records):
-            member = self._roster.members[number]
-            if done == READY:
-                self._welcome(member)
-            elif done == FAILED:
-                member.complaint = member.mailbox.complaint
-            elif member.ticket is not None and member.ticket.serial == serial:
-                self._receive(member, member.ticket, done)
-        return True
+    def _read_post(self) -> None:
+        """Read all that is there."""
+        members = self._roster.members
+        while True:
+            try:
+                records = os.read(self._post, READ_AT_ONCE)
+            except BlockingIOError:
+                return
+            for number, done, serial in RECORD.iter_unpack(records):
+                member = members[number]
+                if done == READY:
+                    self._welcome(member)
+                elif done == FAILED:
+                    member.complaint = member.mailbox.complaint
+                elif member.ticket is not None and member.ticket.serial == serial:
+                    self._receive(member, member.ticket, done)
+            if len(records) < READ_AT_ONCE:
+                return
 
     def _receive(self, member: Member, ticket: Ticket, done: int) -> None:
-        self._contributions.hand_in(ticket, member.mailbox.losses)
+        self._contributions.hand_in(ticket, member.mailbox.brought)
         member.answer(self._listened)
         self._fruitful = True
         self._events.append(Arrived(self._now(), ticket, done))
@@ -188,28 +208,6 @@ class ProcessCrew:
         member.here = True
         self._contributions.forget_worker(member.number)
         self._events.append(Joined(self._now(), member.number))
-
-    def _look_around(self) -> None:
-        """Wait for whatever comes first: post, the end of a process, a deadline, an alarm."""
-        if self._too_few:
-            raise TooFewWorkers(self._too_few)
-        seconds = 0.0 if self._events else LOOK_FOR_SILENCE
-        if self._alarms:
-            seconds = max(0.0, min(seconds, self._alarms[0] - self._now()))
-        ready = self._poll.poll(seconds)
-        self._looked = looked = time.monotonic()
-        while self._read_post():  # what somebody wrote before its end comes before its end
-            pass
-        for descriptor, _ in ready:
-            if descriptor in self._by_sentinel:
-                self._miss(self._by_sentinel.pop(descriptor))
-        if looked - self._looked_for_silence >= LOOK_FOR_SILENCE:
-            self._looked_for_silence = looked
-            self._condemn_the_overdue()
-        if self._alarms and self._alarms[0] <= (now := self._now()):
-            while self._alarms and self._alarms[0] <= now:
-                heapq.heappop(self._alarms)
-            self._events.append(Rang(now))
 
     # Those who come and go.
 

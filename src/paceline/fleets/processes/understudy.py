@@ -48,12 +48,12 @@ class ProcessUnderstudy:
         ours = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            losses = self._work.compute(
+            brought = self._work.compute(
                 source, row, promise.indices, units=units, seed=seed, go_on=lambda block: block < done
             )[1]
         finally:
             torch.set_num_threads(ours)
-        self._contributions.hand_in(ticket, losses)
+        self._contributions.hand_in(ticket, brought)
 
     def halt(self, ticket: Ticket) -> None:
         self._contributions.halt(ticket)

@@ -94,13 +94,13 @@ class Worker:
             return not (mailbox.halted(serial) or mailbox.recalled(serial))
 
         row = self._segments[order.row]
-        done, losses = self._work.compute(
+        done, brought = self._work.compute(
             self._segments[order.source], row, order.indices, units=order.units, seed=order.seed, go_on=go_on
         )
         if done == order.units:
             self._dawdle(order, began)
         if not mailbox.halted(serial):
-            mailbox.count_losses(losses)
+            mailbox.bring(brought)
             self.tell(done, serial)
 
     def _dawdle(self, order: Order, began: float) -> float:
