@@ -32,13 +32,14 @@ class RowSums:
 
     def add(self, parts: Parts, to: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """Add the sum to vectors, and leave the result in others or in the same."""
-        for products, before, after in zip(self._plan(parts), to, into, strict=True):
+        for products, vector, result in zip(self._plan(parts), to, into, strict=True):
+            so_far = vector
             for rows, factors, first in products:
-                if before is not after and len(factors) == 1:  # a product would copy the vector first
-                    torch.add(before, rows[:, 0], alpha=first, out=after)
+                if so_far is not result and len(factors) == 1:  # a product would copy the vector first
+                    torch.add(so_far, rows[:, 0], alpha=first, out=result)
                 else:
-                    torch.addmv(before, rows, factors, out=after)
-                before = after
+                    torch.addmv(so_far, rows, factors, out=result)
+                so_far = result
 
     def _plan(self, parts: Parts) -> list[list[Product]]:
         plan = self._plans.get(parts)

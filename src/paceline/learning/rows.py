@@ -236,11 +236,12 @@ class RowContributions:
         number = 0.0
         for ticket, weight in weights.items():
             promise = self._promises[ticket]
-            if promise.samples != (total := len(promise.indices)):
-                weight = weight * Fraction(total, promise.samples)
             if weight is not last:  # most are the same one, and to make a float of it takes longer than all else here
                 last, number = weight, factor * float(weight)
-            parts.append((promise.row - self._first_row, number))
+            if promise.samples == (total := len(promise.indices)):
+                parts.append((promise.row - self._first_row, number))
+            else:
+                parts.append((promise.row - self._first_row, factor * float(weight * Fraction(total, promise.samples))))
         parts.sort()
         return tuple(parts)
 

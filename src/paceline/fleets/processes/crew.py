@@ -117,7 +117,8 @@ class ProcessCrew:
     @property
     def pids(self) -> dict[int, int]:
         """The process of each worker that has one."""
-        return {member.number: member.process.pid for member in self._roster if member.process is not None}
+        processes = [(member.number, member.process) for member in self._roster]
+        return {number: process.pid for number, process in processes if process is not None and process.pid}
 
     @property
     def present(self) -> set[int]:
@@ -170,7 +171,7 @@ class ProcessCrew:
             self._read_post()  # what somebody wrote before its end comes before its end
             for descriptor, _ in ready:
                 if descriptor != self._post:
-                    self._miss(self._by_sentinel.pop(descriptor))
+                    self._hear_of(self._by_sentinel[descriptor])
         if now - self._looked_for_silence >= LOOK_FOR_SILENCE:
             self._looked_for_silence = now
             self._condemn_the_overdue()
@@ -205,6 +206,8 @@ class ProcessCrew:
         self._events.append(Arrived(self._now(), ticket, done))
 
     def _welcome(self, member: Member) -> None:
+        assert member.process is not None
+        member.process.be_born()
         member.here = True
         self._contributions.forget_worker(member.number)
         self._events.append(Joined(self._now(), member.number))
@@ -224,9 +227,18 @@ class ProcessCrew:
                 member.condemned = f"said nothing for {silent:.3g} s ({member.past.reason()}), and was ended"
                 member.process.kill()
 
+    def _hear_of(self, member: Member) -> None:
+        """A process was born, or has ended."""
+        assert member.process is not None
+        if member.process.pid:
+            self._miss(member)
+        else:
+            member.process.be_born()
+
     def _miss(self, member: Member) -> None:
         """A process has ended: tell of it, and have another one unless there is no hope."""
         assert member.process is not None
+        del self._by_sentinel[member.process.sentinel]
         self._poll.unregister(member.process.sentinel)
         end = member.process.end()
         member.process = None

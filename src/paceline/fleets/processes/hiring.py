@@ -8,6 +8,7 @@ from paceline.fleets.processes.crew import ProcessCrew
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.mailbox import IN_ORDER, SPIN, Shape
 from paceline.fleets.processes.memory import SharedMemory
+from paceline.fleets.processes.nursery import NURSERY
 from paceline.fleets.processes.parcel import pack
 from paceline.fleets.processes.roster import Memories, Roster
 from paceline.fleets.processes.worker import Equipment, Instructions
@@ -18,10 +19,11 @@ from paceline.randomness import stream
 
 
 def hire(fleet: ProcessFleet, job: Job, seed: int) -> tuple[ProcessCrew, RowContributions]:
-    """Start the workers of a job, and come back when all of them are ready."""
+    """Start the workers of a job. They get ready while the server does, and the run begins when all are."""
     state, workers = job.state, fleet.workers
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
         raise ConfigError(f"worker processes train on the CPU, and the model is on {', '.join(elsewhere)}")
+    NURSERY.wake()
     layout = Layout(state.parameters, state.buffers, job.batch_size)
     shape = Shape(workers, job.batch_size)
     cores = len(os.sched_getaffinity(0))
