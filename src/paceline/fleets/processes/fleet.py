@@ -63,7 +63,7 @@ class ProcessFleet:
         return tuple(float(each) if isinstance(each, int | float) else each.median for each in slowness)
 
     def hire(self, job: "Job", seed: int) -> "tuple[ProcessCrew, RowContributions]":
-        """Start the workers, and come back when all of them are ready."""
+        """Start the workers; the run begins when all of them are ready."""
         from paceline.fleets.processes.hiring import hire
 
         return hire(self, job, seed)

@@ -3,8 +3,10 @@
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
+from paceline.core.errors import PacelineError
 from paceline.core.facts import Ticket
 from paceline.fleets.processes.deadline import Deadline, Past
 from paceline.fleets.processes.mailbox import Mailbox, Shape
@@ -119,9 +121,10 @@ class Roster:
         until = time.monotonic() + PATIENCE
         for member in running:
             assert member.process is not None
-            if not member.process.ends_by(until):
-                member.process.kill()
-            member.process.end()
+            with suppress(PacelineError):  # it was never born
+                if not member.process.ends_by(until):
+                    member.process.kill()
+                member.process.end()
             member.process = None
         for member in self.members:
             os.close(member.mailbox.wake)

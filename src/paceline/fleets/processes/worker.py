@@ -86,11 +86,11 @@ class Worker:
                 mailbox.beat(block)
             return not (mailbox.halted(serial) or mailbox.recalled(serial))
 
-        done, losses = self._compute(order, go_on)
+        done, brought = self._compute(order, go_on)
         if done == order.units:
             self._dawdle(order, began)
         if not mailbox.halted(serial):
-            mailbox.count_losses(losses)
+            mailbox.bring(brought)
             mailbox.count_seconds(time.perf_counter() - taken)
             self.tell(done, serial)
 
