@@ -145,6 +145,7 @@ def test_ctrl_c_keeps_what_was_measured(three: Path) -> None:
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
+        process.wait()
     assert process.returncode == 130
     assert "what was measured is in out" in err
     assert "Suggested: 2 groups" in out
