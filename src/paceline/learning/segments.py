@@ -82,6 +82,10 @@ class Segments:
         """The vectors of all segments from ``first`` on: of each dtype one matrix, a row a segment."""
         return [self._bytes[first:, place.begin : place.end].view(place.dtype) for place in self.layout.vectors]
 
+    def bytes(self, number: int) -> Tensor:
+        """All of a segment, as it is sent."""
+        return self._bytes[number]
+
     def __getitem__(self, number: int) -> Segment:
         if number not in self._made:
             layout, row = self.layout, self._bytes[number]

@@ -225,6 +225,13 @@ class ProcessCrew:
                 silent = self._listened - member.since
                 member.condemned = f"said nothing for {silent:.3g} s ({member.past.reason()}), and was ended"
                 member.process.kill()
+        self._check_enough()
+
+    def _check_enough(self) -> None:
+        """Of those who are here or on their way."""
+        if not self._too_few and (expected := self._roster.expected) < self._minimum:
+            left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
+            self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
 
     def _miss(self, member: Member) -> None:
         """A process has ended: tell of it, and have another one unless there is no hope."""
@@ -248,6 +255,4 @@ class ProcessCrew:
             self._start(member)
             following = "a replacement is on its way"
         log.error("worker %d %s; %s", member.number, reason, following)
-        if (expected := self._roster.expected) < self._minimum:
-            left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
-            self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
+        self._check_enough()

@@ -35,6 +35,9 @@ START = "import sys; sys.path[:] = {path!r}; from paceline.fleets.processes impo
 class Child:
     """A worker process. Its ``sentinel`` becomes readable when it has ended."""
 
+    start_limit = None
+    awaited = True
+
     def __init__(self, sentinel: int) -> None:
         self.sentinel = sentinel
         told = os.read(sentinel, NUMBER.size)

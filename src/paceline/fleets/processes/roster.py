@@ -4,12 +4,13 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from paceline.core.facts import Ticket
 from paceline.fleets.processes.deadline import Deadline, Past
-from paceline.fleets.processes.mailbox import Mailbox, Shape
+from paceline.fleets.processes.mailbox import Mailbox, Order, Shape
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.nursery import NURSERY, Child
+from paceline.fleets.processes.nursery import NURSERY
 
 ATTEMPTS = 5  # so many times in a row a worker may end without handing anything in; then it is not replaced any more
 PATIENCE = 0.5  # seconds that workers have to quit by themselves when the run is over
@@ -34,14 +35,65 @@ class Memories:
             os.close(descriptor)
 
 
+class Process(Protocol):
+    """What a worker runs in, wherever that is. Its ``sentinel`` becomes readable when it has ended."""
+
+    sentinel: int
+    pid: int
+
+    @property
+    def start_limit(self) -> float | None:
+        """Seconds that it may take to start, if not as long as its worker takes for a mini-batch."""
+        ...
+
+    @property
+    def awaited(self) -> bool:
+        """Can it be expected to come, if it is not here?"""
+        ...
+
+    def kill(self) -> None: ...
+
+    def ends_by(self, until: float, /) -> bool: ...
+
+    def end(self) -> str:
+        """Wait for the end, and tell of what kind it was."""
+        ...
+
+
+class Letters(Protocol):
+    """The server's side of a mailbox, wherever the worker is."""
+
+    @property
+    def taken(self) -> int: ...
+
+    @property
+    def losses(self) -> int: ...
+
+    @property
+    def complaint(self) -> str: ...
+
+    def post(self, order: Order, /) -> None: ...
+
+    def ring(self) -> None: ...
+
+    def halt(self, ticket: Ticket, /) -> None: ...
+
+    def recall(self, ticket: Ticket, /) -> None: ...
+
+    def quit(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+
 class Member:
     """One worker: a number that stays, and a process that may be replaced."""
 
     def __init__(self, number: int, mailbox: Mailbox, deadline: Deadline) -> None:
         self.number = number
-        self.mailbox = mailbox
+        self.shared_mailbox = mailbox
+        self.mailbox: Letters = mailbox  # or another one, where its process shares no memory
         self.past = Past(deadline)
-        self.process: Child | None = None
+        self.process: Process | None = None
         self.here = False
         self.ticket: Ticket | None = None
         self.since = 0.0  # when it was given what it has to answer, or started
@@ -54,8 +106,10 @@ class Member:
     @property
     def overdue_at(self) -> float:
         """When it will have been silent for too long; never for one that owes nothing."""
-        owes = self.ticket is not None or not self.here
-        return self.since + self.past.limit if owes and self.process is not None else float("inf")
+        if self.process is None or (self.here and self.ticket is None):
+            return float("inf")
+        start_limit = None if self.here else self.process.start_limit
+        return self.since + (self.past.limit if start_limit is None else start_limit)
 
     def give(self, ticket: Ticket, now: float) -> None:
         """It has a ticket from now on; but one that did not even take its last one has been silent for longer."""
@@ -74,12 +128,36 @@ class Member:
         return "while it had nothing to do" if self.ticket is None else f"while it ran {self.ticket}"
 
 
+class Starter(Protocol):
+    """Where the processes of a run come from."""
+
+    def start(self, member: Member, descriptors: list[int], /) -> Process: ...
+
+    def close(self) -> None:
+        """All have ended."""
+        ...
+
+
+class Forked:
+    """Processes of this machine."""
+
+    def start(self, member: Member, descriptors: list[int]) -> Process:
+        return NURSERY.fork(member.number, descriptors)
+
+    def close(self) -> None:
+        pass  # the nursery is for other runs too
+
+
 class Roster:
     """Starts, replaces and ends the processes of a run."""
 
-    def __init__(self, shape: Shape, deadline: Deadline, memories: Memories, post: int) -> None:
+    def __init__(
+        self, shape: Shape, deadline: Deadline, memories: Memories, post: int,
+        starter: Starter = Forked(),
+    ) -> None:  # fmt: skip
         self._memories = memories
         self._post = post
+        self._starter = starter
         self.members = [
             Member(number, Mailbox(memories.mailboxes, shape, number, os.eventfd(0)), deadline)
             for number in range(shape.workers)
@@ -91,13 +169,15 @@ class Roster:
     @property
     def expected(self) -> int:
         """How many are here or on their way."""
-        return sum(member.process is not None for member in self.members)
+        return sum(each.process is not None and (each.here or each.process.awaited) for each in self.members)
 
     def start(self, member: Member, now: float) -> None:
         """Have a process for a member that has none."""
+        member.mailbox = member.shared_mailbox
         member.mailbox.clear()
         member.here, member.silent, member.since, member.condemned, member.complaint = False, False, now, "", ""
-        member.process = NURSERY.fork(member.number, [self._post, member.mailbox.wake, *self._memories.descriptors])
+        descriptors = [self._post, member.shared_mailbox.wake, *self._memories.descriptors]
+        member.process = self._starter.start(member, descriptors)
 
     def end(self) -> None:
         """Let everybody go: by themselves, or else at once."""
@@ -111,7 +191,8 @@ class Roster:
                 member.process.kill()
             member.process.end()
             member.process = None
+        self._starter.close()
         for member in self.members:
-            os.close(member.mailbox.wake)
+            os.close(member.shared_mailbox.wake)
         self._memories.close()
         os.close(self._post)

@@ -1,0 +1,203 @@
+"""What runs in an actor. First it tells where it is; then it works, near the server or far from it.
+
+Near, it is what a worker process of a ``ProcessFleet`` is: orders, weights and gradients lie in memory that it shares
+with the server. Far, an order comes with a call, weights come with it or from its node's object store, and the gradient
+is the call's answer. Recall and halt are calls of their own, and are looked at between blocks.
+"""
+
+import copy
+import ctypes
+import gc
+import os
+import platform
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import paceline
+from paceline.fleets.processes.parcel import unpack
+from paceline.fleets.processes.worker import Equipment, Instructions, main
+from paceline.fleets.ray import near
+from paceline.fleets.ray.connection import this_node
+from paceline.fleets.ray.pieces import WITH_THE_CALL, Bytes, cut
+from paceline.learning.data import DatasetSamples
+from paceline.learning.gradient_work import GradientWork
+from paceline.learning.segments import Segments
+from paceline.sampling.partition import Indices
+
+# What a nursery asks for by environment variables: freed memory is kept for the next mini-batch.
+MALLOC = {-1: 2**31 - 1, -2: 2**24, -4: 0}  # trim threshold, top pad, most separate mappings
+
+
+class Greeting(NamedTuple):
+    """Where a worker is, and what it is made of."""
+
+    near: bool
+    pid: int
+    node: str  # by Ray's number
+    host: str
+    versions: dict[str, str]
+
+
+class FarOrder(NamedTuple):
+    """One ticket, as a worker is told of it that shares no memory with the server."""
+
+    serial: int
+    units: int
+    indices: Indices
+    seed: int
+    seconds: float  # how long it is made to take at least
+
+
+class Answer(NamedTuple):
+    """How much of a ticket was done. The row itself follows in pieces."""
+
+    done: int
+    losses: int
+    complaint: str  # the traceback, if something was raised
+
+
+def versions() -> dict[str, str]:
+    """What has to be the same on all machines of a run."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python, "torch": torch.__version__.partition("+")[0], "paceline": paceline.__version__}
+
+
+class Actor:
+    """One worker."""
+
+    def greet(self, number: int, machine: str, desk: str, key: bytes) -> Greeting:
+        """Join the server if it is on this machine, and tell."""
+        self._number = number
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        for option, value in MALLOC.items() if mallopt is not None else ():
+            mallopt(option, value)
+        self._joined = near.join(desk, key) if desk and near.machine() == machine else None
+        return Greeting(self._joined is not None, os.getpid(), *this_node(), versions())
+
+    def serve(self) -> int:
+        """Be near: until the run is over."""
+        assert self._joined is not None
+        return main(self._number, self._joined[1])
+
+    def stay(self) -> None:
+        """Never come back: that this call fails is how the end of the process is noticed."""
+        threading.Event().wait()
+
+    def prepare(self, instructions: Bytes, equipment: Bytes, shared: bool) -> str:
+        """Be far. Returns what is wrong, if anything is."""
+        try:
+            self._far = Far(self._number, instructions, equipment if shared else equipment.copy())
+        except BaseException:
+            return traceback.format_exc()
+        return self._far.complaint
+
+    def compute(self, order: FarOrder, pieces: int, *weights: Bytes) -> Any:
+        """As many answers as the row takes pieces; the first one tells how much was done."""
+        try:
+            done, losses = self._far.compute(order, weights)
+            row = cut(self._far.row, pieces) if done else [None] * pieces
+            first = Answer(done, losses, "")
+        except BaseException:  # even what user code raises to leave
+            row, first = [None] * pieces, Answer(0, 0, traceback.format_exc())
+        return (first, row[0]) if pieces == 1 else [(first, row[0]), *row[1:]]
+
+    def recall(self, serial: int) -> None:
+        self._far.recalled = serial
+
+    def halt(self, serial: int) -> None:
+        self._far.halted = serial
+        self._far.wake.set()
+
+
+class Far:
+    """A worker that shares no memory with the server."""
+
+    def __init__(self, number: int, instructions: Bytes, equipment: Bytes) -> None:
+        how: Instructions = unpack(Stored(instructions), ())
+        self.recalled = self.halted = -1  # serial numbers
+        self.wake = threading.Event()
+        self.complaint = ""
+        self._slowness = how.slowness[number]
+        self._layout = how.layout
+        torch.set_num_threads(how.threads)
+        gc.set_threshold(100_000, 50, 50)
+        own = Segments(how.layout, torch.zeros(2 * how.layout.stride, dtype=torch.uint8))
+        self._row, self._source, self._source_bytes = own[0], own[1], own.bytes(1).numpy()
+        self.row: Bytes = own.bytes(0)[: how.layout.losses.end].numpy()
+        parameters = [nn.Parameter(values.clone()) for values in self._row.parameters]
+        given: Equipment = unpack(Stored(equipment), parameters)
+        # What all workers of a node look at must not be written to: the samples stay, the model's tensors are its own.
+        stays: dict[int, Any] = {id(each): each for each in (*parameters, given.samples)}
+        model, loss = copy.deepcopy((given.model, given.loss), stays)
+        self._work = GradientWork(model, parameters, given.samples, loss)
+        if isinstance(given.samples, DatasetSamples):
+            self._try_out(given.samples)
+
+    def _try_out(self, samples: DatasetSamples) -> None:
+        try:
+            samples.fetch(np.zeros(1, dtype=np.int64))
+        except OSError as error:
+            _, node = this_node()
+            self.complaint = (
+                f"the data cannot be read on {node} ({type(error).__name__}: {error}): name a place that every node "
+                "can read, or train on tensors, which are sent"
+            )
+
+    def compute(self, order: FarOrder, weights: Sequence[Bytes]) -> tuple[int, int]:
+        """The blocks that were done, and how many losses were written."""
+        began = time.perf_counter()
+        if self._layout.stride <= WITH_THE_CALL:
+            source = self._source
+            np.concatenate(weights, out=self._source_bytes)
+        else:  # where it lies, for all workers of the node
+            source = Segments(self._layout, _without_warning(weights[0]))[0]
+
+        def go_on(block: int) -> bool:
+            nonlocal began
+            if block:
+                began = self._dawdle(order, began)
+            return self.halted < order.serial and self.recalled != order.serial
+
+        done, losses = self._work.compute(
+            source, self._row, order.indices, units=order.units, seed=order.seed, go_on=go_on
+        )
+        if done == order.units:
+            self._dawdle(order, began)
+        return done, losses
+
+    def _dawdle(self, order: FarOrder, began: float) -> float:
+        """Let a block take as long as it is made to. Returns when the next one begins."""
+        elapsed = time.perf_counter() - began
+        missing = max((self._slowness - 1) * elapsed, order.seconds / order.units - elapsed)
+        if missing > 0:
+            self.wake.clear()
+            if self.halted < order.serial:
+                self.wake.wait(missing)
+        return time.perf_counter()
+
+
+class Stored:
+    """Bytes of the object store, as a parcel is unpacked from."""
+
+    def __init__(self, array: Bytes) -> None:
+        self.bytes = memoryview(array)
+        self._array = array
+
+    def tensor(self, dtype: torch.dtype = torch.uint8, begin: int = 0, count: int = -1) -> Tensor:
+        end = begin + count * dtype.itemsize if count >= 0 else len(self._array)
+        return _without_warning(self._array[begin:end]).view(dtype)
+
+
+def _without_warning(array: Bytes) -> Tensor:
+    """A tensor of bytes that must not be written to; torch knows no such thing, and says so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)

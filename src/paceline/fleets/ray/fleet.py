@@ -1,0 +1,100 @@
+"""The description of workers that are actors of a Ray cluster."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from paceline.core.errors import ConfigError
+from paceline.delays import Delay
+from paceline.fleets.processes.deadline import Deadline
+
+if TYPE_CHECKING:
+    from paceline.fleets.processes.crew import ProcessCrew
+    from paceline.fleets.processes.understudy import ProcessUnderstudy
+    from paceline.learning.job import Job
+    from paceline.learning.rows import RowContributions
+
+
+@dataclass(frozen=True)
+class RayFleet:
+    """Actors of a Ray cluster, in real time: on as many machines as the cluster has.
+
+    resources_per_worker  what Ray sets aside for each; torch gets as many threads as there are whole ``CPU``
+    address       of a cluster, such as ``"10.0.0.1:6379"``, or ``"auto"`` on one of its machines; none starts a cluster
+                  on this machine, and ends it with the run
+    placement     ``"spread"`` over the machines, or ``"pack"`` onto few
+    labels        what the machine of each worker must be labelled with: ``{"gpu": ["a100", "a100", "t4"]}``
+    share_memory  workers on the server's own machine share memory with it; otherwise they too go through Ray
+    slow          workers that are made slow, as in a ``ProcessFleet``
+    replace       have another actor for a worker that is lost, as soon as the cluster has a place
+    min_workers   the run stops when fewer than these are here or on their way
+    deadline      how long a worker may be silent
+    """
+
+    workers: int
+    resources_per_worker: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+    address: str | None = field(default=None, repr=False)  # a run may be resumed on another cluster
+    placement: Literal["spread", "pack"] = "spread"
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    share_memory: bool = True
+    slow: Mapping[int, float | Delay] = field(default_factory=dict)
+    replace: bool = True
+    min_workers: int = 1
+    deadline: Deadline = Deadline()
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"a fleet of {self.workers} workers can do nothing: at least 1")
+        if not 1 <= self.min_workers <= self.workers:
+            raise ConfigError(f"min_workers={self.min_workers} does not fit {self.workers} workers: from 1 to as many")
+        if self.placement not in ("spread", "pack"):
+            raise ConfigError(f"placement={self.placement!r} is unknown: 'spread' or 'pack'")
+        if self.address is not None and self.address.startswith("ray://"):
+            raise ConfigError(
+                f"address={self.address!r} is that of a Ray client, which has no object store: train on a machine of "
+                "the cluster (ray job submit) with address='auto'"
+            )
+        self._check_each_worker()
+
+    def _check_each_worker(self) -> None:
+        for name, amount in self.resources_per_worker.items():
+            if not 0 <= amount < float("inf"):
+                raise ConfigError(f"resources_per_worker: {amount} of {name} is not possible: at least 0")
+        for name, values in self.labels.items():
+            if len(values) != self.workers:
+                raise ConfigError(f"labels: {name} has {len(values)} values for {self.workers} workers: one for each")
+        for worker, slowness in self.slow.items():
+            if not 0 <= worker < self.workers:
+                raise ConfigError(f"slow names worker {worker}: the fleet has workers 0 to {self.workers - 1}")
+            if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):
+                raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: at least 1 times")
+
+    @property
+    def threads(self) -> int:
+        """Of torch in each worker."""
+        return max(1, int(self.resources_per_worker.get("CPU", 0)))
+
+    @property
+    def medians(self) -> tuple[float, ...]:
+        """How long a mini-batch takes each worker: in seconds if all have a ``Delay``, else only in proportion."""
+        slowness = [self.slow.get(worker, 1.0) for worker in range(self.workers)]
+        return tuple(float(each) if isinstance(each, int | float) else each.median for each in slowness)
+
+    def groups_by_label(self, label: str) -> list[list[int]]:
+        """Workers on machines of the same label, for ``Grouped``."""
+        if label not in self.labels:
+            raise ConfigError(f"no label {label!r} is asked for: {', '.join(self.labels) or 'labels is empty'}")
+        values = self.labels[label]
+        return [[w for w in range(self.workers) if values[w] == value] for value in dict.fromkeys(values)]
+
+    def hire(self, job: "Job", seed: int) -> "tuple[ProcessCrew, RowContributions]":
+        """Have the workers placed and started, and come back when all of them are ready."""
+        from paceline.fleets.ray.hiring import hire
+
+        return hire(self, job, seed)
+
+    def understudy(self, job: "Job", seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
+        """Somebody who does in this process what the workers do in theirs."""
+        from paceline.fleets.processes.understudy import understudy
+
+        return understudy(self, job, seed)
