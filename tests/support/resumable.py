@@ -235,6 +235,10 @@ PROCESSES = Case(
 )
 
 
+def endless(directory: Path, fleet: Fleet) -> None:
+    """Train on real workers until somebody puts an end to it."""
+    replace(PROCESSES, fleet=fleet).run(directory, pl.Stop(updates=1_000_000), checkpoint=pl.Every(updates=5))
+
+
 def endless_processes(directory: Path) -> None:
-    """Train on processes until somebody puts an end to it."""
-    PROCESSES.run(directory, pl.Stop(updates=1_000_000), checkpoint=pl.Every(updates=5))
+    endless(directory, PROCESSES.fleet)

@@ -95,6 +95,7 @@ class FarMailbox:
         self.taken += 1
         if self._order is not order or self._hand.over:
             return
+        self._order = None  # whatever else comes of it is not asked for
         (told, first), *rest = answer  # type: ignore[misc]
         assert isinstance(told, Answer)
         if told.complaint:

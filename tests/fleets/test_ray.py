@@ -1,0 +1,252 @@
+"""A Ray cluster of several nodes on this machine: every strategy, every promise of a fleet, and every kind of loss."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import paceline as pl
+from paceline.checkpoint import read_checkpoint
+from paceline.core.coordinator import Strategy
+from paceline.core.facts import Joined, Left
+from paceline.learning.job import job_of
+from paceline.testing import FleetContract
+from paceline.testing.retraced import WrittenDown, retrace
+from support import faults
+from support.digits import digits_task, linear
+from support.ray_cluster import Nodes, nodes
+from support.resumable import PROCESSES, replayed
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
+]
+TESTS = Path(__file__).parent.parent
+SOON = pl.Deadline(factor=5.0, at_least=1.5, at_first=120.0)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    with nodes([2, 2]) as made:
+        yield made
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def train(task: pl.Task, strategy: pl.Strategy, fleet: Any, updates: int = 40, **options: Any) -> pl.Run:
+    stop = options.pop("stop", pl.Stop(updates=updates))
+    return pl.train(task, strategy=strategy, fleet=fleet, optimizer=sgd, stop=stop, progress=False, **options)
+
+
+def struck(fault: faults.Fault, marks: Path, at: int = 3) -> pl.Task:
+    marks.mkdir(exist_ok=True)
+    model = faults.Struck(linear(), fault, marks, at=at)
+    return replace(digits_task(model), evaluate=lambda model: {"loss": 0.0})
+
+
+def events(run: pl.Run, kind: type) -> list[Any]:
+    return [fact for fact in run.trace if isinstance(fact, kind)]
+
+
+# Every promise of a fleet. Starting an actor takes seconds, so each kind of worker is tried with some of the rules.
+
+
+class OnCluster(FleetContract):
+    of_each: tuple[Strategy, ...]
+
+    @pytest.fixture(autouse=True)
+    def _on(self, cluster: Nodes) -> None:
+        type(self).fleet = replace(self.fleet, address=cluster.address)  # type: ignore[type-var]
+
+    def _all(self) -> tuple[Strategy, ...]:
+        return self.of_each
+
+
+class TestNear(OnCluster):
+    """On the machine of the server: they share its memory."""
+
+    fleet = pl.RayFleet(3)
+    of_each = (pl.Asynchronous(),)
+
+
+class TestFar(OnCluster):
+    """On other machines, as far as they know."""
+
+    fleet = pl.RayFleet(3, share_memory=False, placement="pack")
+    of_each = (pl.LiveCompensation(2, blocks=4), pl.Grouped([[0], [1, 2]], pl.FastestK(1)))
+
+
+def test_near_far_and_processes_compute_the_same_bits(cluster: Nodes) -> None:
+    """Of a model with dropout and batch normalisation, whose weights take several pieces."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 500), torch.nn.BatchNorm1d(500), torch.nn.Dropout(0.2), torch.nn.Linear(500, 10)
+    ).double()
+    fleets = [
+        pl.RayFleet(2, address=cluster.address),
+        pl.RayFleet(2, address=cluster.address, share_memory=False),
+        pl.ProcessFleet(2, threads=1),
+    ]
+    runs = [train(digits_task(model), pl.FastestK(2, stop_late=False), fleet, 5) for fleet in fleets]
+    states = [run.model.state_dict() for run in runs]
+    assert all(torch.equal(states[0][name], state[name]) for state in states[1:] for name in state)
+
+
+# Losses
+
+
+def die_before_the_answer() -> None:
+    """When everything is computed, and nobody knows."""
+    from paceline.fleets.ray import actor
+
+    actor.cut = lambda row, pieces: faults.die()  # type: ignore[assignment, func-returns-value, return-value]
+
+
+def die_around_the_answer() -> None:
+    """About when the answer is on its way: whether it comes is not known."""
+    from paceline.fleets.ray import actor
+
+    cut = actor.cut
+
+    def last(row: Any, pieces: int) -> Any:
+        threading.Timer(0.001, faults.die).start()
+        return cut(row, pieces)
+
+    actor.cut = last
+
+
+@pytest.mark.parametrize("fault", [die_before_the_answer, die_around_the_answer], ids=lambda fault: fault.__name__)
+def test_what_a_lost_call_did_counts_once_or_not_at_all(
+    fault: faults.Fault, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, written = struck(fault, tmp_path / "marks"), WrittenDown()
+    fleet = pl.RayFleet(2, share_memory=False, address=cluster.address, slow=dict.fromkeys(range(2), pl.Constant(0.01)))
+    run = train(task, pl.Asynchronous(), fleet, 40, sampling=written)
+    (left,) = events(run, Left)
+    assert f"worker {left.worker} ended on " in caplog.text
+    assert "a replacement is on its way" in caplog.text
+    expected = retrace(run.trace, written.draws, replace(task, model=linear()), 0.1, 40)
+    for one, other in zip(run.model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
+def test_death_is_noticed_within_200_milliseconds(near: bool, cluster: Nodes) -> None:
+    """Of a worker that has nothing to do; and another one comes."""
+    fleet = pl.RayFleet(2, share_memory=near, address=cluster.address)
+    crew, _ = fleet.hire(job_of(digits_task(), [], 32), seed=0)
+    noticed = []
+    with closing(crew):
+        crew.wait()
+        for worker in (0, 1):
+            began = time.monotonic()
+            os.kill(crew.pids[worker], signal.SIGKILL)
+            (left,) = crew.wait()
+            noticed.append(time.monotonic() - began)
+            assert (type(left), left.worker) == (Left, worker)
+        assert {type(event) for event in (*crew.wait(), *crew.wait())} == {Joined}
+    assert min(noticed) < 0.2, noticed  # the machine itself may be too busy
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
+def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
+    near: bool, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = dict.fromkeys(range(2), pl.Constant(0.02))
+    fleet = pl.RayFleet(2, share_memory=near, address=cluster.address, slow=slow, deadline=SOON, replace=False)
+    run = train(struck(faults.stop, tmp_path / "marks", at=5), pl.Synchronous(), fleet, 60)
+    (left,) = events(run, Left)
+    assert f"worker {left.worker} said nothing for" in caplog.text
+    assert run.ended == "updates"
+
+
+def test_a_node_that_dies_is_replaced_by_one_that_joins(cluster: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    """Its workers are lost; those of the others go on; theirs come back where there is room."""
+    label = {"part": "doomed"}
+    doomed, joined = cluster.add(1, labels=label), []
+    fleet = pl.RayFleet(
+        3, address=cluster.address, share_memory=False, labels={"part": ["doomed", "spare", "spare"]},
+        slow=dict.fromkeys(range(3), pl.Constant(0.05)),
+    )  # fmt: skip
+    spare = cluster.add(2, labels={"part": "spare"})
+
+    class Striking:
+        """Counts its looks: at the second one a raylet dies, and another one comes."""
+
+        looks = 0
+
+        def __call__(self, model: torch.nn.Module) -> dict[str, float]:
+            self.looks += 1
+            if self.looks == 2:
+                cluster.kill(doomed)
+                threading.Thread(target=lambda: joined.append(cluster.add(1, labels=label))).start()
+            return {"loss": 0.0}
+
+    task = replace(digits_task(), evaluate=Striking())
+    try:
+        run = train(task, pl.Asynchronous(), fleet, stop=pl.Stop(seconds=40.0), every=pl.Every(updates=20))
+        assert [left.worker for left in events(run, Left)] == [0]
+        assert [event.worker for event in events(run, Joined)] == [0, 1, 2, 0]
+        assert "worker 0 ended" in caplog.text
+    finally:
+        for node in (doomed, spare, *joined):
+            cluster.remove(node)
+
+
+def test_below_the_minimum_the_run_stops_with_a_checkpoint_and_goes_on_later(cluster: Nodes, tmp_path: Path) -> None:
+    fleet = pl.RayFleet(2, address=cluster.address, min_workers=2, replace=False)
+    task = struck(faults.die, tmp_path / "marks", at=6)
+    run = train(task, pl.Synchronous(), fleet, 30, directory=tmp_path / "run")
+    assert run.ended == "too few workers"
+    assert "1 of 2 workers are left, and min_workers=2" in (run.problem or "")
+    before = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors")["loop"]["version"]
+    run = train(task, pl.Synchronous(), fleet, 30, directory=tmp_path / "run", resume=True)
+    assert (run.ended, run.history[-1].updates) == ("updates", 30)
+    assert before < 30
+
+
+def test_a_run_whose_server_was_killed_is_resumed(cluster: Nodes, tmp_path: Path) -> None:
+    """SIGKILL in the middle of everything: its actors go, and it comes to its end from the last checkpoint."""
+    code = (
+        "import sys; from pathlib import Path; from support.resumable import endless; "
+        f"import paceline as pl; endless(Path({str(tmp_path / 'run')!r}), pl.RayFleet(5, {{'CPU': 0.5}}, "
+        f"address={cluster.address!r}))"
+    )
+    server = subprocess.Popen([sys.executable, "-c", code], cwd=TESTS)
+    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+    while not checkpoint.exists():
+        assert server.poll() is None, "it ended by itself"
+        time.sleep(0.01)
+    actors = [each for each in psutil.process_iter(["cmdline"]) if "ray::Actor" in " ".join(each.info["cmdline"] or ())]
+    server.kill()
+    assert server.wait() == -signal.SIGKILL
+    made = read_checkpoint(checkpoint)["loop"]["version"]
+    case = replace(PROCESSES, fleet=pl.RayFleet(5, {"CPU": 0.5}, address=cluster.address))
+    run = case.run(tmp_path / "run", pl.Stop(updates=made + 10), resume=True)
+    assert run.history[-1].updates == made + 10
+    found = replayed(case, tmp_path / "run")
+    assert (found.departure, found.differences, found.compared) == (None, {}, True)
+    assert actors
+    assert psutil.wait_procs(actors, timeout=30)[1] == []
+
+
+def test_messages_of_a_small_model_take_milliseconds(cluster: Nodes) -> None:
+    """A far worker's answer is not kept waiting by anything of ours."""
+    fleet = pl.RayFleet(1, address=cluster.address, share_memory=False)
+    run = train(digits_task(), pl.Synchronous(), fleet, 60)
+    assert median(seconds for _, seconds in run.trace.durations()) < 0.1
