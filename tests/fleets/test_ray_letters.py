@@ -56,12 +56,12 @@ class Desk:
         layout = Layout([nn.Parameter(torch.zeros(numbers))], [], samples=4)
         self.segments = Segments(layout, torch.zeros(4 * layout.stride, dtype=torch.uint8))
         self.calls, self.store = Calls(), Store()
-        self.hand = Hand(self.calls, 1.0)  # type: ignore[arg-type]
+        self.hand = Hand(self.calls, 1.0, lambda handle: False)  # type: ignore[arg-type]
         self.member = Member(7, None, Deadline())  # type: ignore[arg-type]
         self.post, self.theirs = os.pipe()
         os.set_blocking(self.post, False)
         weights = Weights(self.segments, self.store)  # type: ignore[arg-type]
-        self.letters = FarMailbox(self.member, self.hand, self.segments, weights, self.theirs)
+        self.letters = FarMailbox(self.member, self.hand, 3, self.segments, weights, self.theirs)
 
     def give(self, serial: int, version: int = 0) -> Ticket:
         ticket = Ticket(serial, 7, version, gradient(2))
@@ -111,7 +111,7 @@ def test_an_answer_becomes_a_row_and_is_told_of_once(desk: Desk) -> None:
 def test_what_was_halted_is_not_handed_in(desk: Desk) -> None:
     ticket = desk.give(5)
     desk.letters.halt(ticket)
-    assert desk.calls.told == [("halt", (5,))]
+    assert desk.calls.told == [("halt", (3, 5))]
     desk.answer(0, 1.5)
     assert (desk.told(), desk.row) == ([], [0.0])
 
@@ -161,7 +161,7 @@ def test_what_a_worker_raises_is_told_and_it_is_given_up(desk: Desk) -> None:
 
 def test_of_a_ticket_that_came_back_with_nothing_the_row_stays_as_it_was(desk: Desk) -> None:
     desk.letters.recall(desk.give(5))
-    assert desk.calls.told == [("recall", (5,))]
+    assert desk.calls.told == [("recall", (3, 5))]
     desk.answer(0, 1.5, done=0)
     assert (desk.told(), desk.row) == ([(7, 0, 5)], [0.0])
 

@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
-from ray.cluster_utils import Cluster
+
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "200")  # a busy machine; Ray reads it when it is loaded
+
+from ray.cluster_utils import Cluster  # noqa: E402 - see above
 
 STORE = 120 * 2**20  # bytes; Ray wants 75 MiB at least
 SOON = {  # a node that is gone is noticed within seconds, instead of a quarter of a minute

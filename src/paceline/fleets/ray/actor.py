@@ -91,8 +91,9 @@ class Actor:
         """Never come back: that this call fails is how the end of the process is noticed."""
         threading.Event().wait()
 
-    def prepare(self, instructions: Bytes, equipment: Bytes, shared: bool) -> str:
+    def prepare(self, run: int, instructions: Bytes, equipment: Bytes, shared: bool) -> str:
         """Be far. Returns what is wrong, if anything is."""
+        self._run = run
         try:
             self._far = Far(self._number, instructions, equipment if shared else equipment.copy())
         except BaseException:
@@ -109,12 +110,14 @@ class Actor:
             row, first = [None] * pieces, Answer(0, 0, traceback.format_exc())
         return (first, row[0]) if pieces == 1 else [(first, row[0]), *row[1:]]
 
-    def recall(self, serial: int) -> None:
-        self._far.recalled = serial
+    def recall(self, run: int, serial: int) -> None:
+        if run == self._run:  # and not one that has ended
+            self._far.recalled = serial
 
-    def halt(self, serial: int) -> None:
-        self._far.halted = serial
-        self._far.wake.set()
+    def halt(self, run: int, serial: int) -> None:
+        if run == self._run:
+            self._far.halted = serial
+            self._far.wake.set()
 
 
 class Far:

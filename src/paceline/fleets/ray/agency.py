@@ -3,17 +3,16 @@
 import os
 from functools import partial
 
-from paceline.core.errors import ConfigError
 from paceline.fleets.processes.mailbox import READY, RECORD
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.processes.roster import Member, Memories
 from paceline.fleets.ray import near
-from paceline.fleets.ray.actor import Actor, Greeting, versions
-from paceline.fleets.ray.connection import ALIVE, Connection, Gone
+from paceline.fleets.ray.actor import Greeting, versions
+from paceline.fleets.ray.connection import ALIVE, Gone
 from paceline.fleets.ray.far import FarMailbox, Weights
 from paceline.fleets.ray.fleet import RayFleet
 from paceline.fleets.ray.hand import Hand
-from paceline.fleets.ray.switchboard import Switchboard
+from paceline.fleets.ray.office import Office
 from paceline.learning.segments import Segments
 
 
@@ -21,36 +20,35 @@ class Agency:
     """Of one run."""
 
     def __init__(
-        self, fleet: RayFleet, connection: Connection, switchboard: Switchboard, memories: Memories,
-        segments: Segments, post: int, *, shared: bool,
-    ) -> None:  # fmt: skip
+        self, fleet: RayFleet, office: Office, memories: Memories, segments: Segments, post: int, *, shared: bool
+    ) -> None:
         self._deadline = fleet.deadline
-        self._connection = connection
-        self._switchboard = switchboard
-        self._desk = near.Desk(switchboard) if fleet.share_memory else None
+        self._office = office
+        self._run = office.next_run()
         self._machine = near.machine()
         self._parcels = memories.instructions, memories.equipment
         self._stored: list[object] = []
         self._segments = segments
-        self._weights = Weights(segments, connection)
+        self._weights = Weights(segments, office.connection)
         self._post = post
         self._shared = shared  # may the workers of a node look at the same samples?
 
     def start(self, member: Member, descriptors: list[int]) -> Hand:
         """An actor for a worker; what it comes to is told by its sentinel and on the common pipe."""
-        hand = Hand(self._connection.start(Actor, member.number), self._deadline.at_first)
+        office, number = self._office, member.number
+        hand = Hand(office.start(number), self._deadline.at_first, partial(office.keep, number))
         desk, key = "", b""
-        if self._desk is not None:
-            desk, key = self._desk.name, self._desk.expect(descriptors, lambda: hand.gone("ended"))
-        hand.handle.ask(partial(self._meet, member, hand), "greet", member.number, self._machine, desk, key)
+        if office.desk is not None:
+            desk, key = office.desk.name, office.desk.expect(descriptors, lambda: hand.gone("ended"))
+        hand.handle.ask(partial(self._meet, member, hand), "greet", number, self._machine, desk, key)
         return hand
 
     def close(self) -> None:
         """When all actors have ended."""
-        self._switchboard.close()
-        if self._desk is not None:
-            self._desk.close()
-        self._connection.close()
+        if self._office.stays:
+            self._office.switchboard.settle()
+        else:
+            self._office.close()
 
     # The switchboard's thread.
 
@@ -64,11 +62,11 @@ class Agency:
             ours, theirs = (", ".join(f"{k} {v}" for k, v in each.items()) for each in (versions(), greeting.versions))
             self._refuse(member, hand, f"{greeting.host} has {theirs}, and the server {ours}: install the same")
         elif greeting.near:
-            hand.handle.ask(lambda _: hand.gone("ended"), "serve")
+            hand.handle.ask(lambda code: hand.done() if code == [0] else hand.gone("ended"), "serve")
         else:
             hand.handle.ask(lambda _: hand.gone(_.why if isinstance(_, Gone) else "ended"), "stay", group=ALIVE)
-            self._stored = self._stored or [self._connection.put(_array(each)) for each in self._parcels]
-            hand.handle.ask(partial(self._begin, member, hand), "prepare", *self._stored, self._shared)
+            self._stored = self._stored or [self._office.connection.put(_array(each)) for each in self._parcels]
+            hand.handle.ask(partial(self._begin, member, hand), "prepare", self._run, *self._stored, self._shared)
 
     def _begin(self, member: Member, hand: Hand, answer: list[str] | Gone) -> None:
         if isinstance(answer, Gone):
@@ -76,7 +74,7 @@ class Agency:
         elif answer[0]:
             self._refuse(member, hand, answer[0])
         elif not hand.over:
-            member.mailbox = FarMailbox(member, hand, self._segments, self._weights, self._post)
+            member.mailbox = FarMailbox(member, hand, self._run, self._segments, self._weights, self._post)
             os.write(self._post, RECORD.pack(member.number, READY, 0))
 
     def _refuse(self, member: Member, hand: Hand, why: str) -> None:

@@ -6,6 +6,7 @@ and only while it is asked for. Answers of halted tickets, and of actors that we
 """
 
 import os
+import sys
 
 from paceline.core.facts import Ticket
 from paceline.fleets.processes.mailbox import FAILED, RECORD, Order
@@ -39,7 +40,10 @@ class Weights:
 class FarMailbox:
     """One worker's."""
 
-    def __init__(self, member: Member, hand: Hand, segments: Segments, weights: Weights, post: int) -> None:
+    def __init__(
+        self, member: Member, hand: Hand, run: int, segments: Segments, weights: Weights, post: int
+    ) -> None:  # fmt: skip
+        self._run = run
         self.taken = 0
         self.losses = 0
         self.complaint = ""
@@ -53,6 +57,8 @@ class FarMailbox:
         self._order: Order | None = None
         self._version = 0
         self._sent = False
+        self._asked = 0  # calls
+        self._quits = False
 
     # The training loop's thread.
 
@@ -65,6 +71,7 @@ class FarMailbox:
         if order is None or self._sent:
             return
         self._sent = True
+        self._asked += 1
         told = FarOrder(order.serial, order.units, order.indices, order.seed, order.seconds)
         self._hand.handle.ask(
             lambda answer: self._receive(order, answer), "compute", told, self._pieces,
@@ -73,15 +80,20 @@ class FarMailbox:
 
     def halt(self, ticket: Ticket) -> None:
         if self._sent:
-            self._hand.handle.tell("halt", ticket.serial)
+            self._hand.handle.tell("halt", self._run, ticket.serial)
         self._order = None
 
     def recall(self, ticket: Ticket) -> None:
         if self._sent:
-            self._hand.handle.tell("recall", ticket.serial)
+            self._hand.handle.tell("recall", self._run, ticket.serial)
 
     def quit(self) -> None:
-        self._hand.kill()
+        """It is done when it has answered everything."""
+        self._quits = True
+        if self._asked == self.taken:
+            self._hand.done()
+        else:
+            self._hand.handle.tell("halt", self._run, sys.maxsize)
 
     def clear(self) -> None:
         pass  # the next actor gets another one
@@ -93,6 +105,8 @@ class FarMailbox:
             self._hand.gone(answer.why)
             return
         self.taken += 1
+        if self._quits and self._asked == self.taken:
+            self._hand.done()
         if self._order is not order or self._hand.over:
             return
         self._order = None  # whatever else comes of it is not asked for

@@ -9,8 +9,11 @@ from paceline.delays import Delay
 from paceline.fleets.processes.deadline import Deadline
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from paceline.fleets.processes.crew import ProcessCrew
     from paceline.fleets.processes.understudy import ProcessUnderstudy
+    from paceline.fleets.ray.hiring import Standing
     from paceline.learning.job import Job
     from paceline.learning.rows import RowContributions
 
@@ -86,6 +89,17 @@ class RayFleet:
             raise ConfigError(f"no label {label!r} is asked for: {', '.join(self.labels) or 'labels is empty'}")
         values = self.labels[label]
         return [[w for w in range(self.workers) if values[w] == value] for value in dict.fromkeys(values)]
+
+    def standing(self) -> "AbstractContextManager[Standing]":
+        """The fleet for several runs: its actors, which take seconds to start, stay until the end of a ``with``.
+
+        >>> with RayFleet(8, address="auto").standing() as fleet:
+        ...     for strategy in strategies:
+        ...         train(task, strategy=strategy, fleet=fleet, ...)
+        """
+        from paceline.fleets.ray.hiring import standing
+
+        return standing(self)
 
     def hire(self, job: "Job", seed: int) -> "tuple[ProcessCrew, RowContributions]":
         """Have the workers placed and started, and come back when all of them are ready."""

@@ -5,6 +5,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from paceline.fleets.ray.actor import Greeting
@@ -16,8 +17,10 @@ PLACE_WITHIN = 60.0  # seconds: a worker that found no place for so long is no l
 class Hand:
     """An actor from the moment when it is asked for."""
 
-    def __init__(self, handle: Handle, at_first: float) -> None:
+    def __init__(self, handle: Handle, at_first: float, keep: Callable[[Handle], bool]) -> None:
         self.handle = handle
+        self._keep = keep
+        self._whole = False  # could it work for another run?
         self.sentinel = os.eventfd(0)
         self.pid = 0
         self.over = False  # nobody cares any more
@@ -38,6 +41,11 @@ class Hand:
                 self._why = why
                 os.eventfd_write(self.sentinel, 1)
 
+    def done(self) -> None:
+        """It has ended as it should."""
+        self._whole = True
+        self.gone("ended")
+
     @property
     def start_limit(self) -> float:
         """For ever until it has a place; then as long as a worker without a past has."""
@@ -49,6 +57,7 @@ class Hand:
 
     def kill(self) -> None:
         """At once, even if it is stopped."""
+        self._whole = False
         self.handle.kill()
         if self._greeting is None:
             return
@@ -68,6 +77,7 @@ class Hand:
         with self._lock:
             self.over = True
             os.close(self.sentinel)
-        self.handle.kill()  # its place is free only then
+        if not (self._whole and self._keep(self.handle)):
+            self.handle.kill()  # its place is free only then
         where = f" on {self._greeting.host}" if self._greeting is not None else ""
         return f"{self._why or 'was lost'}{where}"

@@ -2,6 +2,10 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.fleets.processes.crew import ProcessCrew
@@ -9,50 +13,84 @@ from paceline.fleets.processes.mailbox import Shape
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.processes.parcel import pack
 from paceline.fleets.processes.roster import Memories, Roster
+from paceline.fleets.processes.understudy import ProcessUnderstudy
 from paceline.fleets.processes.worker import Equipment, Instructions
 from paceline.fleets.ray.fleet import RayFleet
-from paceline.fleets.ray.switchboard import Switchboard
 from paceline.learning.data import TensorSamples
 from paceline.learning.job import Job
 from paceline.learning.rows import RowContributions, segments_needed
 from paceline.learning.segments import Layout, Segments
 from paceline.randomness import stream
 
+if TYPE_CHECKING:
+    from paceline.fleets.ray.office import Office
 
-def hire(fleet: RayFleet, job: Job, seed: int) -> tuple[ProcessCrew, RowContributions]:
-    """Have the workers of a job placed and started."""
+
+@contextmanager
+def standing(fleet: RayFleet) -> Iterator["Standing"]:
+    """A fleet whose actors stay from one run to the next."""
+    office = _office(fleet, stays=True)
     try:
-        from paceline.fleets.ray.agency import Agency
-        from paceline.fleets.ray.connection import Connection
+        yield Standing(fleet, office)
+    finally:
+        office.close()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A fleet that has its place in the cluster, and its actors after the first run."""
+
+    fleet: RayFleet
+    office: "Office" = field(repr=False)
+
+    def __repr__(self) -> str:
+        return repr(self.fleet)
+
+    @property
+    def workers(self) -> int:
+        return self.fleet.workers
+
+    @property
+    def medians(self) -> tuple[float, ...]:
+        return self.fleet.medians
+
+    def hire(self, job: Job, seed: int) -> tuple[ProcessCrew, RowContributions]:
+        return hire(self.fleet, job, seed, self.office)
+
+    def understudy(self, job: Job, seed: int) -> tuple[ProcessUnderstudy, RowContributions]:
+        return self.fleet.understudy(job, seed)
+
+
+def _office(fleet: RayFleet, *, stays: bool) -> "Office":
+    try:
+        from paceline.fleets.ray.office import Office
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
         raise ConfigError("RayFleet needs Ray, which is not installed: pip install paceline[ray]") from None
+    return Office(fleet, stays=stays)
+
+
+def hire(
+    fleet: RayFleet, job: Job, seed: int, office: "Office | None" = None
+) -> tuple[ProcessCrew, RowContributions]:
+    """Have the workers of a job placed and started."""
     state, workers = job.state, fleet.workers
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
         raise ConfigError(f"the server trains on the CPU, and the model is on {', '.join(elsewhere)}")
     layout, shape = Layout(state.parameters, state.buffers, job.batch_size), Shape(workers, job.batch_size)
     memories = _memories(fleet, job, layout, shape)
-    switchboard = Switchboard()
     try:
-        each = fleet.resources_per_worker
-        total = {name: amount * workers for name, amount in each.items()}
-        connection = Connection(fleet.address, total, switchboard.note)
-        try:
-            connection.place(each, workers, spread=fleet.placement == "spread", labels=_labels(fleet))
-        except BaseException:
-            connection.close()
-            raise
+        office = office or _office(fleet, stays=False)
     except BaseException:
-        switchboard.close()
         memories.close()
         raise
+    from paceline.fleets.ray.agency import Agency
+
     segments = Segments(layout, memories.segments.tensor())
     contributions = RowContributions(state, segments, workers)
     post, theirs = os.pipe()
-    agency = Agency(
-        fleet, connection, switchboard, memories, segments, theirs, shared=isinstance(job.samples, TensorSamples)
-    )
+    agency = Agency(fleet, office, memories, segments, theirs, shared=isinstance(job.samples, TensorSamples))
     delays = {
         worker: slow.durations(stream(seed, "delay", worker))
         for worker, slow in fleet.slow.items()
@@ -82,9 +120,3 @@ def _memories(fleet: RayFleet, job: Job, layout: Layout, shape: Shape) -> Memori
         instructions=pack(instructions, ()),
         equipment=pack(Equipment(job.state.model, job.samples, job.loss), job.state.parameters),
     )
-
-
-def _labels(fleet: RayFleet) -> list[dict[str, str]]:
-    """Of each worker."""
-    of_each = [{name: values[worker] for name, values in fleet.labels.items()} for worker in range(fleet.workers)]
-    return of_each if fleet.labels else []

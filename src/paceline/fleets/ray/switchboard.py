@@ -41,6 +41,12 @@ class Switchboard:
     def forget(self, descriptor: int) -> None:
         self._selector.unregister(descriptor)
 
+    def settle(self) -> None:
+        """Wait until everything is done that was noted so far."""
+        settled = threading.Event()
+        self.note(settled.set)
+        settled.wait()
+
     def close(self) -> None:
         self.note(self._end)
         self._thread.join()
