@@ -2,12 +2,12 @@
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.fleets.fleet import Crew, Fleet
-from paceline.fleets.simulated import SimulatedFleet
+from paceline.fleets.fleet import Crew, Fleet, TrainersFleet
 from paceline.learning.averaging import Averaging
 from paceline.learning.ensembling import Ensembling
 from paceline.learning.job import Job
 from paceline.learning.local_training import LocalTrainer
+from paceline.learning.local_work import Bench
 from paceline.learning.model_hands import Aggregation, ModelHands
 from paceline.learning.server import Recipe, Server
 from paceline.sampling.batches import Batches
@@ -24,19 +24,21 @@ def hire(
     if not isinstance(strategy, ModelAveraging | EnsembleCompression):
         crew, contributions = fleet.hire(job, seed)
         return crew, Server(job.state, recipe, batches, contributions, fleet.workers)
-    if not isinstance(fleet, SimulatedFleet):
+    if not isinstance(fleet, TrainersFleet):
         raise ConfigError(
             f"{type(fleet).__name__} cannot run {type(strategy).__name__}: its workers hand in gradients only; "
-            "use a SimulatedFleet"
+            "use a SimulatedFleet or a ProcessFleet"
         )
-    trainers = [LocalTrainer(job, recipe, worker, seed) for worker in range(fleet.workers)]
-    aggregation: Aggregation = (
-        Averaging(job, strategy, trainers)
-        if isinstance(strategy, ModelAveraging)
-        else Ensembling(job, strategy, trainers)
-    )
-    hands = ModelHands(job, batches, trainers, aggregation)
-    return fleet.hire_trainers(hands, seed), hands
+    trainers = [LocalTrainer(job, recipe, worker, seed) for worker in range(1, fleet.workers)]
+    aggregation: Aggregation
+    if isinstance(strategy, ModelAveraging):
+        trainers.insert(0, LocalTrainer(job, recipe, 0, seed))
+        aggregation = Averaging(job, strategy, trainers)
+    else:  # an ensemble has no model of its own: the job's is free for a worker
+        trainers.insert(0, LocalTrainer(job, recipe, 0, seed, model=job.state.model))
+        aggregation = Ensembling(job, strategy, trainers)
+    crew, pieces = fleet.hire_trainers(Bench(job, recipe, trainers, seed, aggregation.bill))
+    return crew, ModelHands(job, batches, trainers, aggregation, pieces)
 
 
 def _refuse_models_inside(strategy: Strategy) -> None:

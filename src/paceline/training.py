@@ -11,6 +11,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.ending import Ending
 from paceline.fleets.fleet import Fleet
+from paceline.fleets.recorded import RecordedCrew
 from paceline.fleets.simulated import SimulatedCrew, SimulatedFleet
 from paceline.hiring import hire
 from paceline.interrupts import end_by
@@ -107,7 +108,7 @@ def train(
             stack.enter_context(opened)
         goes_on = opened is not None and opened.goes_on
         writer = TraceWriter(opened.trace if opened else None, crew.about, goes_on=goes_on)
-        if isinstance(crew, SimulatedCrew):
+        if isinstance(crew, SimulatedCrew | RecordedCrew):
             crew.announce = writer.billed
         loop = Loop(strategy, crew, server, writer, stop.seconds)
         line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))

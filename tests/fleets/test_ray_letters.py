@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 
 from paceline.core.facts import Ticket, gradient
 from paceline.fleets.processes.deadline import Deadline
+from paceline.fleets.processes.hiring import Premises
 from paceline.fleets.processes.mailbox import FAILED, RECORD, Order
 from paceline.fleets.processes.roster import Member
 from paceline.fleets.ray.actor import Answer
@@ -18,6 +20,7 @@ from paceline.fleets.ray.connection import Gone
 from paceline.fleets.ray.far import FarMailbox, Weights
 from paceline.fleets.ray.hand import Hand
 from paceline.fleets.ray.pieces import PIECE, WITH_THE_CALL, cut, pieces_of
+from paceline.learning.letters import Letters
 from paceline.learning.segments import Layout, Segments
 
 
@@ -58,10 +61,13 @@ class Desk:
         self.calls, self.store = Calls(), Store()
         self.hand = Hand(self.calls, 1.0, lambda handle: False)  # type: ignore[arg-type]
         self.member = Member(7, None, Deadline())  # type: ignore[arg-type]
+        self.paper = Letters()
         self.post, self.theirs = os.pipe()
         os.set_blocking(self.post, False)
-        weights = Weights(self.segments, self.store)  # type: ignore[arg-type]
-        self.letters = FarMailbox(self.member, self.hand, 3, self.segments, weights, self.theirs)
+        weights = Weights(self.segments, self.store, once_a_version=True)  # type: ignore[arg-type]
+        memories = SimpleNamespace(letters=self.paper.descriptor)
+        premises = Premises(memories, self.segments, None, self.theirs)  # type: ignore[arg-type]
+        self.letters = FarMailbox(self.member, self.hand, 3, premises, weights)
 
     def give(self, serial: int, version: int = 0) -> Ticket:
         ticket = Ticket(serial, 7, version, gradient(2))
@@ -91,6 +97,7 @@ class Desk:
         if not self.hand.over:
             self.hand.gone("ended")
             self.hand.end()
+        self.paper.close()
         os.close(self.post)
         os.close(self.theirs)
 

@@ -11,7 +11,7 @@ import psutil
 
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "200")  # a busy machine; Ray reads it when it is loaded
 
-from ray.cluster_utils import Cluster  # noqa: E402 - see above
+from ray.cluster_utils import Cluster
 
 STORE = 120 * 2**20  # bytes; Ray wants 75 MiB at least
 SOON = {  # a node that is gone is noticed within seconds, instead of a quarter of a minute

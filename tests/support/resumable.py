@@ -225,6 +225,35 @@ CASES: Mapping[str, Case] = {
     "judged by seconds": Case(pl.Asynchronous(), every=pl.Every(seconds=0.04)),
 }
 
+EC = pl.EnsembleCompression
+COSTLY = replace(FLEET, network=pl.Network(latency=0.003, bandwidth=1e6))
+# workers hand in models
+MODELS: Mapping[str, Case] = {
+    "averages": Case(pl.ModelAveraging(3), model=dropout, optimizer=sgd(momentum=0.9)),
+    "averaged momentum": Case(
+        pl.ModelAveraging(3, momentum="averaged", recalibrate=2), model=normalised, optimizer=sgd(momentum=0.9)
+    ),
+    "averages of the fastest": Case(
+        pl.ModelAveraging(2, waits=pl.FastestK(3, stop_late=False)), COSTLY, model=normalised,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        scheduler=lambda optimizer: schedulers.OneCycleLR(optimizer, max_lr=0.05, total_steps=60),
+    ),
+    "averages, asynchronous": Case(pl.ModelAveraging(2, waits=pl.Asynchronous()), optimizer=sgd(momentum=0.9)),
+    "averages in groups": Case(
+        pl.ModelAveraging(2, waits=pl.Grouped(GROUPS)), replace(FLEET, changes=CHANGES), sampling=pl.HandedOn()
+    ),
+    "averages, watchful": Case(pl.ModelAveraging(2), sampling=Hardest()),
+    "ensembles": Case(EC(4, compression_steps=2), COSTLY, model=dropout, optimizer=sgd(momentum=0.9)),
+    "ensembles of the fastest": Case(
+        EC(4, "regression", compression_steps=1, waits=pl.FastestK(3, stop_late=False)), COSTLY, model=normalised,
+        optimizer=sgd(momentum=0.9),
+    ),
+    "ensembles, joining": Case(
+        EC(3, "margin", diversity=0.0, compression_steps=3), replace(COSTLY, changes=CHANGES), model=dropout
+    ),
+    "ensembles kept apart": Case(EC(3, compression_steps=0, same_start=True), model=dropout),
+}  # fmt: skip
+
 
 PROCESSES = Case(
     LGC,

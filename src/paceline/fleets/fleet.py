@@ -8,6 +8,7 @@ from paceline.core.facts import Event, Ticket
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
     from paceline.learning.job import Job
+    from paceline.learning.local_work import Bench, Pieces
 
 
 class Crew(Protocol):
@@ -46,6 +47,15 @@ class Fleet(Protocol):
         ...
 
 
+@runtime_checkable
+class TrainersFleet(Protocol):
+    """A fleet whose workers can train models of their own: see ``paceline.learning.local_work``."""
+
+    def hire_trainers(self, bench: "Bench") -> tuple[Crew, "Pieces"]:
+        """The workers, and the pieces of training that they hand in."""
+        ...
+
+
 class Understudy(Protocol):
     """Does the workers' work in this process, when a recorded run is replayed."""
 
@@ -67,6 +77,13 @@ class Repeatable(Protocol):
     def understudy(self, job: "Job", seed: int) -> "tuple[Understudy, Contributions]":
         """Somebody who does the same arithmetic as the workers, and what it contributes to a job."""
         ...
+
+
+@runtime_checkable
+class RepeatableTrainers(Protocol):
+    """The same, for runs in which workers train models of their own."""
+
+    def understudy_trainers(self, bench: "Bench") -> "tuple[Understudy, Pieces]": ...
 
 
 class NoUnderstudy:

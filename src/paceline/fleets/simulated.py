@@ -6,14 +6,14 @@ ties are broken by a stated rule rather than by rounding.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
-from paceline.core.plain import plain_ticket, ticket_from, whole
+from paceline.core.plain import plain_ticket, real, ticket_from, whole
 from paceline.delays import Delay
 from paceline.fleets.billing import Bill, Costs, Times, times_of
 from paceline.fleets.fleet import NoUnderstudy
@@ -24,7 +24,7 @@ from paceline.trace_lines import Billed
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
     from paceline.learning.job import Job
-    from paceline.learning.model_hands import ModelHands
+    from paceline.learning.local_work import Bench, Pieces
 
 TICKS = 10**12  # a second
 CHOICES = {
@@ -112,9 +112,14 @@ class SimulatedFleet:
         """The workers of a run without a model, or of one whose messages have that size, or as each is billed."""
         return SimulatedCrew(self, seed, message_bytes, bills)
 
-    def hire_trainers(self, hands: "ModelHands", seed: int) -> "SimulatedCrew":
+    def hire_trainers(self, bench: "Bench") -> "tuple[SimulatedCrew, Pieces]":
         """The workers of a run in which each trains a model of its own, when a step asks for it."""
-        return self.open(seed, bills=hands.bill)
+        return self.open(bench.seed, bills=bench.bill), self.understudy_trainers(bench)[1]
+
+    def understudy_trainers(self, bench: "Bench") -> "tuple[NoUnderstudy, Pieces]":
+        from paceline.learning.local_work import LazyPieces
+
+        return NoUnderstudy(), LazyPieces(bench.trainers)
 
     def hire(self, job: "Job", seed: int) -> "tuple[SimulatedCrew, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
@@ -273,11 +278,13 @@ class SimulatedCrew:
             "running": running,
             "alarms": [[tick, serial] for tick, kind, _, serial, _ in others if kind == ALARM],
             "changes": [serial for _, kind, _, serial, _ in others if kind == CHANGE],
+            "billed": [[plain_ticket(ticket), *times] for ticket, times in self._billed.items()],
+            "costs": list(astuple(self.costs)),
         }
 
     def restore(self, state: State) -> None:
         drawn = [whole(count) for count in state["drawn"]]
-        if sum(drawn) > min(whole(state["pushed"]), MOST_DRAWN):
+        if sum(drawn) > (MOST_DRAWN if self._all_billed else min(whole(state["pushed"]), MOST_DRAWN)):
             raise ValueError(f"{sum(drawn)} durations cannot have been drawn")
         for draws, count in zip(self._draws, drawn, strict=True):
             next(islice(draws, count, count), None)  # the same stream from the start: what was drawn is passed over
@@ -295,6 +302,8 @@ class SimulatedCrew:
             self._running[worker] = entry
             self._heap.append((whole(tick), ARRIVAL, self._sign * worker, serial, entry))
         heapify(self._heap)
+        self._billed = {ticket_from(ticket): Times(*map(real, times)) for ticket, *times in state["billed"]}
+        self.costs = Costs(*map(real, state["costs"]))
 
     def _due(self, entry: "_Running", tick: int) -> None:
         self._pushed += 1

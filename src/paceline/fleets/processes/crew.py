@@ -12,14 +12,16 @@ import select
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol
 
 from paceline.core.errors import TooFewWorkers, WorkerFailed
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.plain import real, whole
-from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Mailbox, Order
-from paceline.fleets.processes.roster import ATTEMPTS, Member, Roster
+from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Order
+from paceline.fleets.processes.roster import ATTEMPTS, Letters, Member, Roster
 from paceline.learning.contributions import own_seed
-from paceline.learning.rows import RowContributions
+from paceline.learning.rows import Promise
 from paceline.stateful import State
 
 LOOK_AROUND = 0.02  # seconds: even while arrivals keep coming, deaths are looked for this often
@@ -29,11 +31,29 @@ LISTENED_AT_ONCE = 1.0  # seconds of silence that count at most, if the server i
 log = logging.getLogger("paceline")
 
 
+class Rows(Protocol):
+    """Contributions that are handed in as rows: gradients, or models."""
+
+    def promised(self, ticket: Ticket, /) -> Promise: ...
+
+    def hand_in(self, ticket: Ticket, losses: int, /) -> None: ...
+
+    def halt(self, ticket: Ticket, /) -> None: ...
+
+    def forget_worker(self, worker: int, /) -> None:
+        """It has another process."""
+        ...
+
+    def detach(self) -> None:
+        """The run is over."""
+        ...
+
+
 class ProcessCrew:
     """The workers of one run, at work."""
 
     def __init__(
-        self, roster: Roster, contributions: RowContributions, post: int, seed: int, *, minimum: int, replace: bool,
+        self, roster: Roster, contributions: Rows, post: int, seed: int, *, minimum: int, replace: bool,
         delays: Mapping[int, Iterator[float]],
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {"clock": "real", "workers": len(roster.members), "transfer_seconds": 0.0}
@@ -46,7 +66,7 @@ class ProcessCrew:
         self._delays = delays
         self._events: deque[Event] = deque()
         self._alarms: list[float] = []
-        self._to_ring: list[Mailbox] = []
+        self._to_ring: list[Letters] = []
         self._listened = 0.0  # what of the time was spent listening: deadlines are of this clock
         self._at_listening = self._zero = time.monotonic()
         self._before = 0.0  # what the clock showed when the run that is resumed was put aside
@@ -86,7 +106,7 @@ class ProcessCrew:
         member.mailbox.post(
             Order(
                 ticket.serial, ticket.work.units, promise.row, promise.source, promise.indices,
-                own_seed(self._seed, ticket), 0.0 if delay is None else next(delay),
+                own_seed(self._seed, ticket), 0.0 if delay is None else sum(islice(delay, ticket.work.mini_batches)),
             )
         )  # fmt: skip
         self._to_ring.append(member.mailbox)
@@ -221,15 +241,16 @@ class ProcessCrew:
 
     def _condemn_the_overdue(self) -> None:
         for member in self._roster:
+            member.listen(self._listened)
             if member.overdue_at <= self._listened and member.process is not None and not member.condemned:
-                silent = self._listened - member.since
+                silent = self._listened - member.heard
                 member.condemned = f"said nothing for {silent:.3g} s ({member.past.reason()}), and was ended"
                 member.process.kill()
         self._check_enough()
 
     def _check_enough(self) -> None:
         """Of those who are here or on their way."""
-        if not self._too_few and (expected := self._roster.expected) < self._minimum:
+        if not self._too_few and (expected := self._roster.expected(self._listened)) < self._minimum:
             left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
             self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
 

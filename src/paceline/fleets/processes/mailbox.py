@@ -21,7 +21,7 @@ from paceline.sampling.partition import Indices
 SPIN = 200e-6  # seconds that a worker keeps looking; waking it from sleep takes about as long as a small model's pass
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
 TEXT = 16_384  # bytes for a traceback
-ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, LOSSES, SECONDS, TAKEN, WORDS = (*range(11), 16)
+ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, LOSSES, SECONDS, TAKEN, BEAT, WORDS = (*range(12), 16)
 NOTHING, QUIT = 0, -1
 
 RECORD = struct.Struct("<iiq")  # worker, units done, serial number: shorter than what a pipe takes as one piece
@@ -108,6 +108,11 @@ class Mailbox:
         return self._words[TAKEN]
 
     @property
+    def beaten(self) -> int:
+        """Changes whenever the worker begins another block, or another mini-batch of a piece of many."""
+        return self._words[BEAT]
+
+    @property
     def losses(self) -> int:
         """How many losses were handed in: one a sample, or one in all."""
         return self._words[LOSSES]
@@ -157,6 +162,9 @@ class Mailbox:
         while (left := until - time.perf_counter()) > 0 and not self.halted(serial):
             if select.select([self.wake], [], [], left)[0]:
                 os.eventfd_read(self.wake)
+
+    def beat(self, block: int) -> None:
+        self._words[BEAT] = block
 
     def count_losses(self, losses: int) -> None:
         self._words[LOSSES] = losses

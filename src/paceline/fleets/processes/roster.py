@@ -24,11 +24,13 @@ class Memories:
     segments: SharedMemory
     instructions: SharedMemory
     equipment: SharedMemory
+    letters: int  # the descriptor
 
     @property
     def descriptors(self) -> list[int]:
         """In the order in which a worker expects them."""
-        return [each.descriptor for each in (self.mailboxes, self.segments, self.instructions, self.equipment)]
+        memories = (self.mailboxes, self.segments, self.instructions, self.equipment)
+        return [*(each.descriptor for each in memories), self.letters]
 
     def close(self) -> None:
         for descriptor in self.descriptors:
@@ -47,8 +49,8 @@ class Process(Protocol):
         ...
 
     @property
-    def awaited(self) -> bool:
-        """Can it be expected to come, if it is not here?"""
+    def patience(self) -> float:
+        """Seconds for which it can be expected to come, if it is not here."""
         ...
 
     def kill(self) -> None: ...
@@ -65,6 +67,9 @@ class Letters(Protocol):
 
     @property
     def taken(self) -> int: ...
+
+    @property
+    def beaten(self) -> int: ...
 
     @property
     def losses(self) -> int: ...
@@ -97,6 +102,8 @@ class Member:
         self.here = False
         self.ticket: Ticket | None = None
         self.since = 0.0  # when it was given what it has to answer, or started
+        self.heard = 0.0  # when it last gave a sign of life: not before that
+        self.beat = 0  # the last one
         self.taken = 0  # the last order that it was seen to have taken
         self.silent = False  # was it given something that it has not answered?
         self.condemned = ""  # why it was killed, if we did it
@@ -109,17 +116,24 @@ class Member:
         if self.process is None or (self.here and self.ticket is None):
             return float("inf")
         start_limit = None if self.here else self.process.start_limit
-        return self.since + (self.past.limit if start_limit is None else start_limit)
+        return self.heard + (self.past.limit if start_limit is None else start_limit)
 
     def give(self, ticket: Ticket, now: float) -> None:
         """It has a ticket from now on; but one that did not even take its last one has been silent for longer."""
         if not self.silent or self.mailbox.taken != self.taken:
-            self.since = now
+            self.since = self.heard = now
+        self.beat = self.mailbox.beaten
         self.ticket, self.taken, self.silent = ticket, self.mailbox.taken, True
+
+    def listen(self, now: float) -> None:
+        """Is it at another mini-batch of its piece than it was?"""
+        if self.ticket is not None and self.mailbox.beaten != self.beat:
+            self.beat, self.heard = self.mailbox.beaten, now
 
     def answer(self, now: float) -> None:
         """It has handed something in."""
-        self.past.add(now - self.since)
+        mini_batches = 1 if self.ticket is None else self.ticket.work.mini_batches
+        self.past.add((now - self.since) / mini_batches)
         self.ticket, self.silent, self.fruitless = None, False, 0
 
     def doing(self) -> str:
@@ -166,16 +180,17 @@ class Roster:
     def __iter__(self) -> Iterator[Member]:
         return iter(self.members)
 
-    @property
-    def expected(self) -> int:
+    def expected(self, now: float) -> int:
         """How many are here or on their way."""
-        return sum(each.process is not None and (each.here or each.process.awaited) for each in self.members)
+        running = [member for member in self.members if member.process is not None]
+        return sum(each.here or now - each.since < each.process.patience for each in running if each.process)
 
     def start(self, member: Member, now: float) -> None:
         """Have a process for a member that has none."""
         member.mailbox = member.shared_mailbox
         member.mailbox.clear()
-        member.here, member.silent, member.since, member.condemned, member.complaint = False, False, now, "", ""
+        member.here, member.silent, member.condemned, member.complaint = False, False, "", ""
+        member.since = member.heard = now
         descriptors = [self._post, member.shared_mailbox.wake, *self._memories.descriptors]
         member.process = self._starter.start(member, descriptors)
 

@@ -22,18 +22,23 @@ import torch
 from torch import Tensor, nn
 
 import paceline
+from paceline.fleets.processes.equipment import Equipment, GradientEquipment, TrainingEquipment
+from paceline.fleets.processes.mailbox import Order
 from paceline.fleets.processes.parcel import unpack
-from paceline.fleets.processes.worker import Equipment, Instructions, main
+from paceline.fleets.processes.worker import Instructions, main
 from paceline.fleets.ray import near
 from paceline.fleets.ray.connection import this_node
 from paceline.fleets.ray.pieces import WITH_THE_CALL, Bytes, cut
 from paceline.learning.data import DatasetSamples
-from paceline.learning.gradient_work import GradientWork
+from paceline.learning.letters import Letters
 from paceline.learning.segments import Segments
 from paceline.sampling.partition import Indices
 
 # What a nursery asks for by environment variables: freed memory is kept for the next mini-batch.
 MALLOC = {-1: 2**31 - 1, -2: 2**24, -4: 0}  # trim threshold, top pad, most separate mappings
+
+
+SOURCE, ROW = 0, 1  # the segments of a worker that shares none with the server
 
 
 class Greeting(NamedTuple):
@@ -54,6 +59,7 @@ class FarOrder(NamedTuple):
     indices: Indices
     seed: int
     seconds: float  # how long it is made to take at least
+    letter: bytes | None  # what comes with the weights
 
 
 class Answer(NamedTuple):
@@ -62,6 +68,7 @@ class Answer(NamedTuple):
     done: int
     losses: int
     complaint: str  # the traceback, if something was raised
+    letter: bytes | None = None  # what comes with the row
 
 
 def versions() -> dict[str, str]:
@@ -105,10 +112,14 @@ class Actor:
         try:
             done, losses = self._far.compute(order, weights)
             row = cut(self._far.row, pieces) if done else [None] * pieces
-            first = Answer(done, losses, "")
+            first = Answer(done, losses, "", self._far.letter(order.serial))
         except BaseException:  # even what user code raises to leave
             row, first = [None] * pieces, Answer(0, 0, traceback.format_exc())
         return (first, row[0]) if pieces == 1 else [(first, row[0]), *row[1:]]
+
+    def progress(self) -> int:
+        """Changes whenever another block, or mini-batch, is begun."""
+        return self._far.beaten
 
     def recall(self, run: int, serial: int) -> None:
         if run == self._run:  # and not one that has ended
@@ -121,28 +132,35 @@ class Actor:
 
 
 class Far:
-    """A worker that shares no memory with the server."""
+    """A worker that shares no memory with the server: it has a segment to begin with, and one to hand in."""
 
     def __init__(self, number: int, instructions: Bytes, equipment: Bytes) -> None:
         how: Instructions = unpack(Stored(instructions), ())
         self.recalled = self.halted = -1  # serial numbers
         self.wake = threading.Event()
         self.complaint = ""
+        self.beaten = 0
         self._slowness = how.slowness[number]
         self._layout = how.layout
         torch.set_num_threads(how.threads)
         gc.set_threshold(100_000, 50, 50)
-        own = Segments(how.layout, torch.zeros(2 * how.layout.stride, dtype=torch.uint8))
-        self._row, self._source, self._source_bytes = own[0], own[1], own.bytes(1).numpy()
-        self.row: Bytes = own.bytes(0)[: how.layout.losses.end].numpy()
-        parameters = [nn.Parameter(values.clone()) for values in self._row.parameters]
-        given: Equipment = unpack(Stored(equipment), parameters)
-        # What all workers of a node look at must not be written to: the samples stay, the model's tensors are its own.
+        self._segments = Segments(how.layout, torch.zeros(2 * how.layout.stride, dtype=torch.uint8))
+        self._letters = Letters()
+        self._source: Bytes = self._segments.bytes(SOURCE).numpy()
+        self.row: Bytes = self._segments.bytes(ROW)[: how.layout.losses.end].numpy()
+        parameters = [nn.Parameter(values) for values in self._segments[SOURCE].parameters]
+        given: GradientEquipment | TrainingEquipment = unpack(Stored(equipment), parameters)
+        # What all workers of a node look at must not be written to: the samples stay, all else becomes its own.
         stays: dict[int, Any] = {id(each): each for each in (*parameters, given.samples)}
-        model, loss = copy.deepcopy((given.model, given.loss), stays)
-        self._work = GradientWork(model, parameters, given.samples, loss)
+        own: Equipment = copy.deepcopy(given, stays)
+        self._compute = own.open(parameters, self._segments, self._letters)
         if isinstance(given.samples, DatasetSamples):
             self._try_out(given.samples)
+
+    def letter(self, serial: int) -> bytes | None:
+        """What is handed in with the row."""
+        packed = self._letters.packed(ROW, serial)
+        return None if packed is None else bytes(packed)
 
     def _try_out(self, samples: DatasetSamples) -> None:
         try:
@@ -158,20 +176,21 @@ class Far:
         """The blocks that were done, and how many losses were written."""
         began = time.perf_counter()
         if self._layout.stride <= WITH_THE_CALL:
-            source = self._source
-            np.concatenate(weights, out=self._source_bytes)
-        else:  # where it lies, for all workers of the node
-            source = Segments(self._layout, _without_warning(weights[0]))[0]
+            np.concatenate(weights, out=self._source)
+        else:  # where they lie, for all workers of the node
+            self._segments.lay(SOURCE, _without_warning(weights[0]))
+        if order.letter is not None:
+            self._letters.put_packed(SOURCE, order.serial, order.letter)
 
         def go_on(block: int) -> bool:
             nonlocal began
             if block:
                 began = self._dawdle(order, began)
+                self.beaten = block
             return self.halted < order.serial and self.recalled != order.serial
 
-        done, losses = self._work.compute(
-            source, self._row, order.indices, units=order.units, seed=order.seed, go_on=go_on
-        )
+        here = Order(order.serial, order.units, ROW, SOURCE, order.indices, order.seed, order.seconds)
+        done, losses = self._compute(here, go_on)
         if done == order.units:
             self._dawdle(order, began)
         return done, losses

@@ -3,9 +3,10 @@
 import os
 from functools import partial
 
+from paceline.fleets.processes.hiring import Premises
 from paceline.fleets.processes.mailbox import READY, RECORD
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.roster import Member, Memories
+from paceline.fleets.processes.roster import Member
 from paceline.fleets.ray import near
 from paceline.fleets.ray.actor import Greeting, versions
 from paceline.fleets.ray.connection import ALIVE, Gone
@@ -13,25 +14,23 @@ from paceline.fleets.ray.far import FarMailbox, Weights
 from paceline.fleets.ray.fleet import RayFleet
 from paceline.fleets.ray.hand import Hand
 from paceline.fleets.ray.office import Office
-from paceline.learning.segments import Segments
+from paceline.learning.data import TensorSamples
 
 
 class Agency:
     """Of one run."""
 
-    def __init__(
-        self, fleet: RayFleet, office: Office, memories: Memories, segments: Segments, post: int, *, shared: bool
-    ) -> None:
+    def __init__(self, fleet: RayFleet, office: Office, premises: Premises, *, once_a_version: bool) -> None:
         self._deadline = fleet.deadline
         self._office = office
         self._run = office.next_run()
         self._machine = near.machine()
-        self._parcels = memories.instructions, memories.equipment
+        self._parcels = premises.memories.instructions, premises.memories.equipment
         self._stored: list[object] = []
-        self._segments = segments
-        self._weights = Weights(segments, office.connection)
-        self._post = post
-        self._shared = shared  # may the workers of a node look at the same samples?
+        self._weights = Weights(premises.segments, office.connection, once_a_version=once_a_version)
+        self._premises = premises
+        # may the workers of a node look at the same samples? Code of a data set might write to them
+        self._shared = isinstance(premises.job.samples, TensorSamples)
 
     def start(self, member: Member, descriptors: list[int]) -> Hand:
         """An actor for a worker; what it comes to is told by its sentinel and on the common pipe."""
@@ -74,8 +73,8 @@ class Agency:
         elif answer[0]:
             self._refuse(member, hand, answer[0])
         elif not hand.over:
-            member.mailbox = FarMailbox(member, hand, self._run, self._segments, self._weights, self._post)
-            os.write(self._post, RECORD.pack(member.number, READY, 0))
+            member.mailbox = FarMailbox(member, hand, self._run, self._premises, self._weights)
+            os.write(self._premises.post, RECORD.pack(member.number, READY, 0))
 
     def _refuse(self, member: Member, hand: Hand, why: str) -> None:
         member.complaint = why

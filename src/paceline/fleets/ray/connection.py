@@ -203,8 +203,9 @@ def _check_room(each: Mapping[str, float], workers: int, nodes: Sequence[Mapping
 
 
 def _shown(resources: Mapping[str, float]) -> str:
-    own = {name: amount for name, amount in resources.items() if not name.startswith(("node:", "object_store", "bundle"))}
-    return ", ".join(f"{amount:g} {name}" for name, amount in own.items() if "_group_" not in name) or "nothing"
+    internal = ("node:", "object_store", "bundle")
+    own = [f"{amount:g} {name}" for name, amount in resources.items() if not name.startswith(internal)]
+    return ", ".join(each for each in own if "_group_" not in each) or "nothing"
 
 
 def _line(error: BaseException) -> str:

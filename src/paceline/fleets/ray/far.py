@@ -9,19 +9,22 @@ import os
 import sys
 
 from paceline.core.facts import Ticket
+from paceline.fleets.processes.hiring import Premises
 from paceline.fleets.processes.mailbox import FAILED, RECORD, Order
 from paceline.fleets.processes.roster import Member
 from paceline.fleets.ray.actor import Answer, FarOrder
-from paceline.fleets.ray.connection import Connection, Gone
+from paceline.fleets.ray.connection import ASIDE, Connection, Gone
 from paceline.fleets.ray.hand import Hand
 from paceline.fleets.ray.pieces import WITH_THE_CALL, cut, pieces_of
+from paceline.learning.letters import Letters
 from paceline.learning.segments import Segments
 
 
 class Weights:
     """What is sent of each version of the model: once to each node, or with each call if it is small."""
 
-    def __init__(self, segments: Segments, connection: Connection) -> None:
+    def __init__(self, segments: Segments, connection: Connection, *, once_a_version: bool) -> None:
+        self._once_a_version = once_a_version  # or does every worker have weights of its own?
         self._segments = segments
         self._connection = connection
         self._version = -1
@@ -29,7 +32,7 @@ class Weights:
 
     def of(self, version: int, source: int) -> list[object]:
         """The version's weights, which lie in a segment, as arguments of a call."""
-        if version != self._version:
+        if version != self._version or not self._once_a_version:
             array = self._segments.bytes(source).numpy()
             small = array.nbytes <= WITH_THE_CALL
             self._sent = [*cut(array, pieces_of(array.nbytes))] if small else [self._connection.put(array)]
@@ -40,27 +43,35 @@ class Weights:
 class FarMailbox:
     """One worker's."""
 
-    def __init__(
-        self, member: Member, hand: Hand, run: int, segments: Segments, weights: Weights, post: int
-    ) -> None:  # fmt: skip
-        self._run = run
+    def __init__(self, member: Member, hand: Hand, run: int, premises: Premises, weights: Weights) -> None:
         self.taken = 0
         self.losses = 0
         self.complaint = ""
         self._member = member
         self._hand = hand
-        self._segments = segments
+        self._run = run
+        self._segments = premises.segments
         self._weights = weights
-        self._post = post
-        self._size = segments.layout.losses.end
-        self._pieces = pieces_of(self._size)
+        self._letters = Letters(premises.memories.letters)
+        self._post = premises.post
+        self._pieces = pieces_of(premises.segments.layout.losses.end)
         self._order: Order | None = None
         self._version = 0
         self._sent = False
         self._asked = 0  # calls
         self._quits = False
+        self._beaten, self._asking = 0, False
 
     # The training loop's thread.
+
+    @property
+    def beaten(self) -> int:
+        """How far the worker was when it was last asked; whoever wants to know has it asked once more."""
+        order = self._order
+        if order is not None and order.units > 1 and self._sent and not self._asking:
+            self._asking = True
+            self._hand.handle.ask(self._hear, "progress", group=ASIDE)
+        return self._beaten
 
     def post(self, order: Order) -> None:
         assert self._member.ticket is not None
@@ -72,7 +83,8 @@ class FarMailbox:
             return
         self._sent = True
         self._asked += 1
-        told = FarOrder(order.serial, order.units, order.indices, order.seed, order.seconds)
+        letter = self._letters.packed(order.source, order.serial)
+        told = FarOrder(order.serial, order.units, order.indices, order.seed, order.seconds, letter)
         self._hand.handle.ask(
             lambda answer: self._receive(order, answer), "compute", told, self._pieces,
             *self._weights.of(self._version, order.source), answers=self._pieces,
@@ -100,6 +112,11 @@ class FarMailbox:
 
     # The switchboard's thread.
 
+    def _hear(self, answer: list[int] | Gone) -> None:
+        self._asking = False
+        if not isinstance(answer, Gone):
+            (self._beaten,) = answer
+
     def _receive(self, order: Order, answer: list[object] | Gone) -> None:
         if isinstance(answer, Gone):
             self._hand.gone(answer.why)
@@ -122,5 +139,7 @@ class FarMailbox:
             for piece in (first, *rest):
                 row[begin : begin + len(piece)] = piece
                 begin += len(piece)
+        if told.letter is not None:
+            self._letters.put_packed(order.row, order.serial, told.letter)
         self.losses = told.losses
         os.write(self._post, RECORD.pack(self._member.number, told.done, order.serial))

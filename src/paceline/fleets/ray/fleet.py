@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from paceline.fleets.processes.understudy import ProcessUnderstudy
     from paceline.fleets.ray.hiring import Standing
     from paceline.learning.job import Job
+    from paceline.learning.local_work import Bench
+    from paceline.learning.piece_rows import PieceRows
     from paceline.learning.rows import RowContributions
 
 
@@ -112,3 +114,14 @@ class RayFleet:
         from paceline.fleets.processes.understudy import understudy
 
         return understudy(self, job, seed)
+
+    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessCrew, PieceRows]":
+        """The same, for workers that train models of their own."""
+        from paceline.fleets.ray.hiring import hire_trainers
+
+        return hire_trainers(self, bench)
+
+    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessUnderstudy, PieceRows]":
+        from paceline.fleets.processes.understudy import understudy_trainers
+
+        return understudy_trainers(self, bench)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from paceline.fleets.ray.actor import Greeting
 from paceline.fleets.ray.connection import Handle, kill_on
 
-PLACE_WITHIN = 60.0  # seconds: a worker that found no place for so long is no longer counted on, though still welcome
+PLACE_WITHIN = 60.0  # seconds
 
 
 class Hand:
@@ -52,8 +52,9 @@ class Hand:
         return float("inf") if self._greeting is None else self._met - self._asked + self._at_first
 
     @property
-    def awaited(self) -> bool:
-        return self._greeting is not None or time.monotonic() - self._asked < PLACE_WITHIN
+    def patience(self) -> float:
+        """A worker that finds no place is after some time no longer counted on; it is still welcome."""
+        return PLACE_WITHIN if self._greeting is None else float("inf")
 
     def kill(self) -> None:
         """At once, even if it is stopped."""

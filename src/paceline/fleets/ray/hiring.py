@@ -1,50 +1,70 @@
 """From the description of a fleet to its actors."""
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
+from paceline.fleets.processes import hiring
 from paceline.fleets.processes.crew import ProcessCrew
-from paceline.fleets.processes.mailbox import Shape
-from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.parcel import pack
-from paceline.fleets.processes.roster import Memories, Roster
+from paceline.fleets.processes.hiring import Premises
+from paceline.fleets.processes.roster import Starter
 from paceline.fleets.processes.understudy import ProcessUnderstudy
-from paceline.fleets.processes.worker import Equipment, Instructions
 from paceline.fleets.ray.fleet import RayFleet
-from paceline.learning.data import TensorSamples
 from paceline.learning.job import Job
-from paceline.learning.rows import RowContributions, segments_needed
-from paceline.learning.segments import Layout, Segments
-from paceline.randomness import stream
+from paceline.learning.local_work import Bench
+from paceline.learning.piece_rows import PieceRows
+from paceline.learning.rows import RowContributions
 
 if TYPE_CHECKING:
     from paceline.fleets.ray.office import Office
 
 
+def hire(fleet: RayFleet, job: Job, seed: int, office: "Office | None" = None) -> tuple[ProcessCrew, RowContributions]:
+    """Have the workers of a job placed and started, or those that stay in an office."""
+    return hiring.hire(fleet, job, seed, partial(_agency, fleet, office, True))
+
+
+def hire_trainers(fleet: RayFleet, bench: Bench, office: "Office | None" = None) -> tuple[ProcessCrew, PieceRows]:
+    """The same for workers that train models of their own."""
+    return hiring.hire_trainers(fleet, bench, partial(_agency, fleet, office, False))
+
+
+def _agency(fleet: RayFleet, office: "Office | None", once_a_version: bool, premises: Premises) -> Starter:
+    try:
+        from paceline.fleets.ray.agency import Agency
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("RayFleet needs Ray, which is not installed: pip install paceline[ray]") from None
+    from paceline.fleets.ray.office import Office
+
+    return Agency(fleet, office or Office(fleet, stays=False), premises, once_a_version=once_a_version)
+
+
 @contextmanager
 def standing(fleet: RayFleet) -> Iterator["Standing"]:
     """A fleet whose actors stay from one run to the next."""
-    office = _office(fleet, stays=True)
+    from paceline.fleets.ray.office import Office
+
+    office = Office(fleet, stays=True)
     try:
         yield Standing(fleet, office)
     finally:
         office.close()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Standing:
-    """A fleet that has its place in the cluster, and its actors after the first run."""
+    """A fleet that has its places in the cluster and, after the first run, its actors."""
 
     fleet: RayFleet
-    office: "Office" = field(repr=False)
+    office: "Office"
 
     def __repr__(self) -> str:
-        return repr(self.fleet)
+        return repr(self.fleet)  # what is trained does not depend on it
 
     @property
     def workers(self) -> int:
@@ -57,66 +77,11 @@ class Standing:
     def hire(self, job: Job, seed: int) -> tuple[ProcessCrew, RowContributions]:
         return hire(self.fleet, job, seed, self.office)
 
+    def hire_trainers(self, bench: Bench) -> tuple[ProcessCrew, PieceRows]:
+        return hire_trainers(self.fleet, bench, self.office)
+
     def understudy(self, job: Job, seed: int) -> tuple[ProcessUnderstudy, RowContributions]:
         return self.fleet.understudy(job, seed)
 
-
-def _office(fleet: RayFleet, *, stays: bool) -> "Office":
-    try:
-        from paceline.fleets.ray.office import Office
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise ConfigError("RayFleet needs Ray, which is not installed: pip install paceline[ray]") from None
-    return Office(fleet, stays=stays)
-
-
-def hire(
-    fleet: RayFleet, job: Job, seed: int, office: "Office | None" = None
-) -> tuple[ProcessCrew, RowContributions]:
-    """Have the workers of a job placed and started."""
-    state, workers = job.state, fleet.workers
-    if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
-        raise ConfigError(f"the server trains on the CPU, and the model is on {', '.join(elsewhere)}")
-    layout, shape = Layout(state.parameters, state.buffers, job.batch_size), Shape(workers, job.batch_size)
-    memories = _memories(fleet, job, layout, shape)
-    try:
-        office = office or _office(fleet, stays=False)
-    except BaseException:
-        memories.close()
-        raise
-    from paceline.fleets.ray.agency import Agency
-
-    segments = Segments(layout, memories.segments.tensor())
-    contributions = RowContributions(state, segments, workers)
-    post, theirs = os.pipe()
-    agency = Agency(fleet, office, memories, segments, theirs, shared=isinstance(job.samples, TensorSamples))
-    delays = {
-        worker: slow.durations(stream(seed, "delay", worker))
-        for worker, slow in fleet.slow.items()
-        if not isinstance(slow, int | float)
-    }
-    roster = Roster(shape, fleet.deadline, memories, theirs, agency)
-    crew = ProcessCrew(
-        roster, contributions, post, seed, minimum=fleet.min_workers, replace=fleet.replace, delays=delays
-    )
-    try:
-        crew.gather()
-    except BaseException:
-        crew.close()
-        raise
-    return crew, contributions
-
-
-def _memories(fleet: RayFleet, job: Job, layout: Layout, shape: Shape) -> Memories:
-    numbers = {worker: slow for worker, slow in fleet.slow.items() if isinstance(slow, int | float)}
-    instructions = Instructions(
-        mailboxes=shape, layout=layout, path=list(sys.path), directory=os.getcwd(), threads=fleet.threads, spin=0.0,
-        slowness=tuple(float(numbers.get(worker, 1.0)) for worker in range(fleet.workers)),
-    )  # fmt: skip
-    return Memories(
-        mailboxes=SharedMemory(shape.bytes),
-        segments=SharedMemory(segments_needed(fleet.workers) * layout.stride),
-        instructions=pack(instructions, ()),
-        equipment=pack(Equipment(job.state.model, job.samples, job.loss), job.state.parameters),
-    )
+    def understudy_trainers(self, bench: Bench) -> tuple[ProcessUnderstudy, PieceRows]:
+        return self.fleet.understudy_trainers(bench)
