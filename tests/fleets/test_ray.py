@@ -19,7 +19,6 @@ import torch
 
 import paceline as pl
 from paceline.checkpoint import read_checkpoint
-from paceline.core.coordinator import Strategy
 from paceline.core.facts import Joined, Left
 from paceline.learning.job import job_of
 from paceline.testing import FleetContract
@@ -35,6 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
 ]
 TESTS = Path(__file__).parent.parent
+MODELS = [pl.ModelAveraging(every=4), pl.EnsembleCompression(every=4)]
 SOON = pl.Deadline(factor=5.0, at_least=1.5, at_first=120.0)
 
 
@@ -63,32 +63,46 @@ def events(run: pl.Run, kind: type) -> list[Any]:
     return [fact for fact in run.trace if isinstance(fact, kind)]
 
 
-# Every promise of a fleet. Starting an actor takes seconds, so each kind of worker is tried with some of the rules.
+# Every promise of a fleet. Actors take seconds to start, so those that are well stay from run to run.
 
 
 class OnCluster(FleetContract):
-    of_each: tuple[Strategy, ...]
+    near: bool
+    updates = 15
 
-    @pytest.fixture(autouse=True)
-    def _on(self, cluster: Nodes) -> None:
-        type(self).fleet = replace(self.fleet, address=cluster.address)  # type: ignore[type-var]
+    @pytest.fixture(scope="class", autouse=True)
+    def _on(self, request: pytest.FixtureRequest, cluster: Nodes) -> Iterator[None]:
+        slow = dict.fromkeys(range(3), pl.Constant(0.01))
+        described = pl.RayFleet(3, {"CPU": 0.3}, address=cluster.address, share_memory=self.near, slow=slow)
+        with described.standing() as request.cls.fleet:
+            yield
 
-    def _all(self) -> tuple[Strategy, ...]:
-        return self.of_each
+    def test_a_lost_worker_becomes_left_and_training_goes_on(self) -> None:
+        self.strategies = (pl.LiveCompensation(quorum=2, blocks=4),)  # and two with groups
+        super().test_a_lost_worker_becomes_left_and_training_goes_on()
+
+    @pytest.mark.parametrize(
+        "strategy",
+        [pl.ModelAveraging(every=4), pl.EnsembleCompression(every=4, distill=2)],
+        ids=lambda s: type(s).__name__,
+    )
+    def test_workers_hand_in_models(self, strategy: pl.Strategy) -> None:
+        """To the bit those that processes hand in."""
+        runs = [train(digits_task(), strategy, fleet, 4) for fleet in (self.fleet, pl.ProcessFleet(3, threads=1))]
+        ours, theirs = (run.model.state_dict() for run in runs)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 class TestNear(OnCluster):
     """On the machine of the server: they share its memory."""
 
-    fleet = pl.RayFleet(3)
-    of_each = (pl.Asynchronous(),)
+    near = True
 
 
 class TestFar(OnCluster):
     """On other machines, as far as they know."""
 
-    fleet = pl.RayFleet(3, share_memory=False, placement="pack")
-    of_each = (pl.LiveCompensation(2, blocks=4), pl.Grouped([[0], [1, 2]], pl.FastestK(1)))
+    near = False
 
 
 def test_near_far_and_processes_compute_the_same_bits(cluster: Nodes) -> None:
@@ -135,7 +149,8 @@ def test_what_a_lost_call_did_counts_once_or_not_at_all(
     fault: faults.Fault, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task, written = struck(fault, tmp_path / "marks"), WrittenDown()
-    fleet = pl.RayFleet(2, share_memory=False, address=cluster.address, slow=dict.fromkeys(range(2), pl.Constant(0.01)))
+    slow = dict.fromkeys(range(2), pl.Constant(0.01))
+    fleet = pl.RayFleet(2, share_memory=False, address=cluster.address, slow=slow)
     run = train(task, pl.Asynchronous(), fleet, 40, sampling=written)
     (left,) = events(run, Left)
     assert f"worker {left.worker} ended on " in caplog.text

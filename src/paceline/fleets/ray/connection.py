@@ -167,7 +167,8 @@ def _connect(address: str | None, wanted: Mapping[str, float]) -> None:
                 ray.init(address, namespace=f"paceline-{os.getpid()}-{time.time_ns()}", logging_level=logging.ERROR)
     except ConfigError:
         raise
-    except (RayError, OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # whatever it is: Ray raises even plain ones
+        ray.shutdown()
         if "ersion mismatch" in (line := _line(error)):
             raise ConfigError(f"this process does not fit the Ray cluster at {address}: {line}") from None
         raise ConfigError(f"no Ray cluster at {address or 'this machine'} could be used: {line[:300]}") from None
