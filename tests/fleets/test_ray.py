@@ -81,11 +81,7 @@ class OnCluster(FleetContract):
         self.strategies = (pl.LiveCompensation(quorum=2, blocks=4),)  # and two with groups
         super().test_a_lost_worker_becomes_left_and_training_goes_on()
 
-    @pytest.mark.parametrize(
-        "strategy",
-        [pl.ModelAveraging(every=4), pl.EnsembleCompression(every=4, distill=2)],
-        ids=lambda s: type(s).__name__,
-    )
+    @pytest.mark.parametrize("strategy", MODELS, ids=lambda s: type(s).__name__)
     def test_workers_hand_in_models(self, strategy: pl.Strategy) -> None:
         """To the bit those that processes hand in."""
         runs = [train(digits_task(), strategy, fleet, 4) for fleet in (self.fleet, pl.ProcessFleet(3, threads=1))]

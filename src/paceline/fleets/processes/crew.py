@@ -19,7 +19,7 @@ from paceline.core.errors import TooFewWorkers, WorkerFailed
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.plain import real, whole
 from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Order
-from paceline.fleets.processes.roster import ATTEMPTS, Letters, Member, Roster
+from paceline.fleets.processes.roster import ATTEMPTS, Member, Orders, Roster
 from paceline.learning.contributions import own_seed
 from paceline.learning.rows import Promise
 from paceline.stateful import State
@@ -66,7 +66,7 @@ class ProcessCrew:
         self._delays = delays
         self._events: deque[Event] = deque()
         self._alarms: list[float] = []
-        self._to_ring: list[Letters] = []
+        self._to_ring: list[Orders] = []
         self._listened = 0.0  # what of the time was spent listening: deadlines are of this clock
         self._at_listening = self._zero = time.monotonic()
         self._before = 0.0  # what the clock showed when the run that is resumed was put aside

@@ -62,7 +62,7 @@ class Process(Protocol):
         ...
 
 
-class Letters(Protocol):
+class Orders(Protocol):
     """The server's side of a mailbox, wherever the worker is."""
 
     @property
@@ -96,7 +96,7 @@ class Member:
     def __init__(self, number: int, mailbox: Mailbox, deadline: Deadline) -> None:
         self.number = number
         self.shared_mailbox = mailbox
-        self.mailbox: Letters = mailbox  # or another one, where its process shares no memory
+        self.mailbox: Orders = mailbox  # or another one, where its process shares no memory
         self.past = Past(deadline)
         self.process: Process | None = None
         self.here = False

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 import platform
+import socket
 import threading
 import time
 import traceback
@@ -80,19 +81,27 @@ def versions() -> dict[str, str]:
 class Actor:
     """One worker."""
 
+    _joined: tuple[socket.socket, list[int]] | None = None
+
     def greet(self, number: int, machine: str, desk: str, key: bytes) -> Greeting:
         """Join the server if it is on this machine, and tell."""
         self._number = number
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         for option, value in MALLOC.items() if mallopt is not None else ():
             mallopt(option, value)
+        if self._joined is not None:  # for a run that has ended
+            self._joined[0].close()
         self._joined = near.join(desk, key) if desk and near.machine() == machine else None
         return Greeting(self._joined is not None, os.getpid(), *this_node(), versions())
 
     def serve(self) -> int:
         """Be near: until the run is over."""
         assert self._joined is not None
-        return main(self._number, self._joined[1])
+        try:
+            return main(self._number, self._joined[1])
+        finally:
+            for descriptor in self._joined[1]:
+                os.close(descriptor)
 
     def stay(self) -> None:
         """Never come back: that this call fails is how the end of the process is noticed."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -143,9 +143,12 @@ def _answers(future: "Future[Any]", rest: Sequence[Any]) -> Any:
     try:
         return [future.result(), *(ray.get(rest) if rest else ())]
     except RayActorError as error:
-        return Gone("ended with its node" if "node" in _line(error).partition("died because")[2] else "ended")
-    except (RayError, Exception) as error:
-        return Gone(f"ended ({type(error).__name__}: {_line(error)[-300:]})")
+        line = _line(error)
+        if "creation task" in line:  # such as a module that its node does not have
+            return Gone(f"could not start ({line[-200:]})")
+        return Gone("ended with its node" if "node" in line.partition("died because")[2] else "ended")
+    except Exception as error:
+        return Gone(f"ended ({type(error).__name__}: {_line(error)[-200:]})")
 
 
 # Connecting and placing: what can be wrong with a cluster.
