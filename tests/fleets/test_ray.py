@@ -34,6 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
 ]
 TESTS = Path(__file__).parent.parent
+FAULTS = [faults.die_before_the_answer, faults.die_around_the_answer]
 MODELS = [pl.ModelAveraging(every=4), pl.EnsembleCompression(every=4)]
 SOON = pl.Deadline(factor=5.0, at_least=1.5, at_first=120.0)
 
@@ -120,27 +121,7 @@ def test_near_far_and_processes_compute_the_same_bits(cluster: Nodes) -> None:
 # Losses
 
 
-def die_before_the_answer() -> None:
-    """When everything is computed, and nobody knows."""
-    from paceline.fleets.ray import actor
-
-    actor.cut = lambda row, pieces: faults.die()  # type: ignore[assignment, func-returns-value, return-value]
-
-
-def die_around_the_answer() -> None:
-    """About when the answer is on its way: whether it comes is not known."""
-    from paceline.fleets.ray import actor
-
-    cut = actor.cut
-
-    def last(row: Any, pieces: int) -> Any:
-        threading.Timer(0.001, faults.die).start()
-        return cut(row, pieces)
-
-    actor.cut = last
-
-
-@pytest.mark.parametrize("fault", [die_before_the_answer, die_around_the_answer], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_what_a_lost_call_did_counts_once_or_not_at_all(
     fault: faults.Fault, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,18 +167,19 @@ def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
     assert run.ended == "updates"
 
 
-def test_a_node_that_dies_is_replaced_by_one_that_joins(cluster: Nodes, caplog: pytest.LogCaptureFixture) -> None:
-    """Its workers are lost; those of the others go on; theirs come back where there is room."""
-    label = {"part": "doomed"}
-    doomed, joined = cluster.add(1, labels=label), []
+def test_a_node_that_dies_is_replaced_by_one_that_joins(
+    cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its worker is lost; those of the others go on; it comes back where there is room."""
+    label, joined = {"part": "doomed"}, list[Any]()
+    doomed, spare = cluster.add(1, labels=label), cluster.add(2, labels={"part": "spare"})
     fleet = pl.RayFleet(
         3, address=cluster.address, share_memory=False, labels={"part": ["doomed", "spare", "spare"]},
         slow=dict.fromkeys(range(3), pl.Constant(0.05)),
     )  # fmt: skip
-    spare = cluster.add(2, labels={"part": "spare"})
 
     class Striking:
-        """Counts its looks: at the second one a raylet dies, and another one comes."""
+        """Counts its looks: at the second one a raylet dies, and another one comes. Content when its worker is back."""
 
         looks = 0
 
@@ -206,11 +188,14 @@ def test_a_node_that_dies_is_replaced_by_one_that_joins(cluster: Nodes, caplog: 
             if self.looks == 2:
                 cluster.kill(doomed)
                 threading.Thread(target=lambda: joined.append(cluster.add(1, labels=label))).start()
-            return {"loss": 0.0}
+            here = (tmp_path / "run" / "trace.jsonl").read_text().count('["joined"') if self.looks > 2 else 0
+            return {"loss": 0.0, "accuracy": float(here == 4)}
 
     task = replace(digits_task(), evaluate=Striking())
+    stop = pl.Stop(target=0.5, seconds=150.0)
     try:
-        run = train(task, pl.Asynchronous(), fleet, stop=pl.Stop(seconds=40.0), every=pl.Every(updates=20))
+        run = train(task, pl.Asynchronous(), fleet, stop=stop, every=pl.Every(updates=20), directory=tmp_path / "run")
+        assert run.ended == "target"
         assert [left.worker for left in events(run, Left)] == [0]
         assert [event.worker for event in events(run, Joined)] == [0, 1, 2, 0]
         assert "worker 0 ended" in caplog.text
@@ -233,21 +218,23 @@ def test_below_the_minimum_the_run_stops_with_a_checkpoint_and_goes_on_later(clu
 
 def test_a_run_whose_server_was_killed_is_resumed(cluster: Nodes, tmp_path: Path) -> None:
     """SIGKILL in the middle of everything: its actors go, and it comes to its end from the last checkpoint."""
-    code = (
-        "import sys; from pathlib import Path; from support.resumable import endless; "
-        f"import paceline as pl; endless(Path({str(tmp_path / 'run')!r}), pl.RayFleet(5, {{'CPU': 0.5}}, "
-        f"address={cluster.address!r}))"
-    )
+    fleet = pl.RayFleet(3, {"CPU": 0.5}, address=cluster.address)
+    code = f"""
+from pathlib import Path
+import paceline as pl
+from support.resumable import endless
+endless(Path({str(tmp_path / "run")!r}), pl.RayFleet(3, {{"CPU": 0.5}}, address={cluster.address!r}))
+"""
     server = subprocess.Popen([sys.executable, "-c", code], cwd=TESTS)
     checkpoint = tmp_path / "run" / "checkpoint.safetensors"
     while not checkpoint.exists():
         assert server.poll() is None, "it ended by itself"
         time.sleep(0.01)
-    actors = [each for each in psutil.process_iter(["cmdline"]) if "ray::Actor" in " ".join(each.info["cmdline"] or ())]
+    actors = [each for each in psutil.Process().children(recursive=True) if "ray::Actor" in " ".join(each.cmdline())]
     server.kill()
     assert server.wait() == -signal.SIGKILL
     made = read_checkpoint(checkpoint)["loop"]["version"]
-    case = replace(PROCESSES, fleet=pl.RayFleet(5, {"CPU": 0.5}, address=cluster.address))
+    case = replace(PROCESSES, fleet=fleet, strategy=pl.LiveCompensation(2, blocks=4))
     run = case.run(tmp_path / "run", pl.Stop(updates=made + 10), resume=True)
     assert run.history[-1].updates == made + 10
     found = replayed(case, tmp_path / "run")

@@ -266,8 +266,9 @@ PROCESSES = Case(
 
 def endless(directory: Path, fleet: Fleet) -> None:
     """Train on real workers until somebody puts an end to it."""
-    replace(PROCESSES, fleet=fleet).run(directory, pl.Stop(updates=1_000_000), checkpoint=pl.Every(updates=5))
+    case = replace(PROCESSES, fleet=fleet, strategy=pl.LiveCompensation(fleet.workers - 1, blocks=4))
+    case.run(directory, pl.Stop(updates=1_000_000), checkpoint=pl.Every(updates=5))
 
 
 def endless_processes(directory: Path) -> None:
-    endless(directory, PROCESSES.fleet)
+    PROCESSES.run(directory, pl.Stop(updates=1_000_000), checkpoint=pl.Every(updates=5))
