@@ -19,6 +19,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -180,24 +181,35 @@ def trivial() -> pl.Task:
     )  # fmt: skip
 
 
-def driver_milliseconds(address: str, near: bool) -> dict[str, float]:
+def driver_milliseconds(address: str, near: bool) -> dict[str, dict[str, float]]:
     """Processor time of the driver for each update, asynchronous, by how many workers there are."""
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for workers in (2, 8, 32):
         fleet = pl.RayFleet(workers, {"CPU": 0.1}, address=address, share_memory=near)
         with fleet.standing() as standing:
-            spent = []
-            for updates in (50 * workers, 1000):
-                began = time.process_time()
-                pl.train(
-                    trivial(), strategy=pl.Asynchronous(), fleet=standing, stop=pl.Stop(updates=updates), batch_size=8,
-                    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01), progress=False,
-                    every=pl.Every(updates=updates),
-                )  # fmt: skip
-                spent.append((time.process_time() - began) / updates * 1e3)
-        found[f"{workers} workers"] = round(spent[-1], 3)
+            spend(trivial(), standing, 10 * workers)
+            found.setdefault("trivial", {})[f"{workers} workers"] = spend(trivial(), standing, 600)
+            for name, case in CASES.items() if workers == WORKERS else ():
+                task = pl.Task(case.make(), cross_entropy, case.data(), evaluate=lambda model: {"loss": 0.0})
+                found.setdefault(name, {})[f"{workers} workers"] = spend(task, standing, 4 * STEPS[name])
         print("near" if near else "far", found, flush=True)
     return found
+
+
+def spend(task: pl.Task, fleet: Fleet, updates: int) -> float:
+    """Milliseconds an update, of all threads of this process; starting and ending a run left out."""
+    spent: list[float] = []
+
+    def look(model: torch.nn.Module) -> dict[str, float]:
+        spent.append(time.process_time())
+        return {"loss": 0.0}
+
+    pl.train(
+        replace(task, evaluate=look), strategy=pl.Asynchronous(), fleet=fleet, stop=pl.Stop(updates=updates),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01), progress=False, batch_size=8,
+        every=pl.Every(updates=updates // 4),
+    )  # fmt: skip
+    return round((spent[-1] - spent[1]) / (updates * 3 / 4) * 1e3, 3)
 
 
 def main() -> None:
