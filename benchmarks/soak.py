@@ -28,6 +28,7 @@ from paceline.core.facts import Arrived, Drop, Halt, Joined, Left, Start, Step, 
 from paceline.testing.retraced import WrittenDown, retrace
 
 WORKERS, LR = 4, 0.05
+MOST_IN_A_ROW = 3  # a worker that ends five times in a row without handing anything in is not replaced
 STRATEGIES: dict[str, pl.Strategy] = {
     "SSGD": pl.Synchronous(),
     "ASGD": pl.Asynchronous(),
@@ -59,14 +60,19 @@ class Tormented:
         return crew, contributions
 
     def _strike(self, crew: Any) -> None:
+        in_a_row: Counter[int] = Counter()  # strikes since the last pause, in which everybody can come back
         while sum(self.done.values()) < self.faults:
             time.sleep(self.random.expovariate(1 / 0.15))
             everybody, present = crew.pids, crew.present
             starting_too = self.random.random() < 0.2
-            pids = [pid for worker, pid in everybody.items() if starting_too or worker in present]
-            if not pids:
+            chosen = [w for w in everybody if (starting_too or w in present) and in_a_row[w] < MOST_IN_A_ROW]
+            if not chosen:
+                time.sleep(2.0)
+                in_a_row.clear()
                 continue
-            pid, kind = self.random.choice(pids), self.random.choices(["kill", "stop", "pause"], [6, 1, 3])[0]
+            worker, kind = self.random.choice(chosen), self.random.choices(["kill", "stop", "pause"], [6, 1, 3])[0]
+            pid = everybody[worker]
+            in_a_row[worker] += kind != "pause"
             try:
                 if kind == "kill":
                     os.kill(pid, signal.SIGKILL)

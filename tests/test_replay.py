@@ -45,6 +45,7 @@ seconds = 20
 @pytest.mark.parametrize(
     "name",
     [*STRATEGIES, "grouped compensation, exact", "dropout", "batch norm", "Adam and one cycle", "handed on", "watchful",
+     "pruned", "pruned and handed on",
      "leaving and joining, in groups", "recall: abandon", "ties: batch", "ties: reverse", "every delay, asynchronous"],
 )  # fmt: skip
 def test_a_simulated_run_is_replayed_bit_for_bit(name: str, tmp_path: Path) -> None:
@@ -212,6 +213,23 @@ def test_the_command_replays_a_run(run: Path, capsys: pytest.CaptureFixture[str]
     (run / "model.safetensors").write_bytes(data)
     assert main(["replay", "run"]) == 1
     assert "differs by up to" in capsys.readouterr().out
+
+
+def test_the_command_replays_a_run_on_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begin, end = TOML.index("[[fleet.workers]]"), TOML.index("[optimizer]")
+    fleet = '[fleet]\nkind = "processes"\nworkers = 3\n[[fleet.slow]]\nworker = 2\ntimes = 2.0\n'
+    Path("file.toml").write_text((TOML[:begin] + fleet + TOML[end:]).replace("seconds = 20", "updates = 30"))
+    assert main(["train", "file.toml", "--directory", "run"]) == 0
+    capsys.readouterr()
+    assert main(["replay", "run"]) == 0
+    out = capsys.readouterr().out
+    assert "30 updates made again from the trace" in out
+    assert "The weights are the same, bit for bit." in out
+    assert main(["replay", "run", "--strategy", "ssgd"]) == 0
+    assert "ssgd, simulated" in capsys.readouterr().out
 
 
 def test_the_command_answers_what_if(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

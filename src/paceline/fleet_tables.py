@@ -1,6 +1,6 @@
 """The ``[fleet]`` section of a TOML file, read strictly and written back: simulated workers, processes, or Ray's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +23,12 @@ DELAYS: Mapping[str, type[Any]] = {
 KINDS = ("simulated", "processes", "ray")
 AnyFleet = SimulatedFleet | ProcessFleet | RayFleet
 SIMULATED_CHOICES = ("recall", "ties", "evaluation")
-PROCESS_CHOICES: Mapping[str, type] = {"workers": int, "threads": int, "replace": bool, "min_workers": int}
-RAY_CHOICES: Mapping[str, type] = {
+PROCESS_CHOICES: Mapping[str, Any] = {
+    "workers": int, "threads": int, "replace": bool, "min_workers": int, "labels": tuple[str, ...],
+}  # fmt: skip
+RAY_CHOICES: Mapping[str, Any] = {
     "workers": int, "address": str, "placement": str, "share_memory": bool, "replace": bool, "min_workers": int,
+    "labels": tuple[str, ...],
 }  # fmt: skip
 
 
@@ -42,7 +45,11 @@ def read_fleet(table: dict[str, Any]) -> AnyFleet:
 
 def as_processes(fleet: AnyFleet) -> ProcessFleet:
     """The same workers as processes: what was simulated to take some time is made to take it."""
-    return fleet if isinstance(fleet, ProcessFleet) else ProcessFleet(fleet.workers, slow=_slowness(fleet))
+    return (
+        fleet
+        if isinstance(fleet, ProcessFleet)
+        else ProcessFleet(fleet.workers, slow=_slowness(fleet), labels=fleet.labels)
+    )
 
 
 def as_ray(fleet: AnyFleet, address: str | None) -> RayFleet:
@@ -72,27 +79,30 @@ def _simulated(table: dict[str, Any]) -> SimulatedFleet:
     workers = table.get("workers")
     if not isinstance(workers, list) or not workers:
         raise ConfigError("fleet: describe the workers in one or several [[fleet.workers]], each with count and delay")
-    delays: list[Delay] = []
+    described: list[tuple[Delay, str]] = []
     for number, each in enumerate(workers):
-        delays += _workers(dict(as_table(each, f"fleet.workers[{number}]")), f"fleet.workers[{number}]")
+        described += _workers(dict(as_table(each, f"fleet.workers[{number}]")), f"fleet.workers[{number}]")
+    labels = tuple(label for _, label in described)
     changes = table.get("changes", [])
     if not isinstance(changes, list):
         raise ConfigError(f"fleet.changes: must be a list of tables, [[fleet.changes]], not {shown(changes)}")
     choices = {name: read_value(str, table[name], f"fleet.{name}") for name in SIMULATED_CHOICES if name in table}
     return SimulatedFleet(
-        delays=tuple(delays),
+        delays=tuple(delay for delay, _ in described),
         network=build(Network, as_table(table.get("network", {}), "fleet.network"), "fleet.network"),
         changes=tuple(_change(each, f"fleet.changes[{number}]") for number, each in enumerate(changes)),
+        labels=labels if any(labels) else (),
         **choices,
     )
 
 
-def _workers(table: dict[str, Any], where: str) -> list[Delay]:
+def _workers(table: dict[str, Any], where: str) -> list[tuple[Delay, str]]:
     count = read_value(int, table.pop("count", 1), f"{where}.count")
     if count < 1:
         raise ConfigError(f"{where}.count: {count} workers are not possible: at least 1")
+    label: str = read_value(str, table.pop("label", ""), f"{where}.label")
     delay: Delay = named(DELAYS, table, "delay", where)
-    return [delay] * count
+    return [(delay, label)] * count
 
 
 def _change(value: Any, where: str) -> Left | Joined:
@@ -110,22 +120,17 @@ def _processes(table: dict[str, Any]) -> ProcessFleet:
 
 
 def _ray(table: dict[str, Any]) -> RayFleet:
-    refuse_unknown(table, ("kind", "slow", "deadline", "resources_per_worker", "labels", *RAY_CHOICES), "fleet")
+    refuse_unknown(table, ("kind", "slow", "deadline", "resources_per_worker", *RAY_CHOICES), "fleet")
     chosen: dict[str, Any] = {}
     if "resources_per_worker" in table:
         amounts = as_table(table["resources_per_worker"], "fleet.resources_per_worker")
         chosen["resources_per_worker"] = {
             name: read_value(float, amount, f"fleet.resources_per_worker.{name}") for name, amount in amounts.items()
         }
-    if "labels" in table:
-        labels = as_table(table["labels"], "fleet.labels")
-        chosen["labels"] = {
-            name: read_value(Sequence[str], each, f"fleet.labels.{name}") for name, each in labels.items()
-        }
     return RayFleet(**_real(table, RAY_CHOICES), **chosen)
 
 
-def _real(table: dict[str, Any], choices: Mapping[str, type]) -> dict[str, Any]:
+def _real(table: dict[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
     """What real workers have in common."""
     if "workers" not in table:
         raise ConfigError("fleet: 'workers' is missing: give workers = 4, how many there are")
@@ -154,8 +159,8 @@ def _slow(table: dict[str, Any], where: str) -> tuple[int, float | Delay]:
 
 def _simulated_table(fleet: SimulatedFleet) -> dict[str, Any]:
     workers: list[dict[str, Any]] = []
-    for delay in fleet._delays:
-        described = {"delay": name_in(DELAYS, delay), **table_of(delay)}
+    for delay, label in zip(fleet._delays, fleet.labels or [""] * fleet.workers, strict=True):
+        described = {"delay": name_in(DELAYS, delay), **table_of(delay), **({"label": label} if label else {})}
         if workers and {**described, "count": workers[-1]["count"]} == workers[-1]:
             workers[-1]["count"] += 1
         else:
@@ -175,19 +180,20 @@ def _process_table(fleet: ProcessFleet) -> dict[str, Any]:
 
 
 def _ray_table(fleet: RayFleet) -> dict[str, Any]:
-    named = {
-        "resources_per_worker": dict(fleet.resources_per_worker),
-        "labels": {name: list(values) for name, values in fleet.labels.items()},
+    resources = dict(fleet.resources_per_worker)
+    return {
+        "kind": "ray",
+        **_real_table(fleet, RAY_CHOICES),
+        **({"resources_per_worker": resources} if resources else {}),
     }
-    return {"kind": "ray", **_real_table(fleet, RAY_CHOICES), **{name: each for name, each in named.items() if each}}
 
 
-def _real_table(fleet: ProcessFleet | RayFleet, choices: Mapping[str, type]) -> dict[str, Any]:
+def _real_table(fleet: ProcessFleet | RayFleet, choices: Mapping[str, Any]) -> dict[str, Any]:
     slow = [
         {"worker": worker, "times": float(each)}
         if isinstance(each, int | float)
         else {"worker": worker, "delay": name_in(DELAYS, each), **table_of(each)}
         for worker, each in sorted(fleet.slow.items())
     ]
-    chosen = {name: getattr(fleet, name) for name in choices if getattr(fleet, name) is not None}
+    chosen = {name: getattr(fleet, name) for name in choices if getattr(fleet, name) not in (None, ())}
     return {**chosen, "deadline": table_of(fleet.deadline), **({"slow": slow} if slow else {})}

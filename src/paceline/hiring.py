@@ -14,6 +14,7 @@ from paceline.sampling.batches import Batches
 from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.model_averaging import ModelAveraging
+from paceline.strategies.regrouped import Regrouped
 
 
 def hire(
@@ -43,10 +44,11 @@ def hire(
 
 def _refuse_models_inside(strategy: Strategy) -> None:
     inner = strategy
-    while isinstance(inner, Grouped):
+    while isinstance(inner, Grouped | Regrouped):
         inner = inner.inside
     if inner is not strategy and isinstance(inner, ModelAveraging | EnsembleCompression):
+        outer = type(strategy).__name__
         raise ConfigError(
-            f"{type(inner).__name__} cannot be the rule inside Grouped, whose workers hand in gradients: turn it "
-            "round, as in ModelAveraging(every=16, waits=Grouped(...))"
+            f"{type(inner).__name__} cannot be the rule inside {outer}, whose workers hand in gradients: turn it "
+            f"round, as in ModelAveraging(every=16, waits={outer}(...))"
         )

@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -126,11 +127,11 @@ def test_what_was_handed_in_before_death_counts(tmp_path: Path) -> None:
 
 def test_death_is_noticed_within_100_milliseconds() -> None:
     noticed = []
-    crew, _ = pl.ProcessFleet(2).hire(job_of(digits_task(), [], 32), seed=0)
+    crew, _ = pl.ProcessFleet(3).hire(job_of(digits_task(), [], 32), seed=0)
     with closing(crew):
         crew.wait()
-        for number in range(7):
-            worker = number % 2
+        for number in range(12):  # four each: after five without work in between there is no replacement
+            worker = number % 3
             began = time.monotonic()
             os.kill(crew.pids[worker], signal.SIGKILL)
             (left,) = crew.wait()
@@ -140,8 +141,9 @@ def test_death_is_noticed_within_100_milliseconds() -> None:
             (joined,) = crew.wait()
             assert isinstance(joined, Joined)
             assert joined.at >= left.at
-    assert min(noticed) < 0.1, noticed  # the machine itself may be too busy to look at all of them in time
-    assert max(noticed) < 10.0, noticed
+    # Nothing in between waits or polls for a time; what is above a few milliseconds is a machine that was too busy.
+    # So half of them must be in time however busy it is; benchmarks/process_costs.py has the whole distribution.
+    assert median(noticed) < 0.1, noticed
 
 
 def test_all_workers_at_once(tmp_path: Path) -> None:
@@ -244,6 +246,17 @@ def test_below_the_minimum_the_run_stops_and_says_why(tmp_path: Path) -> None:
     assert len(of_type(run.trace, Left)) == 1
 
 
+def test_below_the_minimum_a_checkpoint_is_left_that_the_run_can_go_on_from(tmp_path: Path) -> None:
+    fleet, task = pl.ProcessFleet(3, min_workers=3, replace=False), struck(faults.die, tmp_path / "marks")
+    stopped = train(task, pl.Synchronous(), fleet, 1000, directory=tmp_path / "run")
+    assert stopped.ended == "too few workers"
+    reached = stopped.history[-1].updates
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
+    resumed = train(task, pl.Synchronous(), fleet, reached + 5, directory=tmp_path / "run", resume=True)
+    assert resumed.ended == "updates"
+    assert len(of_type(resumed.trace, Step)) == reached + 5  # nothing was made twice
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
 def test_nobody_left_is_no_deadlock(strategy: pl.Strategy, tmp_path: Path) -> None:
     task = struck(faults.die, tmp_path / "marks", times=3)
@@ -257,20 +270,21 @@ def test_nobody_left_is_no_deadlock(strategy: pl.Strategy, tmp_path: Path) -> No
 
 
 def test_the_parent_s_death_leaves_neither_process_nor_memory(tmp_path: Path) -> None:
-    before = {entry.name for entry in Path("/dev/shm").iterdir()}
     command = [sys.executable, "-m", "support.endless_processes"]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TESTS)
     assert parent.stdout is not None
     assert parent.stdout.readline() == "trained\n"
     family = psutil.Process(parent.pid).children(recursive=True)
     assert len(family) == 4  # the nursery and its three workers
+    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (parent.pid, *(each.pid for each in family))]
+    assert any("memfd:paceline" in text for text in maps)
+    assert not any("/dev/shm" in text for text in maps)  # what they share has no name: it cannot outlive them
     os.kill(family[-1].pid, signal.SIGSTOP)  # even one that cannot do anything about it
     parent.kill()
     parent.wait()
     parent.stdout.close()
     _, alive = psutil.wait_procs(family, timeout=20)
     assert alive == []
-    assert {entry.name for entry in Path("/dev/shm").iterdir()} <= before
 
 
 def test_ctrl_c_lets_the_workers_go() -> None:

@@ -1,6 +1,7 @@
 """Worker processes that train models of their own: whatever happens to one, what it had handed in is what goes on."""
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -81,9 +82,9 @@ def test_a_worker_stopped_within_a_piece_is_given_up_and_a_long_piece_is_not(
     """Deadlines are for one mini-batch: a piece of 40 takes longer than that."""
     fleet = pl.ProcessFleet(2, slow={0: pl.Constant(0.06), 1: pl.Constant(0.06)}, deadline=SOON)
     run = train(struck(faults.stop, tmp_path / "marks", at=45), pl.ModelAveraging(40), fleet, 3)
-    (left,) = of_type(run.trace, Left)
-    assert f"worker {left.worker} said nothing for" in caplog.text
-    assert "mini-batches took 0.0" in caplog.text
+    left = of_type(run.trace, Left)  # on a machine that stands still now and then, others may be given up too
+    assert any(f"worker {each.worker} said nothing for" in caplog.text for each in left)
+    assert re.search(r"the slowest of its last \d+ mini-batches took 0\.\d+ s", caplog.text)
     assert max(seconds for _, seconds in run.trace.durations()) > SOON.at_least
     assert run.ended == "updates"
 
@@ -111,13 +112,12 @@ def test_what_user_code_raises_surfaces_with_its_worker() -> None:
         train(broken, pl.ModelAveraging(4), pl.ProcessFleet(2), 3)
 
 
-def test_late_ones_stop_between_two_steps_and_their_mini_batches_come_back() -> None:
+def test_late_ones_are_halted_and_nothing_of_theirs_is_used() -> None:
     fleet = pl.ProcessFleet(3, slow={2: pl.Constant(0.3)})
     run = train(task(mlp()), pl.ModelAveraging(50, waits=pl.FastestK(2)), fleet, 4)
     assert {ticket.worker for step in of_type(run.trace, Step) for ticket in step.weights} == {0, 1}
     halted = [fact.ticket for fact in of_type(run.trace, Halt)]
     assert {ticket.worker for ticket in halted} == {2}
-    assert run.history[-1].seconds < 15.0  # a whole piece of the slow one would take as long
 
 
 def test_every_worker_begins_with_weights_of_its_own_and_the_ensemble_can_be_loaded(tmp_path: Path) -> None:

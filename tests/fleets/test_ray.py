@@ -174,7 +174,7 @@ def test_a_node_that_dies_is_replaced_by_one_that_joins(
     label, joined = {"part": "doomed"}, list[Any]()
     doomed, spare = cluster.add(1, labels=label), cluster.add(2, labels={"part": "spare"})
     fleet = pl.RayFleet(
-        3, address=cluster.address, share_memory=False, labels={"part": ["doomed", "spare", "spare"]},
+        3, address=cluster.address, share_memory=False, labels=("part=doomed", "part=spare", "part=spare"),
         slow=dict.fromkeys(range(3), pl.Constant(0.05)),
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from paceline.fleets.ray.far import FarMailbox, Weights
 from paceline.fleets.ray.hand import Hand
 from paceline.fleets.ray.pieces import PIECE, WITH_THE_CALL, cut, pieces_of
 from paceline.learning.letters import Letters
-from paceline.learning.segments import Layout, Segments
+from paceline.learning.segments import Brought, Layout, Segments
 
 
 class Calls:
@@ -81,7 +81,7 @@ class Desk:
         whole = np.zeros(self.segments.layout.losses.end, dtype=np.uint8)
         whole[: row.nbytes] = row.view(torch.uint8).numpy()
         pieces = cut(whole, pieces_of(len(whole)))
-        self.calls.made[call][0]([(Answer(done, 4, complaint), pieces[0]), *pieces[1:]])
+        self.calls.made[call][0]([(Answer(done, Brought(4, 0.0, 0.0), 0.1, complaint), pieces[0]), *pieces[1:]])
 
     def told(self) -> list[tuple[int, ...]]:
         try:

@@ -159,6 +159,8 @@ class Slowing:
             yield seconds + 0.01 * float(generator.random())
 
 
+PASSES: dict[str, Any] = {"window": 20, "start": 1, "block": 1, "count": 1, "fraction": 0.7}
+PRUNING = pl.FinePruning(samples=400, **PASSES)  # three batches of ten are left of every pass: it is soon over
 GROUPS = [[0, 1], [2, 3, 4]]
 STRATEGIES: Mapping[str, pl.Strategy] = {
     "synchronous": pl.Synchronous(),
@@ -191,6 +193,7 @@ LGC, BOTH = STRATEGIES["compensation"], STRATEGIES["grouped compensation"]
 CASES: Mapping[str, Case] = {
     **{name: Case(strategy) for name, strategy in STRATEGIES.items()},
     **{f"{name}, exact": Case(strategy).exact() for name, strategy in STRATEGIES.items()},
+    "regrouped": Case(pl.Regrouped(tolerance=0.2, margin=0.05, window=1)),
     "dropout": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)),
     "dropout, exact": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)).exact(),
     "batch norm": Case(BOTH, model=normalised, optimizer=sgd(momentum=0.9, nesterov=True, weight_decay=1e-3)),
@@ -221,6 +224,10 @@ CASES: Mapping[str, Case] = {
     "resampled": Case(pl.FastestK(3), sampling=pl.Resampled(), partition=pl.Dirichlet(2.0)),
     "handed on": Case(LGC, replace(FLEET, changes=CHANGES), sampling=pl.HandedOn()),
     "watchful": Case(pl.FastestK(3), sampling=Hardest()),
+    "pruned": Case(LGC, sampling=PRUNING, every=pl.Every(updates=2)),
+    "pruned, asynchronous": Case(pl.Asynchronous(), sampling=PRUNING),
+    "pruned at random": Case(pl.FastestK(3), sampling=pl.RandomPruning(samples=400, **PASSES)),
+    "pruned and handed on": Case(BOTH, replace(FLEET, changes=CHANGES), sampling=pl.HandedOn(PRUNING)),
     "judged by updates": Case(every=pl.Every(updates=3), clip_norm=0.5),
     "judged by seconds": Case(pl.Asynchronous(), every=pl.Every(seconds=0.04)),
 }

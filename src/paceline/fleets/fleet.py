@@ -1,8 +1,9 @@
 """What a fleet offers to the training loop, whichever machines and clock are behind it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from paceline.core.errors import ConfigError
 from paceline.core.facts import Event, Ticket
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ class Crew(Protocol):
     def close(self) -> None:
         """The run is over: let the workers go. What they contributed may still be asked for."""
         ...
+
+
+@runtime_checkable
+class Announcing(Protocol):
+    """A crew that tells more of a piece of work than that it arrived: its bill, or what the worker itself took."""
+
+    announce: Callable[..., None]
 
 
 class Fleet(Protocol):
@@ -84,6 +92,25 @@ class RepeatableTrainers(Protocol):
     """The same, for runs in which workers train models of their own."""
 
     def understudy_trainers(self, bench: "Bench") -> "tuple[Understudy, Pieces]": ...
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """A fleet that knows where its workers are: one label for each, or one under each of several names; or none."""
+
+    @property
+    def labels(self) -> Sequence[str] | Mapping[str, Sequence[str]]: ...
+
+
+def labels_of(fleet: object) -> Sequence[str]:
+    """One label for each worker, all of its own together; nothing if the fleet has none."""
+    labels = fleet.labels if isinstance(fleet, Labelled) else ()
+    return [", ".join(own) for own in zip(*labels.values(), strict=True)] if isinstance(labels, Mapping) else labels
+
+
+def check_labels(labels: Sequence[str], workers: int) -> None:
+    if labels and len(labels) != workers:
+        raise ConfigError(f"{len(labels)} labels for {workers} workers: give one for each, or none")
 
 
 class NoUnderstudy:

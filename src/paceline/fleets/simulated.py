@@ -16,7 +16,7 @@ from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.plain import plain_ticket, real, ticket_from, whole
 from paceline.delays import Delay
 from paceline.fleets.billing import Bill, Costs, Times, times_of
-from paceline.fleets.fleet import NoUnderstudy
+from paceline.fleets.fleet import NoUnderstudy, check_labels
 from paceline.randomness import stream
 from paceline.stateful import State
 from paceline.trace_lines import Billed
@@ -65,6 +65,7 @@ class SimulatedFleet:
     evaluation  gradients of one model version in one pass where the model allows it (``fused``), or each worker's by
              itself (``exact``: slower, the same to rounding)
     ties     whose turn it is of those that arrive at one instant: by ``index``, ``reverse``, or all at once (``batch``)
+    labels   one for each worker, if groups are to be formed by them
     """
 
     delays: Delay | Sequence[Delay]
@@ -74,6 +75,7 @@ class SimulatedFleet:
     changes: Sequence[Left | Joined] = ()
     ties: Literal["index", "reverse", "batch"] = "index"
     evaluation: Literal["fused", "exact"] = "fused"
+    labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
     _delays: tuple[Delay, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +92,7 @@ class SimulatedFleet:
         for name, choices in CHOICES.items():
             if (chosen := getattr(self, name)) not in choices:
                 raise ConfigError(f"{name}={chosen!r} is unknown: choose one of {', '.join(choices)}")
+        check_labels(self.labels, self.workers)
         self._check_changes()
 
     def _check_changes(self) -> None:

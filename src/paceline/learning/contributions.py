@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -54,6 +54,12 @@ class Pass(NamedTuple):
     tickets: Sequence[Ticket]
     samples: Sequence[int]  # of each ticket
     losses: Losses
+    loss_sum: float | None = None  # if it is known already
+
+    @property
+    def total(self) -> float:
+        """The sum of the losses."""
+        return float(self.losses.sum(dtype=np.float64)) if self.loss_sum is None else self.loss_sum
 
     def of_tickets(self) -> Iterator[tuple[Ticket, Losses]]:
         """Each ticket with the losses of its samples, where they can be told."""
@@ -94,6 +100,19 @@ class Contributions(Protocol):
 
     def before_update(self) -> None:
         """The model is about to change."""
+        ...
+
+
+@runtime_checkable
+class RowsAtHand(Contributions, Protocol):
+    """Contributions that the model can be moved along without their sum being written down first."""
+
+    def foresee(self, weights: Weights, rate: float) -> Evaluated | None:
+        """What ``evaluate`` would tell, where it is sure that a step of this rate is finite."""
+        ...
+
+    def descend(self) -> None:
+        """Take the step that was foreseen: nothing is to be done before the update, and no optimizer is to step."""
         ...
 
 

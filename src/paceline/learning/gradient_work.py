@@ -9,7 +9,7 @@ from torch.autograd.graph import _engine_run_backward
 
 from paceline.learning.data import Samples
 from paceline.learning.loss import SampleLoss
-from paceline.learning.segments import Segment
+from paceline.learning.segments import NOTHING, Brought, Segment
 from paceline.sampling.partition import Indices
 
 
@@ -38,10 +38,10 @@ class GradientWork:
 
     def compute(
         self, source: Segment, row: Segment, indices: Indices, *, units: int, seed: int, go_on: Callable[[int], bool]
-    ) -> tuple[int, int]:
+    ) -> tuple[int, Brought]:
         """Compute at the weights of a segment as many blocks as ``go_on(block)`` allows, and write them to a row.
 
-        Returns the number of blocks, and of the losses that were written: one a sample, or one in all.
+        Returns the number of blocks, and what is to be known of the row.
         """
         self._download(source, seed)
         total, done, end = len(indices), 0, 0
@@ -54,11 +54,12 @@ class GradientWork:
             else:
                 untold.append(losses * (end - begin))
             done += 1
-        if done:
-            self._hand_in(row)
+        if not done:
+            return 0, NOTHING
+        self._hand_in(row)
         if untold:
             row.losses[0] = sum(untold) / end
-        return done, 1 if untold else end
+        return done, row.brought(1 if untold else end)
 
     def _download(self, source: Segment, seed: int) -> None:
         torch.default_generator.manual_seed(seed)

@@ -19,7 +19,7 @@ from paceline.learning.local_work import Assignment, LocalWork, Outcome, Piece, 
 from paceline.learning.model_state import like
 from paceline.learning.packing import pack_tickets, unpack_tickets
 from paceline.learning.rows import LEVELS, Promise, free_row
-from paceline.learning.segments import Segment, Segments
+from paceline.learning.segments import Brought, Segment, Segments
 from paceline.sampling.partition import Indices
 from paceline.stateful import State
 
@@ -52,7 +52,7 @@ class PieceRows:
     def promised(self, ticket: Ticket) -> Promise:
         return self._promises[ticket]
 
-    def hand_in(self, ticket: Ticket, losses: int) -> None:
+    def hand_in(self, ticket: Ticket, brought: Brought) -> None:
         self._promises[ticket].handed_in = True
 
     def halt(self, ticket: Ticket) -> None:

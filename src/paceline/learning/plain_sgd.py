@@ -5,9 +5,10 @@ profiler marks and grouping. A plain SGD needs none of it: same operations in th
 same bits, and schedulers, ``state_dict`` and ``load_state_dict`` of the user's optimizer go on working.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from torch.nn import Parameter
 from torch.optim import SGD, Optimizer
 
 UNUSUAL = ("maximize", "foreach", "fused", "differentiable")
@@ -15,9 +16,7 @@ UNUSUAL = ("maximize", "foreach", "fused", "differentiable")
 
 def plain_sgd(optimizer: Optimizer) -> Callable[[], None] | None:
     """A quicker ``step`` for an ordinary ``torch.optim.SGD``; nothing for any other optimizer."""
-    if type(optimizer) is not SGD or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return None
-    if any(group[option] for group in optimizer.param_groups for option in UNUSUAL):
+    if not _is_ordinary(optimizer):
         return None
 
     @torch.no_grad()
@@ -41,3 +40,27 @@ def plain_sgd(optimizer: Optimizer) -> Callable[[], None] | None:
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
     return step
+
+
+def plain_rate(optimizer: Optimizer, parameters: Sequence[Parameter]) -> Callable[[], float | None]:
+    r"""Tells $\eta$ whenever the next step is nothing but $w - \eta\, g$ for all parameters; else nothing."""
+    groups = optimizer.param_groups
+    same = len(groups) == 1 and [id(each) for each in groups[0]["params"]] == [id(each) for each in parameters]
+    if not (same and _is_ordinary(optimizer)):
+        return lambda: None
+
+    def rate() -> float | None:
+        (group,) = optimizer.param_groups
+        lr = group["lr"]
+        if group["momentum"] or group["weight_decay"] or type(lr) is not float:
+            return None
+        optimizer._opt_called = True  # type: ignore[attr-defined] # as above
+        return lr
+
+    return rate
+
+
+def _is_ordinary(optimizer: Optimizer) -> bool:
+    if type(optimizer) is not SGD or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    return not any(group[option] for group in optimizer.param_groups for option in UNUSUAL)

@@ -14,11 +14,6 @@ import math
 import sys
 from collections.abc import Collection, Iterable
 from fractions import Fraction
-from itertools import pairwise
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from paceline.core.errors import PacelineError
 from paceline.core.facts import Ticket
@@ -26,12 +21,13 @@ from paceline.core.plain import whole
 from paceline.learning.contributions import Evaluated, Pass, Weights, share_out
 from paceline.learning.model_state import ModelState, Snapshot, all_finite, like, norm
 from paceline.learning.packing import pack_samples, pack_tickets, unpack_samples, unpack_tickets
-from paceline.learning.segments import Segments
-from paceline.sampling.batches import Losses
+from paceline.learning.row_sums import Parts, RowSums
+from paceline.learning.segments import Brought, Segments
 from paceline.sampling.partition import Indices
 from paceline.stateful import State
 
 SLOTS = 2
+LONGEST_STEP = 1e12  # a longer one might itself overflow
 LEVELS = 8  # rows a worker: how many of its contributions can be unsettled at once
 
 
@@ -52,7 +48,7 @@ def free_row(worker: int, workers: int, first: int, taken: Collection[int]) -> i
 class Promise:
     """A ticket that is not settled."""
 
-    __slots__ = ("handed_in", "indices", "losses", "row", "samples", "source", "used")
+    __slots__ = ("handed_in", "indices", "loss_sum", "losses", "row", "samples", "source", "used")
 
     def __init__(self, indices: Indices, row: int, source: int) -> None:
         self.indices = indices
@@ -61,6 +57,7 @@ class Promise:
         self.samples = len(indices)  # computed
         self.handed_in = False
         self.losses = 0  # handed in: one a sample, or one in all
+        self.loss_sum = 0.0
         self.used = False
 
 
@@ -72,7 +69,9 @@ class RowContributions:
         self._segments = segments
         self._workers = workers
         self._first_row = SLOTS + workers
-        self._matrices = segments.matrices(self._first_row)
+        self._sums = RowSums(segments.matrices(self._first_row))
+        self._norms: dict[int, float] = {}  # of rows that were handed in
+        self._foreseen: Parts = ()
         self._own = state.gradients, [p.grad for p in state.parameters if p.grad is not None]
         self._promises: dict[Ticket, Promise] = {}
         self._taken: set[int] = set()
@@ -80,7 +79,6 @@ class RowContributions:
         self._interrupted: set[int] = set()  # workers that may still be writing for a ticket that was halted
         self._spoiled: set[Ticket] = set()
         self._lent = False  # do the gradients lie in a row?
-        self._products: dict[tuple[tuple[int, float], ...], list[tuple[Tensor, Tensor, Tensor, float]]] = {}
         self._slot = 0
         self._published = False  # do the slot's buffers equal the model's?
         for values, parameter in zip(segments[0].parameters, state.parameters, strict=True):
@@ -106,10 +104,11 @@ class RowContributions:
     def promised(self, ticket: Ticket) -> Promise:
         return self._promises[ticket]
 
-    def hand_in(self, ticket: Ticket, losses: int) -> None:
-        """The row of a ticket was written, with so many losses."""
+    def hand_in(self, ticket: Ticket, brought: Brought) -> None:
+        """The row of a ticket was written."""
         promise = self._promises[ticket]
-        promise.losses, promise.handed_in = losses, True
+        promise.losses, promise.loss_sum, promise.handed_in = brought.losses, brought.loss_sum, True
+        self._norms[promise.row - self._first_row] = brought.norm
         self._interrupted.discard(ticket.worker)
         if promise.source < SLOTS:
             self._reading[promise.source].discard(ticket)
@@ -194,6 +193,7 @@ class RowContributions:
                     for view, value in zip(views, like(views, values), strict=True):
                         view.copy_(value)
                 own.losses.copy_(like([own.losses], [saved["losses"]])[0])
+                self.hand_in(ticket, own.brought(promise.losses))
         self._spoiled.update(unpack_tickets(state["spoiled"]))
 
     # A step.
@@ -216,17 +216,7 @@ class RowContributions:
         return all_finite(self._segments[self._promises[ticket].row].vectors)
 
     def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
-        result = Evaluated([], {}, [], 0.0, True)
-        parts: list[tuple[int, float]] = []
-        new: list[tuple[int, Ticket, Promise]] = []
-        for ticket, weight in weights.items():
-            promise = self._promises[ticket]
-            total = len(promise.indices)
-            part = weight if promise.samples == total else weight * Fraction(total, promise.samples)
-            parts.append((promise.row - self._first_row, float(part)))
-            if not promise.used:
-                new.append((promise.row, ticket, promise))
-        parts.sort()
+        parts = self._parts(weights)
         if len(parts) == 1 and parts[0][1] == 1.0 and not keep:  # where it lies; clipping may change it there
             row = self._segments[parts[0][0] + self._first_row]
             self._state.use_gradients(row.vectors, row.parameters)
@@ -235,52 +225,66 @@ class RowContributions:
             if self._lent:
                 self._state.use_gradients(*self._own)
                 self._lent = False
-            self._combine(tuple(parts))
-        self._look_at(new, result)
+            self._sums.write(parts, self._state.gradients)
+        result = self._brought(weights)
         result.norm = norm(self._state.gradients)
         result.finite = result.norm < math.inf or all_finite(self._state.gradients)
         return result
 
-    def _look_at(self, new: list[tuple[int, Ticket, Promise]], result: Evaluated) -> None:
+    def _parts(self, weights: Weights, factor: float = 1.0) -> Parts:
+        """The rows of tickets, each with its weight times a factor."""
+        parts: list[tuple[int, float]] = []
+        last: Fraction | None = None
+        number = 0.0
+        for ticket, weight in weights.items():
+            promise = self._promises[ticket]
+            if weight is not last:  # most are the same one, and to make a float of it takes longer than all else here
+                last, number = weight, factor * float(weight)
+            if promise.samples == (total := len(promise.indices)):
+                parts.append((promise.row - self._first_row, number))
+            else:
+                parts.append((promise.row - self._first_row, factor * float(weight * Fraction(total, promise.samples))))
+        parts.sort()
+        return tuple(parts)
+
+    def _brought(self, weights: Weights) -> Evaluated:
         """What the contributions brought besides a gradient: losses, and the buffers of their workers."""
-        new.sort()
-        told: list[tuple[Ticket, int, Losses]] = []
-        for number, ticket, promise in new:
-            row = self._segments[number]
+        result = Evaluated([], {}, [], 0.0, True)
+        promises = self._promises
+        for _, ticket in sorted((promises[ticket].row, ticket) for ticket in weights):
+            promise = promises[ticket]
+            if promise.used:
+                continue
+            row = self._segments[promise.row]
             if row.buffers:
                 result.buffers[ticket] = row.buffers
             losses = row.losses_array[: promise.losses]
-            if promise.losses == promise.samples:
-                told.append((ticket, promise.samples, losses))
-            else:
-                result.passes.append(Pass([ticket], [promise.samples], losses.copy()))
-        if told:
-            tickets, samples, losses_of = zip(*told, strict=True)
-            result.passes.append(Pass(tickets, samples, np.concatenate(losses_of)))
+            result.passes.append(Pass((ticket,), (promise.samples,), losses, promise.loss_sum))
+        return result
 
-    def _combine(self, parts: tuple[tuple[int, float], ...]) -> None:
-        """Leave the sum of rows, each times its factor, in the gradients."""
-        products = self._products.get(parts)
-        if products is None:
-            if len(self._products) >= 1000:
-                self._products.clear()
-            products = self._products[parts] = self._plan(parts)
-        for vector, rows, factors, beta in products:
-            torch.addmv(vector, rows, factors, beta=beta, out=vector)
-        if not products:
-            for vector in self._state.gradients:
-                vector.zero_()
+    # A step that needs no sum: the model moves along the rows themselves.
 
-    def _plan(self, parts: tuple[tuple[int, float], ...]) -> list[tuple[Tensor, Tensor, Tensor, float]]:
-        """One matrix-vector product for each run of neighbouring rows: what lies between may be anything, even NaN."""
-        breaks = [i for i, (one, following) in enumerate(pairwise(parts), start=1) if following[0] != one[0] + 1]
-        return [
-            (
-                vector,
-                matrix[parts[begin][0] : parts[end - 1][0] + 1].t(),
-                torch.tensor([factor for _, factor in parts[begin:end]], dtype=vector.dtype),
-                1.0 if begin else 0.0,
-            )
-            for matrix, vector in zip(self._matrices, self._state.gradients, strict=True)
-            for begin, end in pairwise([0, *breaks, len(parts)] if parts else [])
-        ]
+    def foresee(self, weights: Weights, rate: float) -> Evaluated | None:
+        """What ``evaluate`` would tell, where it is sure that a step of this rate is finite. Then ``descend`` takes it.
+
+        The sum is no longer than what its rows add up to, and each worker told how long its own row is.
+        """
+        if self._spoiled and not self._spoiled.isdisjoint(weights):
+            return None
+        parts = self._parts(weights, -rate)
+        norms = self._norms
+        if not sum([abs(factor) * norms.get(row, math.nan) for row, factor in parts]) <= LONGEST_STEP:
+            return None
+        self._foreseen = parts
+        result = self._brought(weights)
+        for ticket in weights:
+            self._promises[ticket].used = True
+        return result
+
+    def descend(self) -> None:
+        """Move the model, in one pass over memory: to the other slot while somebody still reads this one."""
+        slot = 1 - self._slot if self._reading[self._slot] else self._slot
+        self._sums.add(self._foreseen, self._segments[self._slot].vectors, self._segments[slot].vectors)
+        if slot != self._slot:
+            self._read_from(slot)
+        self._published = False

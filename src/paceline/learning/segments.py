@@ -6,11 +6,14 @@ the weights of its ticket from the very row that it will hand its gradient in wi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from paceline.learning.model_state import norm
 
 ALIGNMENT = 64  # bytes; a cache line
 
@@ -54,6 +57,17 @@ class Layout:
         self.stride = (aligned(self.losses.end) // ALIGNMENT | 1) * ALIGNMENT
 
 
+class Brought(NamedTuple):
+    """What is known of a row when it is handed in."""
+
+    losses: int  # how many: one a sample, or one in all
+    loss_sum: float
+    norm: float  # of the gradient; infinite or NaN if it is not finite, or overflows
+
+
+NOTHING = Brought(0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """The views of one segment."""
@@ -68,6 +82,9 @@ class Segment:
         """Copy the weights and buffers of another segment."""
         for own, others in zip(self.vectors + self.buffers, other.vectors + other.buffers, strict=True):
             own.copy_(others)
+
+    def brought(self, losses: int) -> Brought:
+        return Brought(losses, float(self.losses_array[:losses].sum(dtype=np.float64)), norm(self.vectors))
 
 
 class Segments:

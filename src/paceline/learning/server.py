@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -12,11 +11,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.core.errors import ConfigError, Diverged
 from paceline.core.facts import Joined, Left, Step, Ticket
 from paceline.core.plain import whole
-from paceline.learning.contributions import Contributions, Evaluated
+from paceline.learning.contributions import Contributions, Evaluated, RowsAtHand
 from paceline.learning.model_state import ModelState, all_finite
 from paceline.learning.optimizer_state import as_made, check_as_made, optimizer_state, restore_optimizer
 from paceline.learning.packing import pack_tickets, unpack_tickets
-from paceline.learning.plain_sgd import plain_sgd
+from paceline.learning.plain_sgd import plain_rate, plain_sgd
 from paceline.sampling.batches import Attentive, Batches, Watchful
 from paceline.stateful import State
 
@@ -61,6 +60,8 @@ class Server:
         self._step = plain_sgd(self._optimizer) or self._optimizer.step  # as the scheduler has wrapped it
         self._clip_norm = recipe.clip_norm
         self.contributions = contributions
+        self._at_hand = contributions if isinstance(contributions, RowsAtHand) and recipe.clip_norm is None else None
+        self._rate = plain_rate(self._optimizer, self._model_state.parameters)
         self._batches = batches
         self._watchful = batches if isinstance(batches, Watchful) else None
         self._attentive = batches if isinstance(batches, Attentive) else None
@@ -96,18 +97,33 @@ class Server:
     def step(self, step: Step) -> list[Ticket]:
         """Update the model. Returns the contributions that were left out because they are not finite."""
         contributions, kept = self.contributions, self._kept
-        result = contributions.evaluate(step.weights, step.keep)
+        foreseen = self._foresee(step)
+        result = contributions.evaluate(step.weights, step.keep) if foreseen is None else foreseen
         new = [ticket for ticket in step.weights if ticket not in kept]
         self._observe(result)
         self._count_spoiled(new, result)
         kept.difference_update(step.weights)
         kept.update(step.keep)
         contributions.settle(ticket for ticket in step.weights if ticket not in kept)
-        contributions.before_update()
+        if foreseen is None:
+            contributions.before_update()
         if len(result.spoiled) < len(step.weights):
-            self._move(result, oldest=min(ticket.version for ticket in step.weights))
+            if result.buffers:
+                self._model_state.average_buffers(list(result.buffers.values()))
+            if foreseen is None:
+                self._move(result, oldest=min(ticket.version for ticket in step.weights))
+            elif self._at_hand is not None:
+                self._at_hand.descend()
+            if self._scheduler is not None:
+                self._scheduler.step()
         self.updates += 1
         return result.spoiled
+
+    def _foresee(self, step: Step) -> Evaluated | None:
+        """What the contributions come to, if the model can be moved along them as they are."""
+        if self._at_hand is None or (rate := self._rate()) is None:
+            return None
+        return self._at_hand.foresee(step.weights, rate)
 
     def training_loss(self) -> float:
         """The mean loss of the samples used since the last call."""
@@ -146,7 +162,7 @@ class Server:
             # those that were kept were computed once before
             first = each if kept.isdisjoint(each.tickets) else each.without(kept)
             self.samples += sum(first.samples)
-            self._loss_sum += float(first.losses.sum(dtype=np.float64))
+            self._loss_sum += first.total
             self._loss_count += len(first.losses)
             if watchful is not None:
                 for ticket, losses in first.of_tickets():
@@ -175,15 +191,11 @@ class Server:
             )
 
     def _move(self, result: Evaluated, oldest: int) -> None:
-        if result.buffers:
-            self._model_state.average_buffers(list(result.buffers.values()))
         aside = self._model_state.copy() if result.norm > SUSPICIOUS_NORM else None
         if self._clip_norm is not None and result.norm > self._clip_norm:
             for flat in self._model_state.gradients:
                 flat.mul_(self._clip_norm / result.norm)
         self._step()
-        if self._scheduler is not None:
-            self._scheduler.step()
         if aside is not None and not all_finite(self._model_state.view().parameters):
             self._model_state.swap_in(aside)
             raise Diverged(

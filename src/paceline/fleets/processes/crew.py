@@ -11,7 +11,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -22,10 +22,12 @@ from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Order
 from paceline.fleets.processes.roster import ATTEMPTS, Member, Orders, Roster
 from paceline.learning.contributions import own_seed
 from paceline.learning.rows import Promise
+from paceline.learning.segments import Brought
 from paceline.stateful import State
+from paceline.trace_lines import Computed
 
-LOOK_AROUND = 0.02  # seconds: even while arrivals keep coming, deaths are looked for this often
 LOOK_FOR_SILENCE = 0.25  # seconds between looks at deadlines
+READ_AT_ONCE = 256 * RECORD.size
 LISTENED_AT_ONCE = 1.0  # seconds of silence that count at most, if the server itself was busy or stopped
 
 log = logging.getLogger("paceline")
@@ -36,7 +38,7 @@ class Rows(Protocol):
 
     def promised(self, ticket: Ticket, /) -> Promise: ...
 
-    def hand_in(self, ticket: Ticket, losses: int, /) -> None: ...
+    def hand_in(self, ticket: Ticket, brought: Brought, /) -> None: ...
 
     def halt(self, ticket: Ticket, /) -> None: ...
 
@@ -57,6 +59,7 @@ class ProcessCrew:
         delays: Mapping[int, Iterator[float]],
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {"clock": "real", "workers": len(roster.members), "transfer_seconds": 0.0}
+        self.announce: Callable[[Computed], None] | None = None
         self._roster = roster
         self._contributions = contributions
         self._post = post
@@ -71,7 +74,7 @@ class ProcessCrew:
         self._at_listening = self._zero = time.monotonic()
         self._before = 0.0  # what the clock showed when the run that is resumed was put aside
         self._told_of: set[int] = set()  # who is here, as far as the loop knows
-        self._looked = self._looked_for_silence = 0.0
+        self._looked_for_silence = 0.0
         self._too_few = ""  # why there are, once there are
         self._begun = False  # is everybody here who was at the start?
         self._fruitful = False  # has anything been handed in?
@@ -137,7 +140,8 @@ class ProcessCrew:
     @property
     def pids(self) -> dict[int, int]:
         """The process of each worker that has one."""
-        return {member.number: member.process.pid for member in self._roster if member.process is not None}
+        processes = [(member.number, member.process) for member in self._roster]
+        return {number: process.pid for number, process in processes if process is not None and process.pid}
 
     @property
     def present(self) -> set[int]:
@@ -176,60 +180,62 @@ class ProcessCrew:
         return time.monotonic() - self._zero
 
     def _listen(self) -> None:
-        """Come back with news, or when something is due."""
+        """Come back with news, or when something is due: post, the end of a process, a deadline, an alarm."""
+        if self._too_few:
+            raise TooFewWorkers(self._too_few)
+        seconds = LOOK_FOR_SILENCE
+        if self._alarms:
+            seconds = max(0.0, min(seconds, self._alarms[0] - self._now()))
+        ready = self._poll.poll(seconds)
         now = time.monotonic()
         self._listened += min(now - self._at_listening, LISTENED_AT_ONCE)
         self._at_listening = now
-        if now - self._looked >= LOOK_AROUND or not self._read_post():
-            self._look_around()
+        if ready:
+            self._read_post()  # what somebody wrote before its end comes before its end
+            for descriptor, _ in ready:
+                if descriptor != self._post:
+                    self._hear_of(self._by_sentinel[descriptor])
+        if now - self._looked_for_silence >= LOOK_FOR_SILENCE:
+            self._looked_for_silence = now
+            self._condemn_the_overdue()
+        if self._alarms and self._alarms[0] <= (at := self._now()):
+            while self._alarms and self._alarms[0] <= at:
+                heapq.heappop(self._alarms)
+            self._events.append(Rang(at))
 
-    def _read_post(self) -> bool:
-        try:
-            records = os.read(self._post, 256 * RECORD.size)
-        except BlockingIOError:
-            return False
-        for number, done, serial in RECORD.iter_unpack(records):
-            member = self._roster.members[number]
-            if done == READY:
-                self._welcome(member)
-            elif done == FAILED:
-                member.complaint = member.mailbox.complaint
-            elif member.ticket is not None and member.ticket.serial == serial:
-                self._receive(member, member.ticket, done)
-        return True
+    def _read_post(self) -> None:
+        """Read all that is there."""
+        members = self._roster.members
+        while True:
+            try:
+                records = os.read(self._post, READ_AT_ONCE)
+            except BlockingIOError:
+                return
+            for number, done, serial in RECORD.iter_unpack(records):
+                member = members[number]
+                if done == READY:
+                    self._welcome(member)
+                elif done == FAILED:
+                    member.complaint = member.mailbox.complaint
+                elif member.ticket is not None and member.ticket.serial == serial:
+                    self._receive(member, member.ticket, done)
+            if len(records) < READ_AT_ONCE:
+                return
 
     def _receive(self, member: Member, ticket: Ticket, done: int) -> None:
-        self._contributions.hand_in(ticket, member.mailbox.losses)
+        self._contributions.hand_in(ticket, member.mailbox.brought)
+        if self.announce is not None:
+            self.announce(Computed(ticket, member.mailbox.spent))
         member.answer(self._listened)
         self._fruitful = True
         self._events.append(Arrived(self._now(), ticket, done))
 
     def _welcome(self, member: Member) -> None:
+        assert member.process is not None
+        member.process.be_born()
         member.here = True
         self._contributions.forget_worker(member.number)
         self._events.append(Joined(self._now(), member.number))
-
-    def _look_around(self) -> None:
-        """Wait for whatever comes first: post, the end of a process, a deadline, an alarm."""
-        if self._too_few:
-            raise TooFewWorkers(self._too_few)
-        seconds = 0.0 if self._events else LOOK_FOR_SILENCE
-        if self._alarms:
-            seconds = max(0.0, min(seconds, self._alarms[0] - self._now()))
-        ready = self._poll.poll(seconds)
-        self._looked = looked = time.monotonic()
-        while self._read_post():  # what somebody wrote before its end comes before its end
-            pass
-        for descriptor, _ in ready:
-            if descriptor in self._by_sentinel:
-                self._miss(self._by_sentinel.pop(descriptor))
-        if looked - self._looked_for_silence >= LOOK_FOR_SILENCE:
-            self._looked_for_silence = looked
-            self._condemn_the_overdue()
-        if self._alarms and self._alarms[0] <= (now := self._now()):
-            while self._alarms and self._alarms[0] <= now:
-                heapq.heappop(self._alarms)
-            self._events.append(Rang(now))
 
     # Those who come and go.
 
@@ -254,9 +260,18 @@ class ProcessCrew:
             left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
             self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
 
+    def _hear_of(self, member: Member) -> None:
+        """A process was born, or has ended."""
+        assert member.process is not None
+        if member.process.pid:
+            self._miss(member)
+        else:
+            member.process.be_born()
+
     def _miss(self, member: Member) -> None:
         """A process has ended: tell of it, and have another one unless there is no hope."""
         assert member.process is not None
+        del self._by_sentinel[member.process.sentinel]
         self._poll.unregister(member.process.sentinel)
         end = member.process.end()
         member.process = None

@@ -19,10 +19,10 @@ from paceline.learning.local_work import LocalWork
 from paceline.learning.loss import SampleLoss
 from paceline.learning.model_state import ModelState
 from paceline.learning.piece_rows import RowWork
-from paceline.learning.segments import Segments
+from paceline.learning.segments import NOTHING, Brought, Segments
 from paceline.learning.server import Recipe
 
-Desk = Callable[[Order, Callable[[int], bool]], tuple[int, int]]  # how many units were done, and how many losses told
+Desk = Callable[[Order, Callable[[int], bool]], tuple[int, Brought]]  # units done, and what is told of the row
 
 
 class Equipment(Protocol):
@@ -42,7 +42,7 @@ class GradientEquipment:
     def open(self, parameters: Sequence[nn.Parameter], segments: Segments, letters: Letters) -> Desk:
         work = GradientWork(self.model, parameters, self.samples, self.loss)
 
-        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, int]:
+        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
             return work.compute(
                 segments[order.source], segments[order.row], order.indices,
                 units=order.units, seed=order.seed, go_on=go_on,
@@ -68,7 +68,7 @@ class TrainingEquipment:
         # its own random numbers are never used: they come with each piece of work, and so does everything else
         work = RowWork(LocalWork(LocalTrainer(job, self.recipe, 0, seed=0, model=self.model)), segments, letters)
 
-        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, int]:
-            return work.compute(order.serial, order.source, order.row, order.units, go_on), 0
+        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
+            return work.compute(order.serial, order.source, order.row, order.units, go_on), NOTHING
 
         return compute

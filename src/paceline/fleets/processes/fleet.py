@@ -1,12 +1,13 @@
 """The description of workers that are processes of this machine."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.delays import Delay
+from paceline.fleets.fleet import check_labels
 from paceline.fleets.processes.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class ProcessFleet:
     replace      have another process for a worker that is lost
     min_workers  the run stops when fewer than these are here or on their way
     deadline     how long a worker may be silent
+    labels       one for each worker, if groups are to be formed by them
     """
 
     workers: int
@@ -36,6 +38,7 @@ class ProcessFleet:
     replace: bool = True
     min_workers: int = 1
     deadline: Deadline = Deadline()
+    labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -49,6 +52,7 @@ class ProcessFleet:
                 raise ConfigError(f"slow names worker {worker}: the fleet has workers 0 to {self.workers - 1}")
             if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):
                 raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: at least 1 times")
+        check_labels(self.labels, self.workers)
         if sys.platform != "linux":
             raise ConfigError(f"worker processes need Linux, and this is {sys.platform}: use a SimulatedFleet")
 
@@ -59,7 +63,7 @@ class ProcessFleet:
         return tuple(float(each) if isinstance(each, int | float) else each.median for each in slowness)
 
     def hire(self, job: "Job", seed: int) -> "tuple[ProcessCrew, RowContributions]":
-        """Start the workers, and come back when all of them are ready."""
+        """Start the workers; the run begins when all of them are ready."""
         from paceline.fleets.processes.hiring import hire
 
         return hire(self, job, seed)

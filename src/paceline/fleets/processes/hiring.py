@@ -67,7 +67,7 @@ class RowsFleet(Protocol):
 def hire(
     fleet: RowsFleet, job: Job, seed: int, starter: MakeStarter | None = None
 ) -> tuple[ProcessCrew, RowContributions]:
-    """Start the workers of a job, and come back when all of them are ready."""
+    """Start the workers of a job. They get ready while the server does, and the run begins when all are."""
     equipment = GradientEquipment(job.state.model, job.samples, job.loss)
 
     def contributions(segments: Segments, letters: Letters) -> RowContributions:
@@ -101,6 +101,8 @@ def _hire(
     state, workers = job.state, fleet.workers
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
         raise ConfigError(f"worker processes train on the CPU, and the model is on {', '.join(elsewhere)}")
+    if starter is None:
+        NURSERY.wake()
     layout = Layout(state.parameters, state.buffers, job.batch_size)
     shape = Shape(workers, job.batch_size)
     letters = Letters()

@@ -16,12 +16,14 @@ from typing import NamedTuple
 
 from paceline.core.facts import Ticket
 from paceline.fleets.processes.memory import SharedMemory
+from paceline.learning.segments import Brought
 from paceline.sampling.partition import Indices
 
-SPIN = 200e-6  # seconds that a worker keeps looking; waking it from sleep takes about as long as a small model's pass
+SPIN = 500e-6  # seconds that a worker keeps looking: about as long as the server takes for an update of a small model
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
 TEXT = 16_384  # bytes for a traceback
-ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, LOSSES, SECONDS, TAKEN, BEAT, WORDS = (*range(12), 16)
+ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, SECONDS, TAKEN, BEAT, SPENT, LOSSES, LOSS_SUM, NORM = range(15)
+WORDS = 16
 NOTHING, QUIT = 0, -1
 
 RECORD = struct.Struct("<iiq")  # worker, units done, serial number: shorter than what a pipe takes as one piece
@@ -113,9 +115,14 @@ class Mailbox:
         return self._words[BEAT]
 
     @property
-    def losses(self) -> int:
-        """How many losses were handed in: one a sample, or one in all."""
-        return self._words[LOSSES]
+    def brought(self) -> Brought:
+        """What is known of the row that was handed in last."""
+        return Brought(self._words[LOSSES], self._reals[LOSS_SUM], self._reals[NORM])
+
+    @property
+    def spent(self) -> float:
+        """The seconds that the worker itself took for what it handed in last."""
+        return self._reals[SPENT]
 
     @property
     def complaint(self) -> str:
@@ -166,8 +173,11 @@ class Mailbox:
     def beat(self, block: int) -> None:
         self._words[BEAT] = block
 
-    def count_losses(self, losses: int) -> None:
-        self._words[LOSSES] = losses
+    def bring(self, brought: Brought) -> None:
+        self._words[LOSSES], self._reals[LOSS_SUM], self._reals[NORM] = brought
+
+    def count_seconds(self, seconds: float) -> None:
+        self._reals[SPENT] = seconds
 
     def complain(self, text: str) -> None:
         """The end of it, where a traceback says what was wrong."""

@@ -35,27 +35,35 @@ START = "import sys; sys.path[:] = {path!r}; from paceline.fleets.processes impo
 
 
 class Child:
-    """A worker process. Its ``sentinel`` becomes readable when it has ended."""
+    """A worker process. Its ``sentinel`` becomes readable when it has been born, and again when it has ended."""
 
     start_limit = None
     patience = float("inf")
 
     def __init__(self, sentinel: int) -> None:
         self.sentinel = sentinel
-        told = os.read(sentinel, NUMBER.size)
-        if len(told) < NUMBER.size:
-            raise PacelineError("the process that starts workers ended before it had started one")
-        self.pid: int = NUMBER.unpack(told)[0]
+        self.pid = 0  # until it is known to be born
+
+    def be_born(self) -> None:
+        """Wait for it, if need be."""
+        if not self.pid:
+            told = os.read(self.sentinel, NUMBER.size)
+            if len(told) < NUMBER.size:
+                raise PacelineError("the process that starts workers ended before it had started one")
+            self.pid = NUMBER.unpack(told)[0]
 
     def kill(self) -> None:
+        self.be_born()
         with suppress(ProcessLookupError):  # it is gone already
             os.kill(self.pid, signal.SIGKILL)
 
     def ends_by(self, until: float) -> bool:
+        self.be_born()
         return bool(select.select([self.sentinel], [], [], max(0.0, until - time.monotonic()))[0])
 
     def end(self) -> str:
         """Wait for the end, and tell of what kind it was."""
+        self.be_born()
         told = os.read(self.sentinel, NUMBER.size)
         os.close(self.sentinel)
         if len(told) < NUMBER.size:
@@ -94,11 +102,19 @@ class Nursery:
         with self._lock, suppress(OSError):  # if it is gone, workers will load it
             self._ask(OPTIMIZERS, [])
 
+    def wake(self) -> None:
+        """Have it load torch, which takes its time, while this process does something else."""
+        with self._lock:
+            self._be_there()
+
     def _ask(self, worker: int, descriptors: Sequence[int]) -> None:
-        if self._socket is None or self._owner != os.getpid():  # a fork of this process has a nursery of its own
-            self._start()
+        self._be_there()
         assert self._socket is not None
         socket.send_fds(self._socket, [NUMBER.pack(worker)], descriptors)
+
+    def _be_there(self) -> None:
+        if self._socket is None or self._owner != os.getpid():  # a fork of this process has a nursery of its own
+            self._start()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

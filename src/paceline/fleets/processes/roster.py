@@ -3,14 +3,17 @@
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline.core.errors import PacelineError
 from paceline.core.facts import Ticket
 from paceline.fleets.processes.deadline import Deadline, Past
 from paceline.fleets.processes.mailbox import Mailbox, Order, Shape
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.processes.nursery import NURSERY
+from paceline.learning.segments import Brought
 
 ATTEMPTS = 5  # so many times in a row a worker may end without handing anything in; then it is not replaced any more
 PATIENCE = 0.5  # seconds that workers have to quit by themselves when the run is over
@@ -53,6 +56,10 @@ class Process(Protocol):
         """Seconds for which it can be expected to come, if it is not here."""
         ...
 
+    def be_born(self) -> None:
+        """Wait until it is, if need be."""
+        ...
+
     def kill(self) -> None: ...
 
     def ends_by(self, until: float, /) -> bool: ...
@@ -72,7 +79,10 @@ class Orders(Protocol):
     def beaten(self) -> int: ...
 
     @property
-    def losses(self) -> int: ...
+    def brought(self) -> Brought: ...
+
+    @property
+    def spent(self) -> float: ...
 
     @property
     def complaint(self) -> str: ...
@@ -202,9 +212,10 @@ class Roster:
         until = time.monotonic() + PATIENCE
         for member in running:
             assert member.process is not None
-            if not member.process.ends_by(until):
-                member.process.kill()
-            member.process.end()
+            with suppress(PacelineError):  # it was never born
+                if not member.process.ends_by(until):
+                    member.process.kill()
+                member.process.end()
             member.process = None
         self._starter.close()
         for member in self.members:

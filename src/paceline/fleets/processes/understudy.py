@@ -71,10 +71,10 @@ class ProcessUnderstudy:
         ours = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            losses = self._desk(order, lambda block: block < done)[1]
+            brought = self._desk(order, lambda block: block < done)[1]
         finally:
             torch.set_num_threads(ours)
-        self._contributions.hand_in(ticket, losses)
+        self._contributions.hand_in(ticket, brought)
 
     def halt(self, ticket: Ticket) -> None:
         self._contributions.halt(ticket)

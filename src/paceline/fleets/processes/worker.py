@@ -79,7 +79,7 @@ class Worker:
     def carry_out(self, order: Order) -> None:
         self.last = order.serial
         mailbox, serial = self._mailbox, order.serial
-        began = time.perf_counter()
+        taken = began = time.perf_counter()
 
         def go_on(block: int) -> bool:
             nonlocal began
@@ -88,11 +88,12 @@ class Worker:
                 mailbox.beat(block)
             return not (mailbox.halted(serial) or mailbox.recalled(serial))
 
-        done, losses = self._compute(order, go_on)
+        done, brought = self._compute(order, go_on)
         if done == order.units:
             self._dawdle(order, began)
         if not mailbox.halted(serial):
-            mailbox.count_losses(losses)
+            mailbox.bring(brought)
+            mailbox.count_seconds(time.perf_counter() - taken)
             self.tell(done, serial)
 
     def _dawdle(self, order: Order, began: float) -> float:

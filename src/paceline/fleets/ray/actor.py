@@ -32,7 +32,7 @@ from paceline.fleets.ray.connection import this_node
 from paceline.fleets.ray.pieces import WITH_THE_CALL, Bytes, cut
 from paceline.learning.data import DatasetSamples
 from paceline.learning.letters import Letters
-from paceline.learning.segments import Segments
+from paceline.learning.segments import NOTHING, Brought, Segments
 from paceline.sampling.partition import Indices
 
 # What a nursery asks for by environment variables: freed memory is kept for the next mini-batch.
@@ -67,7 +67,8 @@ class Answer(NamedTuple):
     """How much of a ticket was done. The row itself follows in pieces."""
 
     done: int
-    losses: int
+    brought: Brought
+    spent: float  # seconds
     complaint: str  # the traceback, if something was raised
     letter: bytes | None = None  # what comes with the row
 
@@ -119,11 +120,12 @@ class Actor:
     def compute(self, order: FarOrder, pieces: int, *weights: Bytes) -> Any:
         """As many answers as the row takes pieces; the first one tells how much was done."""
         try:
-            done, losses = self._far.compute(order, weights)
+            began = time.perf_counter()
+            done, brought = self._far.compute(order, weights)
             row = cut(self._far.row, pieces) if done else [None] * pieces
-            first = Answer(done, losses, "", self._far.letter(order.serial))
+            first = Answer(done, brought, time.perf_counter() - began, "", self._far.letter(order.serial))
         except BaseException:  # even what user code raises to leave
-            row, first = [None] * pieces, Answer(0, 0, traceback.format_exc())
+            row, first = [None] * pieces, Answer(0, NOTHING, 0.0, traceback.format_exc())
         return (first, row[0]) if pieces == 1 else [(first, row[0]), *row[1:]]
 
     def progress(self) -> int:
@@ -181,8 +183,8 @@ class Far:
                 "can read, or train on tensors, which are sent"
             )
 
-    def compute(self, order: FarOrder, weights: Sequence[Bytes]) -> tuple[int, int]:
-        """The blocks that were done, and how many losses were written."""
+    def compute(self, order: FarOrder, weights: Sequence[Bytes]) -> tuple[int, Brought]:
+        """The blocks that were done, and what is known of the row."""
         began = time.perf_counter()
         if self._layout.stride <= WITH_THE_CALL:
             np.concatenate(weights, out=self._source)
@@ -199,10 +201,10 @@ class Far:
             return self.halted < order.serial and self.recalled != order.serial
 
         here = Order(order.serial, order.units, ROW, SOURCE, order.indices, order.seed, order.seconds)
-        done, losses = self._compute(here, go_on)
+        done, brought = self._compute(here, go_on)
         if done == order.units:
             self._dawdle(order, began)
-        return done, losses
+        return done, brought
 
     def _dawdle(self, order: FarOrder, began: float) -> float:
         """Let a block take as long as it is made to. Returns when the next one begins."""

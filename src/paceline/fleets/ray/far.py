@@ -17,7 +17,7 @@ from paceline.fleets.ray.connection import ASIDE, Connection, Gone
 from paceline.fleets.ray.hand import Hand
 from paceline.fleets.ray.pieces import WITH_THE_CALL, cut, pieces_of
 from paceline.learning.letters import Letters
-from paceline.learning.segments import Segments
+from paceline.learning.segments import NOTHING, Segments
 
 
 class Weights:
@@ -45,7 +45,8 @@ class FarMailbox:
 
     def __init__(self, member: Member, hand: Hand, run: int, premises: Premises, weights: Weights) -> None:
         self.taken = 0
-        self.losses = 0
+        self.brought = NOTHING
+        self.spent = 0.0
         self.complaint = ""
         self._member = member
         self._hand = hand
@@ -141,5 +142,5 @@ class FarMailbox:
                 begin += len(piece)
         if told.letter is not None:
             self._letters.put_packed(order.row, order.serial, told.letter)
-        self.losses = told.losses
+        self.brought, self.spent = told.brought, told.spent
         os.write(self._post, RECORD.pack(self._member.number, told.done, order.serial))

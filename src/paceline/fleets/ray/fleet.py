@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
 from paceline.delays import Delay
+from paceline.fleets.fleet import check_labels
 from paceline.fleets.processes.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class RayFleet:
     address       of a cluster, such as ``"10.0.0.1:6379"``, or ``"auto"`` on one of its machines; none starts a cluster
                   on this machine, and ends it with the run
     placement     ``"spread"`` over the machines, or ``"pack"`` onto few
-    labels        what the machine of each worker must be labelled with: ``{"gpu": ["a100", "a100", "t4"]}``
+    labels        what the machine of each worker must be labelled with, such as ``("gpu=a100", "gpu=a100", "gpu=t4")``
     share_memory  workers on the server's own machine share memory with it; otherwise they too go through Ray
     slow          workers that are made slow, as in a ``ProcessFleet``
     replace       have another actor for a worker that is lost, as soon as the cluster has a place
@@ -40,7 +41,7 @@ class RayFleet:
     resources_per_worker: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     address: str | None = field(default=None, repr=False)  # a run may be resumed on another cluster
     placement: Literal["spread", "pack"] = "spread"
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
     share_memory: bool = True
     slow: Mapping[int, float | Delay] = field(default_factory=dict)
     replace: bool = True
@@ -65,9 +66,10 @@ class RayFleet:
         for name, amount in self.resources_per_worker.items():
             if not 0 <= amount < float("inf"):
                 raise ConfigError(f"resources_per_worker: {amount} of {name} is not possible: at least 0")
-        for name, values in self.labels.items():
-            if len(values) != self.workers:
-                raise ConfigError(f"labels: {name} has {len(values)} values for {self.workers} workers: one for each")
+        check_labels(self.labels, self.workers)
+        for label in self.labels:
+            if not all(label.partition("=")):
+                raise ConfigError(f"labels: {label!r} names no label of a Ray node and its value: such as 'gpu=a100'")
         for worker, slowness in self.slow.items():
             if not 0 <= worker < self.workers:
                 raise ConfigError(f"slow names worker {worker}: the fleet has workers 0 to {self.workers - 1}")
@@ -84,13 +86,6 @@ class RayFleet:
         """How long a mini-batch takes each worker: in seconds if all have a ``Delay``, else only in proportion."""
         slowness = [self.slow.get(worker, 1.0) for worker in range(self.workers)]
         return tuple(float(each) if isinstance(each, int | float) else each.median for each in slowness)
-
-    def groups_by_label(self, label: str) -> list[list[int]]:
-        """Workers on machines of the same label, for ``Grouped``."""
-        if label not in self.labels:
-            raise ConfigError(f"no label {label!r} is asked for: {', '.join(self.labels) or 'labels is empty'}")
-        values = self.labels[label]
-        return [[w for w in range(self.workers) if values[w] == value] for value in dict.fromkeys(values)]
 
     def standing(self) -> "AbstractContextManager[Standing]":
         """The fleet for several runs: its actors, which take seconds to start, stay until the end of a ``with``.

@@ -12,6 +12,7 @@ from paceline.fleets.ray.actor import Greeting
 from paceline.fleets.ray.connection import Handle, kill_on
 
 PLACE_WITHIN = 60.0  # seconds
+NEVER_MET = -1  # instead of a process's number
 
 
 class Hand:
@@ -39,7 +40,11 @@ class Hand:
         with self._lock:
             if not self.over and not self._why:
                 self._why = why
+                self.pid = self.pid or NEVER_MET
                 os.eventfd_write(self.sentinel, 1)
+
+    def be_born(self) -> None:
+        """It tells by itself."""
 
     def done(self) -> None:
         """It has ended as it should."""

@@ -60,5 +60,4 @@ class Office:
 
 def _labels(fleet: RayFleet) -> list[dict[str, str]]:
     """Of each worker."""
-    of_each = [{name: values[worker] for name, values in fleet.labels.items()} for worker in range(fleet.workers)]
-    return of_each if fleet.labels else []
+    return [{name: value} for name, _, value in (label.partition("=") for label in fleet.labels)]

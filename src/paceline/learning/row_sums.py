@@ -1,0 +1,62 @@
+"""Sums of rows, each times its factor: one matrix-vector product for each run of neighbouring rows.
+
+Neighbours only: what lies between two rows that are used may be anything, even NaN.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+Parts = tuple[tuple[int, float], ...]  # numbers of rows in rising order, each with its factor
+Product = tuple[Tensor, Tensor, float]  # some rows, transposed, and their factors; the first factor
+
+PLANS = 1000  # are kept; a strategy comes back to the same few
+
+
+class RowSums:
+    """Knows how to sum up, and makes the views and factors for each combination only once."""
+
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        self._matrices = matrices  # one for each type of number
+        self._plans: dict[Parts, list[list[Product]]] = {}
+
+    def write(self, parts: Parts, into: Sequence[Tensor]) -> None:
+        """Leave the sum in vectors, one for each type of number."""
+        for products, vector in zip(self._plan(parts), into, strict=True):
+            for number, (rows, factors, _) in enumerate(products):
+                torch.addmv(vector, rows, factors, beta=1.0 if number else 0.0, out=vector)
+            if not products:
+                vector.zero_()
+
+    def add(self, parts: Parts, to: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        """Add the sum to vectors, and leave the result in others or in the same."""
+        for products, vector, result in zip(self._plan(parts), to, into, strict=True):
+            so_far = vector
+            for rows, factors, first in products:
+                if so_far is not result and len(factors) == 1:  # a product would copy the vector first
+                    torch.add(so_far, rows[:, 0], alpha=first, out=result)
+                else:
+                    torch.addmv(so_far, rows, factors, out=result)
+                so_far = result
+
+    def _plan(self, parts: Parts) -> list[list[Product]]:
+        plan = self._plans.get(parts)
+        if plan is None:
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            plan = self._plans[parts] = [_products(matrix, parts) for matrix in self._matrices]
+        return plan
+
+
+def _products(matrix: Tensor, parts: Parts) -> list[Product]:
+    breaks = [i for i, (one, following) in enumerate(pairwise(parts), start=1) if following[0] != one[0] + 1]
+    return [
+        (
+            matrix[parts[begin][0] : parts[end - 1][0] + 1].t(),
+            torch.tensor([factor for _, factor in parts[begin:end]], dtype=matrix.dtype),
+            parts[begin][1],
+        )
+        for begin, end in pairwise([0, *breaks, len(parts)] if parts else [])
+    ]
