@@ -23,15 +23,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "Paceline needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -c constraints.txt $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install -c constraints.txt -e '.[dev,tensorboard,accelerate,lightning,torchdata,docs]'
+	$(BIN)/pip install -c constraints.txt -e '.[dev,ray,tensorboard,accelerate,lightning,torchdata,docs]'
 	touch $@
 
 demo: venv
 	$(BIN)/paceline compare
 
-# One thread for each test process: several of them share the cores.
+# One thread for each test process: several of them share the cores. Tests that need a Ray cluster go to the same one.
 test: venv
-	OMP_NUM_THREADS=1 $(if $(DATA),PACELINE_DATA='$(abspath $(DATA))') $(BIN)/pytest -n auto
+	OMP_NUM_THREADS=1 $(if $(DATA),PACELINE_DATA='$(abspath $(DATA))') $(BIN)/pytest -n auto --dist loadgroup
 
 check: venv
 	$(BIN)/ruff check $(CODE)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from paceline.delays import Constant, Empirical, LogNormal, Pareto, ShiftedExponential
     from paceline.fleets.processes.deadline import Deadline
     from paceline.fleets.processes.fleet import ProcessFleet
+    from paceline.fleets.ray.fleet import RayFleet
     from paceline.fleets.simulated import Network, SimulatedFleet
     from paceline.learning.task import Task
     from paceline.pruning.samplers import FinePruning, RandomPruning, SoftPruning
@@ -43,6 +44,7 @@ _HOME = {
     "paceline.delays": ("Constant", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"),
     "paceline.fleets.processes.deadline": ("Deadline",),
     "paceline.fleets.processes.fleet": ("ProcessFleet",),
+    "paceline.fleets.ray.fleet": ("RayFleet",),
     "paceline.fleets.simulated": ("Network", "SimulatedFleet"),
     "paceline.learning.task": ("Task",),
     "paceline.replaying": ("replay",),
@@ -70,7 +72,8 @@ __all__ = [
     "Asynchronous", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical", "EnsembleCompression", "Equal",
     "Every", "FastestK", "FinalEnsemble", "FinePruning", "Grouped", "HandedOn", "IllegalDecision", "ImpossibleEvent",
     "Joined", "Left", "LiveCompensation", "LogNormal", "ModelAveraging", "Network", "PacelineError", "Pareto",
-    "Pathological", "ProcessFleet", "RandomPruning", "Regrouped", "Resampled", "Run", "ShiftedExponential", "Shuffled",
+    "Pathological", "ProcessFleet", "RandomPruning", "RayFleet", "Regrouped", "Resampled", "Run", "ShiftedExponential",
+    "Shuffled",
     "SimulatedFleet", "SoftPruning", "Stop", "Strategy", "Synchronous", "Task", "WithIndices", "distilled_steps",
     "groups_by_label", "groups_by_speed", "load", "local_steps", "read_trace", "replay", "simulate", "train",
 ]  # fmt: skip

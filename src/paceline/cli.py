@@ -123,7 +123,10 @@ def train(  # noqa: PLR0917 - typer names the options
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard too.")] = False,
     check_step: CheckStep = True,
     fleet: Annotated[
-        str | None, typer.Option(metavar="KIND", help="processes: real ones, as slow as the file says.")
+        str | None, typer.Option(metavar="KIND", help="processes or ray: real workers, as slow as the file says.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; auto for this machine's.")
     ] = None,
 ) -> None:
     """Train once, and keep config, trace, metrics and weights in a directory. Exits with 1 if the run came to grief.
@@ -131,7 +134,7 @@ def train(  # noqa: PLR0917 - typer names the options
     What was interrupted or killed goes on with --resume DIR, with the file it was begun with or without one.
     """
     config, name = _one_run(file, strategy, lr, resume)
-    config = _on(config, fleet)
+    config = _on(config, fleet, address)
     choice, seed = config.strategies[0], config.seeds[0] if seed is None else seed
     if resume is not None and directory not in (None, resume):
         raise ConfigError(f"--resume {resume} goes on in that directory: leave --directory {directory} out")
@@ -207,11 +210,16 @@ def _config(file: Path, chosen: Sequence[str] | None) -> "Config":
     return config.with_strategies(tuple(map(parse_strategy, chosen))) if chosen else config
 
 
-def _on(config: "Config", kind: str | None) -> "Config":
+def _on(config: "Config", kind: str | None, address: str | None = None) -> "Config":
     """The configuration, its fleet as the command line wants it."""
-    from paceline.fleet_tables import KINDS, as_processes
+    from paceline.fleet_tables import KINDS, as_processes, as_ray
+    from paceline.fleets.ray.fleet import RayFleet
     from paceline.toml_tables import nearest
 
+    if kind == "ray" or (kind is None and isinstance(config.fleet, RayFleet)):
+        return replace(config, fleet=as_ray(config.fleet, address))
+    if address is not None:
+        raise ConfigError(f"--address {address} is that of a Ray cluster: add --fleet ray")
     if kind is None or kind == KINDS[0]:
         return config
     if kind not in KINDS:

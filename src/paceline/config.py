@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from paceline.core.errors import ConfigError
-from paceline.fleet_tables import fleet_table, read_fleet
-from paceline.fleets.processes.fleet import ProcessFleet
-from paceline.fleets.simulated import SimulatedFleet
+from paceline.fleet_tables import AnyFleet, fleet_table, read_fleet
 from paceline.pruning.rules import FineRule, RandomRule
 from paceline.run import Every, Stop
 from paceline.sampling.batches import Resampled, Sampling, Shuffled
@@ -101,7 +99,7 @@ class Config:
     """Everything that a run, or a comparison of runs, depends on."""
 
     task: TaskChoice
-    fleet: SimulatedFleet | ProcessFleet
+    fleet: AnyFleet
     strategies: tuple[StrategyChoice, ...]
     optimizer: Chosen
     stop: Stop

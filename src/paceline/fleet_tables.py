@@ -1,6 +1,7 @@
-"""The ``[fleet]`` section of a TOML file, read strictly and written back: simulated workers, or processes."""
+"""The ``[fleet]`` section of a TOML file, read strictly and written back: simulated workers, processes, or Ray's."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from paceline.core.errors import ConfigError
@@ -8,6 +9,7 @@ from paceline.core.facts import Joined, Left
 from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, ShiftedExponential
 from paceline.fleets.processes.deadline import Deadline
 from paceline.fleets.processes.fleet import ProcessFleet
+from paceline.fleets.ray.fleet import RayFleet
 from paceline.fleets.simulated import Network, SimulatedFleet
 from paceline.toml_tables import as_table, build, name_in, named, nearest, read_value, refuse_unknown, shown, table_of
 
@@ -18,34 +20,57 @@ DELAYS: Mapping[str, type[Any]] = {
     "pareto": Pareto,
     "empirical": Empirical,
 }
-KINDS = ("simulated", "processes")
+KINDS = ("simulated", "processes", "ray")
+AnyFleet = SimulatedFleet | ProcessFleet | RayFleet
 SIMULATED_CHOICES = ("recall", "ties", "evaluation")
 PROCESS_CHOICES: Mapping[str, Any] = {
     "workers": int, "threads": int, "replace": bool, "min_workers": int, "labels": tuple[str, ...],
 }  # fmt: skip
+RAY_CHOICES: Mapping[str, Any] = {
+    "workers": int, "address": str, "placement": str, "share_memory": bool, "replace": bool, "min_workers": int,
+    "labels": tuple[str, ...],
+}  # fmt: skip
 
 
-def read_fleet(table: dict[str, Any]) -> SimulatedFleet | ProcessFleet:
+def read_fleet(table: dict[str, Any]) -> AnyFleet:
     rest = dict(table)
     if (kind := rest.pop("kind", KINDS[0])) not in KINDS:
         known = nearest(kind, KINDS) if isinstance(kind, str) else f"choose from {', '.join(KINDS)}"
         raise ConfigError(f"fleet.kind: {shown(kind)} is unknown: {known}")
     try:
-        return _simulated(rest) if kind == "simulated" else _processes(rest)
+        return {"simulated": _simulated, "processes": _processes, "ray": _ray}[kind](rest)
     except ConfigError as error:
         raise ConfigError(str(error) if str(error).startswith("fleet") else f"fleet: {error}") from None
 
 
-def as_processes(fleet: SimulatedFleet | ProcessFleet) -> ProcessFleet:
+def as_processes(fleet: AnyFleet) -> ProcessFleet:
     """The same workers as processes: what was simulated to take some time is made to take it."""
-    if isinstance(fleet, ProcessFleet):
-        return fleet
+    return (
+        fleet
+        if isinstance(fleet, ProcessFleet)
+        else ProcessFleet(fleet.workers, slow=_slowness(fleet), labels=fleet.labels)
+    )
+
+
+def as_ray(fleet: AnyFleet, address: str | None) -> RayFleet:
+    """The same workers as actors of the cluster at an address."""
+    if isinstance(fleet, RayFleet):
+        return fleet if address is None else replace(fleet, address=address)
+    return RayFleet(fleet.workers, address=address, slow=_slowness(fleet))
+
+
+def _slowness(fleet: AnyFleet) -> Mapping[int, float | Delay]:
+    """How slow real workers have to be made."""
+    if not isinstance(fleet, SimulatedFleet):
+        return fleet.slow
     if fleet.changes:
-        raise ConfigError("processes do not come and go as foretold: leave [[fleet.changes]] out")
-    return ProcessFleet(fleet.workers, slow=dict(enumerate(fleet._delays)), labels=fleet.labels)
+        raise ConfigError("real workers do not come and go as foretold: leave [[fleet.changes]] out")
+    return dict(enumerate(fleet._delays))
 
 
-def fleet_table(fleet: SimulatedFleet | ProcessFleet) -> dict[str, Any]:
+def fleet_table(fleet: AnyFleet) -> dict[str, Any]:
+    if isinstance(fleet, RayFleet):
+        return _ray_table(fleet)
     return _simulated_table(fleet) if isinstance(fleet, SimulatedFleet) else _process_table(fleet)
 
 
@@ -91,21 +116,34 @@ def _change(value: Any, where: str) -> Left | Joined:
 
 def _processes(table: dict[str, Any]) -> ProcessFleet:
     refuse_unknown(table, ("kind", "slow", "deadline", *PROCESS_CHOICES), "fleet")
+    return ProcessFleet(**_real(table, PROCESS_CHOICES))
+
+
+def _ray(table: dict[str, Any]) -> RayFleet:
+    refuse_unknown(table, ("kind", "slow", "deadline", "resources_per_worker", *RAY_CHOICES), "fleet")
+    chosen: dict[str, Any] = {}
+    if "resources_per_worker" in table:
+        amounts = as_table(table["resources_per_worker"], "fleet.resources_per_worker")
+        chosen["resources_per_worker"] = {
+            name: read_value(float, amount, f"fleet.resources_per_worker.{name}") for name, amount in amounts.items()
+        }
+    return RayFleet(**_real(table, RAY_CHOICES), **chosen)
+
+
+def _real(table: dict[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
+    """What real workers have in common."""
     if "workers" not in table:
-        raise ConfigError("fleet: 'workers' is missing: give workers = 4, the number of processes")
+        raise ConfigError("fleet: 'workers' is missing: give workers = 4, how many there are")
     slow = table.get("slow", [])
     if not isinstance(slow, list):
         raise ConfigError(f"fleet.slow: must be a list of tables, [[fleet.slow]], not {shown(slow)}")
-    choices = {
-        name: read_value(kind, table[name], f"fleet.{name}") for name, kind in PROCESS_CHOICES.items() if name in table
-    }
-    return ProcessFleet(
-        slow=dict(
+    return {
+        "slow": dict(
             _slow(dict(as_table(each, where)), where) for i, each in enumerate(slow) for where in [f"fleet.slow[{i}]"]
         ),
-        deadline=build(Deadline, as_table(table.get("deadline", {}), "fleet.deadline"), "fleet.deadline"),
-        **choices,
-    )
+        "deadline": build(Deadline, as_table(table.get("deadline", {}), "fleet.deadline"), "fleet.deadline"),
+        **{name: read_value(kind, table[name], f"fleet.{name}") for name, kind in choices.items() if name in table},
+    }
 
 
 def _slow(table: dict[str, Any], where: str) -> tuple[int, float | Delay]:
@@ -138,11 +176,24 @@ def _simulated_table(fleet: SimulatedFleet) -> dict[str, Any]:
 
 
 def _process_table(fleet: ProcessFleet) -> dict[str, Any]:
+    return {"kind": "processes", **_real_table(fleet, PROCESS_CHOICES)}
+
+
+def _ray_table(fleet: RayFleet) -> dict[str, Any]:
+    resources = dict(fleet.resources_per_worker)
+    return {
+        "kind": "ray",
+        **_real_table(fleet, RAY_CHOICES),
+        **({"resources_per_worker": resources} if resources else {}),
+    }
+
+
+def _real_table(fleet: ProcessFleet | RayFleet, choices: Mapping[str, Any]) -> dict[str, Any]:
     slow = [
         {"worker": worker, "times": float(each)}
         if isinstance(each, int | float)
         else {"worker": worker, "delay": name_in(DELAYS, each), **table_of(each)}
         for worker, each in sorted(fleet.slow.items())
     ]
-    chosen = {name: getattr(fleet, name) for name in PROCESS_CHOICES if getattr(fleet, name) not in (None, ())}
-    return {"kind": "processes", **chosen, "deadline": table_of(fleet.deadline), **({"slow": slow} if slow else {})}
+    chosen = {name: getattr(fleet, name) for name in choices if getattr(fleet, name) not in (None, ())}
+    return {**chosen, "deadline": table_of(fleet.deadline), **({"slow": slow} if slow else {})}

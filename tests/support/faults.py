@@ -3,9 +3,11 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -119,3 +121,26 @@ def fail() -> None:
 
 def leave() -> None:
     raise SystemExit(3)
+
+
+# What can happen to a worker on another machine.
+
+
+def die_before_the_answer() -> None:
+    """When everything is computed, and nobody knows."""
+    from paceline.fleets.ray import actor
+
+    actor.cut = lambda row, pieces: die()  # type: ignore[assignment, func-returns-value, return-value]
+
+
+def die_around_the_answer() -> None:
+    """About when the answer is on its way: whether it comes is not known."""
+    from paceline.fleets.ray import actor
+
+    cut = actor.cut
+
+    def last(row: Any, pieces: int) -> Any:
+        threading.Timer(0.001, die).start()
+        return cut(row, pieces)
+
+    actor.cut = last

@@ -271,6 +271,11 @@ PROCESSES = Case(
 )
 
 
+def endless(directory: Path, fleet: Fleet) -> None:
+    """Train on real workers until somebody puts an end to it."""
+    case = replace(PROCESSES, fleet=fleet, strategy=pl.LiveCompensation(fleet.workers - 1, blocks=4))
+    case.run(directory, pl.Stop(updates=1_000_000), checkpoint=pl.Every(updates=5))
+
+
 def endless_processes(directory: Path) -> None:
-    """Train on processes until somebody puts an end to it."""
     PROCESSES.run(directory, pl.Stop(updates=1_000_000), checkpoint=pl.Every(updates=5))

@@ -29,13 +29,22 @@ class Letters:
     def put(self, segment: int, number: int, content: object) -> None:
         packed = io.BytesIO()
         _Packer(packed, protocol=pickle.HIGHEST_PROTOCOL).dump(content)
-        place, body = segment * APART, packed.getbuffer()
+        self.put_packed(segment, number, packed.getbuffer())
+
+    def put_packed(self, segment: int, number: int, body: bytes | memoryview) -> None:
+        """A letter as it lies in another file."""
+        place = segment * APART
         self._write(NONE, place)
         self._write(body, place + HEADER.size)
         self._write(HEADER.pack(number, len(body)), place)
 
     def get(self, segment: int, number: int) -> Any:
         """The letter of that number; nothing if it is not there, or no longer."""
+        body = self.packed(segment, number)
+        return None if body is None else pickle.loads(body)
+
+    def packed(self, segment: int, number: int) -> bytearray | None:
+        """The same as it lies there."""
         place = segment * APART
         header = os.pread(self.descriptor, HEADER.size, place)
         if len(header) < HEADER.size or HEADER.unpack(header)[0] != number:
@@ -43,7 +52,7 @@ class Letters:
         body = self._read(HEADER.unpack(header)[1], place + HEADER.size)
         if os.pread(self.descriptor, HEADER.size, place) != header:
             return None
-        return pickle.loads(body)
+        return body
 
     def close(self) -> None:
         os.close(self.descriptor)

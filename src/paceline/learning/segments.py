@@ -99,21 +99,32 @@ class Segments:
         """The vectors of all segments from ``first`` on: of each dtype one matrix, a row a segment."""
         return [self._bytes[first:, place.begin : place.end].view(place.dtype) for place in self.layout.vectors]
 
+    def bytes(self, number: int) -> Tensor:
+        """All of a segment, as it is sent."""
+        return self._bytes[number]
+
+    def lay(self, number: int, memory: Tensor) -> None:
+        """Let a segment lie in other memory from now on."""
+        self._made[number] = self._views(memory)
+
     def __getitem__(self, number: int) -> Segment:
         if number not in self._made:
-            layout, row = self.layout, self._bytes[number]
-            vectors = [row[place.begin : place.end].view(place.dtype) for place in layout.vectors]
-            parameters = [
-                vectors[which][begin : begin + shape.numel()].view(shape)
-                for (which, begin), shape in zip(layout.slices, layout.shapes, strict=True)
-            ]
-            buffers = [
-                row[place.begin : place.end].view(place.dtype).view(shape)
-                for place, shape in zip(layout.buffers, layout.buffer_shapes, strict=True)
-            ]
-            losses = row[layout.losses.begin : layout.losses.end].view(layout.losses.dtype)
-            self._made[number] = Segment(vectors, parameters, buffers, losses, losses.numpy())
+            self._made[number] = self._views(self._bytes[number])
         return self._made[number]
+
+    def _views(self, row: Tensor) -> Segment:
+        layout = self.layout
+        vectors = [row[place.begin : place.end].view(place.dtype) for place in layout.vectors]
+        parameters = [
+            vectors[which][begin : begin + shape.numel()].view(shape)
+            for (which, begin), shape in zip(layout.slices, layout.shapes, strict=True)
+        ]
+        buffers = [
+            row[place.begin : place.end].view(place.dtype).view(shape)
+            for place, shape in zip(layout.buffers, layout.buffer_shapes, strict=True)
+        ]
+        losses = row[layout.losses.begin : layout.losses.end].view(layout.losses.dtype)
+        return Segment(vectors, parameters, buffers, losses, losses.numpy())
 
 
 def aligned(size: int) -> int:

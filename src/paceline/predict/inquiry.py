@@ -13,8 +13,7 @@ from typing import Any
 from paceline.config import KEYS, Chosen, Config, TaskChoice, _chosen, _strategies, parse_config, read_config
 from paceline.core.errors import ConfigError
 from paceline.delays import Empirical
-from paceline.fleet_tables import read_fleet
-from paceline.fleets.processes.fleet import ProcessFleet
+from paceline.fleet_tables import AnyFleet, read_fleet
 from paceline.fleets.simulated import Network, SimulatedFleet
 from paceline.reports.measure import Measures, measure
 from paceline.strategy_names import StrategyChoice, parse_strategy
@@ -96,10 +95,10 @@ def _of_trace(path: Path, chosen: tuple[StrategyChoice, ...]) -> Inquiry:
     return replace(found, choices=chosen or found.choices, recorded=measure(trace))
 
 
-def _foreseeable(fleet: SimulatedFleet | ProcessFleet) -> SimulatedFleet:
-    if isinstance(fleet, ProcessFleet):
+def _foreseeable(fleet: AnyFleet) -> SimulatedFleet:
+    if not isinstance(fleet, SimulatedFleet):
         raise ConfigError(
-            "how long processes take is not known before they ran: describe the workers in [[fleet.workers]], or "
+            "how long real workers take is not known before they ran: describe the workers in [[fleet.workers]], or "
             "give the directory of a run"
         )
     return fleet

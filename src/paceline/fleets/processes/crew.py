@@ -18,8 +18,8 @@ from typing import Protocol
 from paceline.core.errors import TooFewWorkers, WorkerFailed
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.plain import real, whole
-from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Mailbox, Order
-from paceline.fleets.processes.roster import ATTEMPTS, Member, Roster
+from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Order
+from paceline.fleets.processes.roster import ATTEMPTS, Member, Orders, Roster
 from paceline.learning.contributions import own_seed
 from paceline.learning.rows import Promise
 from paceline.learning.segments import Brought
@@ -69,7 +69,7 @@ class ProcessCrew:
         self._delays = delays
         self._events: deque[Event] = deque()
         self._alarms: list[float] = []
-        self._to_ring: list[Mailbox] = []
+        self._to_ring: list[Orders] = []
         self._listened = 0.0  # what of the time was spent listening: deadlines are of this clock
         self._at_listening = self._zero = time.monotonic()
         self._before = 0.0  # what the clock showed when the run that is resumed was put aside
@@ -252,6 +252,13 @@ class ProcessCrew:
                 silent = self._listened - member.heard
                 member.condemned = f"said nothing for {silent:.3g} s ({member.past.reason()}), and was ended"
                 member.process.kill()
+        self._check_enough()
+
+    def _check_enough(self) -> None:
+        """Of those who are here or on their way."""
+        if not self._too_few and (expected := self._roster.expected(self._listened)) < self._minimum:
+            left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
+            self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
 
     def _hear_of(self, member: Member) -> None:
         """A process was born, or has ended."""
@@ -284,6 +291,4 @@ class ProcessCrew:
             self._start(member)
             following = "a replacement is on its way"
         log.error("worker %d %s; %s", member.number, reason, following)
-        if (expected := self._roster.expected) < self._minimum:
-            left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
-            self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
+        self._check_enough()

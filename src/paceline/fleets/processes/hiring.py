@@ -2,18 +2,20 @@
 
 import os
 import sys
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from paceline.core.errors import ConfigError
+from paceline.delays import Delay
 from paceline.fleets.processes.crew import ProcessCrew, Rows
+from paceline.fleets.processes.deadline import Deadline
 from paceline.fleets.processes.equipment import Equipment, GradientEquipment, TrainingEquipment
-from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.mailbox import IN_ORDER, SPIN, Shape
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.processes.nursery import NURSERY
 from paceline.fleets.processes.parcel import pack
-from paceline.fleets.processes.roster import Memories, Roster
+from paceline.fleets.processes.roster import Forked, Memories, Roster, Starter
 from paceline.fleets.processes.worker import Instructions
 from paceline.learning import piece_rows, rows
 from paceline.learning.job import Job
@@ -27,7 +29,44 @@ from paceline.randomness import stream
 Handed = TypeVar("Handed", bound=Rows)
 
 
-def hire(fleet: ProcessFleet, job: Job, seed: int) -> tuple[ProcessCrew, RowContributions]:
+@dataclass(frozen=True)
+class Premises:
+    """Where the workers of a run work, as far as it is the server's."""
+
+    memories: Memories
+    segments: Segments
+    job: Job
+    post: int  # where workers tell what they have done
+
+
+MakeStarter = Callable[[Premises], Starter]
+
+
+class RowsFleet(Protocol):
+    """A fleet whose workers hand in rows, wherever they are."""
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def slow(self) -> Mapping[int, float | Delay]: ...
+
+    @property
+    def threads(self) -> int | None: ...
+
+    @property
+    def replace(self) -> bool: ...
+
+    @property
+    def min_workers(self) -> int: ...
+
+    @property
+    def deadline(self) -> Deadline: ...
+
+
+def hire(
+    fleet: RowsFleet, job: Job, seed: int, starter: MakeStarter | None = None
+) -> tuple[ProcessCrew, RowContributions]:
     """Start the workers of a job. They get ready while the server does, and the run begins when all are."""
     equipment = GradientEquipment(job.state.model, job.samples, job.loss)
 
@@ -36,12 +75,13 @@ def hire(fleet: ProcessFleet, job: Job, seed: int) -> tuple[ProcessCrew, RowCont
         return RowContributions(job.state, segments, fleet.workers)
 
     needed = rows.segments_needed(fleet.workers)
-    return _hire(fleet, job, seed, equipment=equipment, segments=needed, contributions=contributions)
+    return _hire(fleet, job, seed, equipment=equipment, segments=needed, contributions=contributions, starter=starter)
 
 
-def hire_trainers(fleet: ProcessFleet, bench: Bench) -> tuple[ProcessCrew, PieceRows]:
+def hire_trainers(fleet: RowsFleet, bench: Bench, starter: MakeStarter | None = None) -> tuple[ProcessCrew, PieceRows]:
     """The same for workers that train models of their own."""
-    NURSERY.load_optimizers()
+    if starter is None:
+        NURSERY.load_optimizers()
     job = bench.job
     equipment = TrainingEquipment(job.state.model, job.samples, job.loss, job.batch_size, bench.recipe)
 
@@ -49,17 +89,20 @@ def hire_trainers(fleet: ProcessFleet, bench: Bench) -> tuple[ProcessCrew, Piece
         return PieceRows(bench.trainers, segments, letters)
 
     needed = piece_rows.segments_needed(fleet.workers)
-    return _hire(fleet, job, bench.seed, equipment=equipment, segments=needed, contributions=contributions)
+    return _hire(
+        fleet, job, bench.seed, equipment=equipment, segments=needed, contributions=contributions, starter=starter
+    )
 
 
 def _hire(
-    fleet: ProcessFleet, job: Job, seed: int, *, equipment: Equipment, segments: int,
-    contributions: Callable[[Segments, Letters], Handed],
+    fleet: RowsFleet, job: Job, seed: int, *, equipment: Equipment, segments: int,
+    contributions: Callable[[Segments, Letters], Handed], starter: MakeStarter | None,
 ) -> tuple[ProcessCrew, Handed]:  # fmt: skip
     state, workers = job.state, fleet.workers
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
         raise ConfigError(f"worker processes train on the CPU, and the model is on {', '.join(elsewhere)}")
-    NURSERY.wake()
+    if starter is None:
+        NURSERY.wake()
     layout = Layout(state.parameters, state.buffers, job.batch_size)
     shape = Shape(workers, job.batch_size)
     letters = Letters()
@@ -70,14 +113,23 @@ def _hire(
         equipment=pack(equipment, state.parameters),
         letters=os.dup(letters.descriptor),
     )
-    handed_in = contributions(Segments(layout, memories.segments.tensor()), letters)
+    shared = Segments(layout, memories.segments.tensor())
     post, theirs = os.pipe()
+    try:
+        started_by = Forked() if starter is None else starter(Premises(memories, shared, job, theirs))
+    except BaseException:
+        memories.close()
+        letters.close()
+        os.close(post)
+        os.close(theirs)
+        raise
+    handed_in = contributions(shared, letters)
     delays = {
         worker: slow.durations(stream(seed, "delay", worker))
         for worker, slow in fleet.slow.items()
         if not isinstance(slow, int | float)
     }
-    roster = Roster(shape, fleet.deadline, memories, theirs)
+    roster = Roster(shape, fleet.deadline, memories, theirs, started_by)
     crew = ProcessCrew(roster, handed_in, post, seed, minimum=fleet.min_workers, replace=fleet.replace, delays=delays)
     try:
         crew.gather()
@@ -87,7 +139,7 @@ def _hire(
     return crew, handed_in
 
 
-def _instructions(fleet: ProcessFleet, shape: Shape, layout: Layout) -> Instructions:
+def _instructions(fleet: RowsFleet, shape: Shape, layout: Layout) -> Instructions:
     cores = len(os.sched_getaffinity(0))
     numbers = {worker: slow for worker, slow in fleet.slow.items() if isinstance(slow, int | float)}
     return Instructions(

@@ -37,6 +37,9 @@ START = "import sys; sys.path[:] = {path!r}; from paceline.fleets.processes impo
 class Child:
     """A worker process. Its ``sentinel`` becomes readable when it has been born, and again when it has ended."""
 
+    start_limit = None
+    patience = float("inf")
+
     def __init__(self, sentinel: int) -> None:
         self.sentinel = sentinel
         self.pid = 0  # until it is known to be born

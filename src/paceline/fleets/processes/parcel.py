@@ -8,9 +8,10 @@ not packed at all, since their values lie in the segments.
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
+import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
@@ -42,7 +43,16 @@ def pack(content: object, parameters: Sequence[nn.Parameter]) -> SharedMemory:
     return memory
 
 
-def unpack(memory: SharedMemory, parameters: Sequence[nn.Parameter]) -> Any:
+class Packed(Protocol):
+    """Memory with a parcel in it."""
+
+    @property
+    def bytes(self) -> memoryview: ...
+
+    def tensor(self, dtype: torch.dtype = torch.uint8, begin: int = 0, count: int = -1) -> Tensor: ...
+
+
+def unpack(memory: Packed, parameters: Sequence[nn.Parameter]) -> Any:
     """What was packed; the parameters take the place of those that it was packed with."""
     begin = int.from_bytes(memory.bytes[:HEADER], "little")
     places, packed = pickle.loads(memory.bytes[begin:])

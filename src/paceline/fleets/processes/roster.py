@@ -5,13 +5,15 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from paceline.core.errors import PacelineError
 from paceline.core.facts import Ticket
 from paceline.fleets.processes.deadline import Deadline, Past
-from paceline.fleets.processes.mailbox import Mailbox, Shape
+from paceline.fleets.processes.mailbox import Mailbox, Order, Shape
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.nursery import NURSERY, Child
+from paceline.fleets.processes.nursery import NURSERY
+from paceline.learning.segments import Brought
 
 ATTEMPTS = 5  # so many times in a row a worker may end without handing anything in; then it is not replaced any more
 PATIENCE = 0.5  # seconds that workers have to quit by themselves when the run is over
@@ -38,14 +40,75 @@ class Memories:
             os.close(descriptor)
 
 
+class Process(Protocol):
+    """What a worker runs in, wherever that is. Its ``sentinel`` becomes readable when it has ended."""
+
+    sentinel: int
+    pid: int
+
+    @property
+    def start_limit(self) -> float | None:
+        """Seconds that it may take to start, if not as long as its worker takes for a mini-batch."""
+        ...
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which it can be expected to come, if it is not here."""
+        ...
+
+    def be_born(self) -> None:
+        """Wait until it is, if need be."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def ends_by(self, until: float, /) -> bool: ...
+
+    def end(self) -> str:
+        """Wait for the end, and tell of what kind it was."""
+        ...
+
+
+class Orders(Protocol):
+    """The server's side of a mailbox, wherever the worker is."""
+
+    @property
+    def taken(self) -> int: ...
+
+    @property
+    def beaten(self) -> int: ...
+
+    @property
+    def brought(self) -> Brought: ...
+
+    @property
+    def spent(self) -> float: ...
+
+    @property
+    def complaint(self) -> str: ...
+
+    def post(self, order: Order, /) -> None: ...
+
+    def ring(self) -> None: ...
+
+    def halt(self, ticket: Ticket, /) -> None: ...
+
+    def recall(self, ticket: Ticket, /) -> None: ...
+
+    def quit(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+
 class Member:
     """One worker: a number that stays, and a process that may be replaced."""
 
     def __init__(self, number: int, mailbox: Mailbox, deadline: Deadline) -> None:
         self.number = number
-        self.mailbox = mailbox
+        self.shared_mailbox = mailbox
+        self.mailbox: Orders = mailbox  # or another one, where its process shares no memory
         self.past = Past(deadline)
-        self.process: Child | None = None
+        self.process: Process | None = None
         self.here = False
         self.ticket: Ticket | None = None
         self.since = 0.0  # when it was given what it has to answer, or started
@@ -60,8 +123,10 @@ class Member:
     @property
     def overdue_at(self) -> float:
         """When it will have been silent for too long; never for one that owes nothing."""
-        owes = self.ticket is not None or not self.here
-        return self.heard + self.past.limit if owes and self.process is not None else float("inf")
+        if self.process is None or (self.here and self.ticket is None):
+            return float("inf")
+        start_limit = None if self.here else self.process.start_limit
+        return self.heard + (self.past.limit if start_limit is None else start_limit)
 
     def give(self, ticket: Ticket, now: float) -> None:
         """It has a ticket from now on; but one that did not even take its last one has been silent for longer."""
@@ -87,12 +152,36 @@ class Member:
         return "while it had nothing to do" if self.ticket is None else f"while it ran {self.ticket}"
 
 
+class Starter(Protocol):
+    """Where the processes of a run come from."""
+
+    def start(self, member: Member, descriptors: list[int], /) -> Process: ...
+
+    def close(self) -> None:
+        """All have ended."""
+        ...
+
+
+class Forked:
+    """Processes of this machine."""
+
+    def start(self, member: Member, descriptors: list[int]) -> Process:
+        return NURSERY.fork(member.number, descriptors)
+
+    def close(self) -> None:
+        pass  # the nursery is for other runs too
+
+
 class Roster:
     """Starts, replaces and ends the processes of a run."""
 
-    def __init__(self, shape: Shape, deadline: Deadline, memories: Memories, post: int) -> None:
+    def __init__(
+        self, shape: Shape, deadline: Deadline, memories: Memories, post: int,
+        starter: Starter = Forked(),
+    ) -> None:  # fmt: skip
         self._memories = memories
         self._post = post
+        self._starter = starter
         self.members = [
             Member(number, Mailbox(memories.mailboxes, shape, number, os.eventfd(0)), deadline)
             for number in range(shape.workers)
@@ -101,17 +190,19 @@ class Roster:
     def __iter__(self) -> Iterator[Member]:
         return iter(self.members)
 
-    @property
-    def expected(self) -> int:
+    def expected(self, now: float) -> int:
         """How many are here or on their way."""
-        return sum(member.process is not None for member in self.members)
+        running = [member for member in self.members if member.process is not None]
+        return sum(each.here or now - each.since < each.process.patience for each in running if each.process)
 
     def start(self, member: Member, now: float) -> None:
         """Have a process for a member that has none."""
+        member.mailbox = member.shared_mailbox
         member.mailbox.clear()
         member.here, member.silent, member.condemned, member.complaint = False, False, "", ""
         member.since = member.heard = now
-        member.process = NURSERY.fork(member.number, [self._post, member.mailbox.wake, *self._memories.descriptors])
+        descriptors = [self._post, member.shared_mailbox.wake, *self._memories.descriptors]
+        member.process = self._starter.start(member, descriptors)
 
     def end(self) -> None:
         """Let everybody go: by themselves, or else at once."""
@@ -126,7 +217,8 @@ class Roster:
                     member.process.kill()
                 member.process.end()
             member.process = None
+        self._starter.close()
         for member in self.members:
-            os.close(member.mailbox.wake)
+            os.close(member.shared_mailbox.wake)
         self._memories.close()
         os.close(self._post)

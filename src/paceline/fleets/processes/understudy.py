@@ -20,19 +20,19 @@ from paceline.learning.rows import RowContributions
 from paceline.learning.segments import Layout, Segments
 
 if TYPE_CHECKING:
-    from paceline.fleets.processes.fleet import ProcessFleet
+    from paceline.fleets.processes.hiring import RowsFleet
 
 NO_LETTERS = Letters(descriptor=-1)  # gradients need none
 
 
-def understudy(fleet: "ProcessFleet", job: Job, seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
+def understudy(fleet: "RowsFleet", job: Job, seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
     segments = _segments(job, rows.segments_needed(fleet.workers))
     contributions = RowContributions(job.state, segments, fleet.workers)
     equipment = GradientEquipment(copy.deepcopy(job.state.model), job.samples, job.loss)
     return ProcessUnderstudy(fleet, _desk(equipment, segments, NO_LETTERS), contributions, seed), contributions
 
 
-def understudy_trainers(fleet: "ProcessFleet", bench: Bench) -> "tuple[ProcessUnderstudy, PieceRows]":
+def understudy_trainers(fleet: "RowsFleet", bench: Bench) -> "tuple[ProcessUnderstudy, PieceRows]":
     job, letters = bench.job, Letters()
     segments = _segments(job, piece_rows.segments_needed(fleet.workers))
     pieces = PieceRows(bench.trainers, segments, letters)
@@ -55,7 +55,7 @@ def _desk(equipment: GradientEquipment | TrainingEquipment, segments: Segments, 
 class ProcessUnderstudy:
     """Computes a ticket when the trace says that it arrived, on what its worker had been given to begin with."""
 
-    def __init__(self, fleet: "ProcessFleet", desk: Desk, contributions: Rows, seed: int) -> None:
+    def __init__(self, fleet: "RowsFleet", desk: Desk, contributions: Rows, seed: int) -> None:
         self._desk = desk
         self._contributions = contributions
         self._seed = seed

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -36,7 +37,8 @@ class Instructions:
 def main(number: int, descriptors: Sequence[int]) -> int:
     """The life of a worker."""
     post, wake, mailboxes, segments, instructions, equipment, letters = descriptors
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which lets its workers go
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which lets its workers go
     how: Instructions = unpack(SharedMemory(descriptor=instructions), ())
     mailbox = Mailbox(SharedMemory(descriptor=mailboxes), how.mailboxes, number, wake)
     worker = Worker(number, mailbox, post, how)

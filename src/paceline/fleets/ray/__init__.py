@@ -1,0 +1,1 @@
+"""Workers on many machines: actors of a Ray cluster."""

@@ -1,0 +1,216 @@
+"""The one file that knows Ray: connecting, placing, calling. What goes wrong is told in one line.
+
+Nothing here knows what is trained. The rest of Paceline sees a ``Connection`` and its ``Handle`` objects.
+"""
+
+import logging
+import math
+import os
+import signal
+import socket
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from paceline.core.errors import ConfigError
+
+REACHED_WITHIN = 5.0  # seconds until a cluster must have answered
+PLACED_WITHIN = 10.0  # seconds that others may take to free what is missing
+LOCAL_STORE = 200 * 2**20  # bytes: workers of this machine share memory of their own
+OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # resources that Ray has arguments for
+ASIDE = "aside"  # calls that are answered while another one runs
+ALIVE = "alive"  # one call that never returns
+
+Note = Callable[[Callable[[], None]], None]  # has something done in a thread in which one may wait
+Then = Callable[[Any], None]  # called there with the answers, or with ``Gone``
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Instead of answers: the actor is gone, and whether it had done anything is not known."""
+
+    why: str
+
+
+class Connection:
+    """To one cluster, for one run."""
+
+    def __init__(self, address: str | None, wanted: Mapping[str, float], note: Note) -> None:
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            _connect(address, wanted)
+        elif address not in (None, "auto", ray.get_runtime_context().gcs_address):
+            present = ray.get_runtime_context().gcs_address
+            raise ConfigError(f"this process is connected to the Ray cluster at {present} already, not to {address}")
+        self._note = note
+        self._group: PlacementGroup | None = None
+
+    def place(
+        self, each: Mapping[str, float], workers: int, *, spread: bool, labels: Sequence[Mapping[str, str]] = ()
+    ) -> None:
+        """Have resources set aside for all workers; say what is missing if there is no room for them."""
+        self._each = dict(each)
+        _check_room(each, workers, ray.nodes())
+        self._group = placement_group(
+            [dict(each) or {"CPU": 0.001}] * workers, strategy="SPREAD" if spread else "PACK",
+            **({"bundle_label_selector": [dict(label) for label in labels]} if labels else {}),
+        )  # fmt: skip
+        try:
+            ray.get(self._group.ready(), timeout=PLACED_WITHIN)
+        except GetTimeoutError:
+            raise ConfigError(
+                f"{workers} workers of {_shown(each)} found no room within {PLACED_WITHIN:g} s: "
+                f"{_shown(ray.available_resources())} is free now, of {_shown(ray.cluster_resources())}"
+                + (f"; wanted labels: {', '.join(sorted({str(dict(each)) for each in labels}))}" if labels else "")
+            ) from None
+
+    def start(self, kind: type, place: int) -> "Handle":
+        """An actor of a class, in one of the places that were set aside. It may have to wait until there is one."""
+        named = {OPTIONS[name]: amount for name, amount in self._each.items() if name in OPTIONS}
+        rest = {name: amount for name, amount in self._each.items() if name not in OPTIONS}
+        remote = ray.remote(concurrency_groups={ASIDE: 1, ALIVE: 1})(kind).options(
+            **{"num_cpus": 0, **named}, resources=rest, max_restarts=0, max_task_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place),
+        )  # fmt: skip
+        return Handle(remote.remote(), self._note)
+
+    def put(self, value: Any) -> Any:
+        """Into the object store: each node gets it once, when somebody there needs it."""
+        return ray.put(value)
+
+    def close(self) -> None:
+        if self._group is not None:
+            remove_placement_group(self._group)
+        if self._ours:
+            ray.shutdown()
+
+
+class Handle:
+    """An actor."""
+
+    def __init__(self, handle: Any, note: Note) -> None:
+        self._handle = handle
+        self._note = note
+        self._methods: dict[tuple[str, int, str], Any] = {}
+
+    def ask(self, then: Then, method: str, *arguments: Any, answers: int = 1, group: str = "") -> None:
+        """Call a method; it is answered at most once. It may return several answers, each of which is sent by itself.
+
+        Whatever it raises by itself is a ``Gone`` too: actors are to return what they have to say.
+        """
+        call = self._methods.get((method, answers, group))
+        if call is None:
+            chosen = {"num_returns": answers, **({"concurrency_group": group} if group else {})}
+            call = self._methods[method, answers, group] = getattr(self._handle, method).options(**chosen)
+        made = call.remote(*arguments)
+        first, *rest = made if answers > 1 else [made]
+        first.future().add_done_callback(lambda future: self._note(lambda: then(_answers(future, rest))))
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call a method aside of what it is at; nobody waits for an answer."""
+        getattr(self._handle, method).options(concurrency_group=ASIDE).remote(*arguments)
+
+    def kill(self) -> None:
+        ray.kill(self._handle)
+
+
+def kill_on(node: str, pid: int) -> None:
+    """Kill a process of a node, even one that is stopped: Ray only asks it to end."""
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(pid)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def this_node() -> tuple[str, str]:
+    """In an actor: the node that it is on, by Ray's number and by its address."""
+    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+
+
+def _answers(future: "Future[Any]", rest: Sequence[Any]) -> Any:
+    try:
+        return [future.result(), *(ray.get(rest) if rest else ())]
+    except RayActorError as error:
+        line = _line(error)
+        if "creation task" in line:  # such as a module that its node does not have
+            return Gone(f"could not start ({line[-200:]})")
+        return Gone("ended with its node" if "node" in line.partition("died because")[2] else "ended")
+    except Exception as error:
+        return Gone(f"ended ({type(error).__name__}: {_line(error)[-200:]})")
+
+
+# Connecting and placing: what can be wrong with a cluster.
+
+
+def _connect(address: str | None, wanted: Mapping[str, float]) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of variables for accelerators, which nobody here sets
+            if address is None:
+                cores = max(len(os.sched_getaffinity(0)), math.ceil(wanted.get("CPU", 0)))
+                rest = {name: amount for name, amount in wanted.items() if name not in OPTIONS}
+                ray.init(
+                    "local", num_cpus=cores, resources=rest, object_store_memory=LOCAL_STORE,
+                    include_dashboard=False, logging_level=logging.ERROR,
+                )  # fmt: skip
+            else:
+                _check_reachable(address)
+                ray.init(address, namespace=f"paceline-{os.getpid()}-{time.time_ns()}", logging_level=logging.ERROR)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever it is: Ray raises even plain ones
+        ray.shutdown()
+        if "ersion mismatch" in (line := _line(error)):
+            raise ConfigError(f"this process does not fit the Ray cluster at {address}: {line}") from None
+        raise ConfigError(f"no Ray cluster at {address or 'this machine'} could be used: {line[:300]}") from None
+
+
+def _check_reachable(address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return  # "auto"
+    try:
+        socket.create_connection((host, int(port)), timeout=REACHED_WITHIN).close()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {address} ({_line(error)}): start one with ray start --head, or leave the "
+            "address out for one on this machine"
+        ) from None
+
+
+def _check_room(each: Mapping[str, float], workers: int, nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse at once what no waiting will make possible."""
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    for name, amount in each.items():
+        total, largest = sum(node.get(name, 0) for node in alive), max((node.get(name, 0) for node in alive), default=0)
+        if amount > largest:
+            raise ConfigError(
+                f"a worker of {_shown(each)} fits no node of the cluster: none has more than {largest:g} of {name}"
+            )
+        if amount * workers > total:
+            raise ConfigError(
+                f"{workers} workers of {_shown(each)} need {amount * workers:g} of {name}, and the cluster has "
+                f"{total:g} on {len(alive)} nodes: {amount * workers - total:g} is missing"
+            )
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    internal = ("node:", "object_store", "bundle")
+    own = [f"{amount:g} {name}" for name, amount in resources.items() if not name.startswith(internal)]
+    return ", ".join(each for each in own if "_group_" not in each) or "nothing"
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,122 @@
+"""The description of workers that are actors of a Ray cluster."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from paceline.core.errors import ConfigError
+from paceline.delays import Delay
+from paceline.fleets.fleet import check_labels
+from paceline.fleets.processes.deadline import Deadline
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from paceline.fleets.processes.crew import ProcessCrew
+    from paceline.fleets.processes.understudy import ProcessUnderstudy
+    from paceline.fleets.ray.hiring import Standing
+    from paceline.learning.job import Job
+    from paceline.learning.local_work import Bench
+    from paceline.learning.piece_rows import PieceRows
+    from paceline.learning.rows import RowContributions
+
+
+@dataclass(frozen=True)
+class RayFleet:
+    """Actors of a Ray cluster, in real time: on as many machines as the cluster has.
+
+    resources_per_worker  what Ray sets aside for each; torch gets as many threads as there are whole ``CPU``
+    address       of a cluster, such as ``"10.0.0.1:6379"``, or ``"auto"`` on one of its machines; none starts a cluster
+                  on this machine, and ends it with the run
+    placement     ``"spread"`` over the machines, or ``"pack"`` onto few
+    labels        what the machine of each worker must be labelled with, such as ``("gpu=a100", "gpu=a100", "gpu=t4")``
+    share_memory  workers on the server's own machine share memory with it; otherwise they too go through Ray
+    slow          workers that are made slow, as in a ``ProcessFleet``
+    replace       have another actor for a worker that is lost, as soon as the cluster has a place
+    min_workers   the run stops when fewer than these are here or on their way
+    deadline      how long a worker may be silent
+    """
+
+    workers: int
+    resources_per_worker: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+    address: str | None = field(default=None, repr=False)  # a run may be resumed on another cluster
+    placement: Literal["spread", "pack"] = "spread"
+    labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
+    share_memory: bool = True
+    slow: Mapping[int, float | Delay] = field(default_factory=dict)
+    replace: bool = True
+    min_workers: int = 1
+    deadline: Deadline = Deadline()
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ConfigError(f"a fleet of {self.workers} workers can do nothing: at least 1")
+        if not 1 <= self.min_workers <= self.workers:
+            raise ConfigError(f"min_workers={self.min_workers} does not fit {self.workers} workers: from 1 to as many")
+        if self.placement not in ("spread", "pack"):
+            raise ConfigError(f"placement={self.placement!r} is unknown: 'spread' or 'pack'")
+        if self.address is not None and self.address.startswith("ray://"):
+            raise ConfigError(
+                f"address={self.address!r} is that of a Ray client, which has no object store: train on a machine of "
+                "the cluster (ray job submit) with address='auto'"
+            )
+        self._check_each_worker()
+
+    def _check_each_worker(self) -> None:
+        for name, amount in self.resources_per_worker.items():
+            if not 0 <= amount < float("inf"):
+                raise ConfigError(f"resources_per_worker: {amount} of {name} is not possible: at least 0")
+        check_labels(self.labels, self.workers)
+        for label in self.labels:
+            if not all(label.partition("=")):
+                raise ConfigError(f"labels: {label!r} names no label of a Ray node and its value: such as 'gpu=a100'")
+        for worker, slowness in self.slow.items():
+            if not 0 <= worker < self.workers:
+                raise ConfigError(f"slow names worker {worker}: the fleet has workers 0 to {self.workers - 1}")
+            if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):
+                raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: at least 1 times")
+
+    @property
+    def threads(self) -> int:
+        """Of torch in each worker."""
+        return max(1, int(self.resources_per_worker.get("CPU", 0)))
+
+    @property
+    def medians(self) -> tuple[float, ...]:
+        """How long a mini-batch takes each worker: in seconds if all have a ``Delay``, else only in proportion."""
+        slowness = [self.slow.get(worker, 1.0) for worker in range(self.workers)]
+        return tuple(float(each) if isinstance(each, int | float) else each.median for each in slowness)
+
+    def standing(self) -> "AbstractContextManager[Standing]":
+        """The fleet for several runs: its actors, which take seconds to start, stay until the end of a ``with``.
+
+        >>> with RayFleet(8, address="auto").standing() as fleet:
+        ...     for strategy in strategies:
+        ...         train(task, strategy=strategy, fleet=fleet, ...)
+        """
+        from paceline.fleets.ray.hiring import standing
+
+        return standing(self)
+
+    def hire(self, job: "Job", seed: int) -> "tuple[ProcessCrew, RowContributions]":
+        """Have the workers placed and started, and come back when all of them are ready."""
+        from paceline.fleets.ray.hiring import hire
+
+        return hire(self, job, seed)
+
+    def understudy(self, job: "Job", seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
+        """Somebody who does in this process what the workers do in theirs."""
+        from paceline.fleets.processes.understudy import understudy
+
+        return understudy(self, job, seed)
+
+    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessCrew, PieceRows]":
+        """The same, for workers that train models of their own."""
+        from paceline.fleets.ray.hiring import hire_trainers
+
+        return hire_trainers(self, bench)
+
+    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessUnderstudy, PieceRows]":
+        from paceline.fleets.processes.understudy import understudy_trainers
+
+        return understudy_trainers(self, bench)

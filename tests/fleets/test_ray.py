@@ -1,0 +1,250 @@
+"""A Ray cluster of several nodes on this machine: every strategy, every promise of a fleet, and every kind of loss."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import paceline as pl
+from paceline.checkpoint import read_checkpoint
+from paceline.core.facts import Joined, Left
+from paceline.learning.job import job_of
+from paceline.testing import FleetContract
+from paceline.testing.retraced import WrittenDown, retrace
+from support import faults
+from support.digits import digits_task, linear
+from support.ray_cluster import Nodes, nodes
+from support.resumable import PROCESSES, replayed
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
+]
+TESTS = Path(__file__).parent.parent
+FAULTS = [faults.die_before_the_answer, faults.die_around_the_answer]
+MODELS = [pl.ModelAveraging(every=4), pl.EnsembleCompression(every=4)]
+SOON = pl.Deadline(factor=5.0, at_least=1.5, at_first=120.0)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    with nodes([2, 2]) as made:
+        yield made
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def train(task: pl.Task, strategy: pl.Strategy, fleet: Any, updates: int = 40, **options: Any) -> pl.Run:
+    stop = options.pop("stop", pl.Stop(updates=updates))
+    return pl.train(task, strategy=strategy, fleet=fleet, optimizer=sgd, stop=stop, progress=False, **options)
+
+
+def struck(fault: faults.Fault, marks: Path, at: int = 3) -> pl.Task:
+    marks.mkdir(exist_ok=True)
+    model = faults.Struck(linear(), fault, marks, at=at)
+    return replace(digits_task(model), evaluate=lambda model: {"loss": 0.0})
+
+
+def events(run: pl.Run, kind: type) -> list[Any]:
+    return [fact for fact in run.trace if isinstance(fact, kind)]
+
+
+# Every promise of a fleet. Actors take seconds to start, so those that are well stay from run to run.
+
+
+class OnCluster(FleetContract):
+    near: bool
+    updates = 15
+
+    @pytest.fixture(scope="class", autouse=True)
+    def _on(self, request: pytest.FixtureRequest, cluster: Nodes) -> Iterator[None]:
+        slow = dict.fromkeys(range(3), pl.Constant(0.01))
+        described = pl.RayFleet(3, {"CPU": 0.3}, address=cluster.address, share_memory=self.near, slow=slow)
+        with described.standing() as request.cls.fleet:
+            yield
+
+    def test_a_lost_worker_becomes_left_and_training_goes_on(self) -> None:
+        self.strategies = (pl.LiveCompensation(quorum=2, blocks=4),)  # and two with groups
+        super().test_a_lost_worker_becomes_left_and_training_goes_on()
+
+    @pytest.mark.parametrize("strategy", MODELS, ids=lambda s: type(s).__name__)
+    def test_workers_hand_in_models(self, strategy: pl.Strategy) -> None:
+        """To the bit those that processes hand in."""
+        runs = [train(digits_task(), strategy, fleet, 4) for fleet in (self.fleet, pl.ProcessFleet(3, threads=1))]
+        ours, theirs = (run.model.state_dict() for run in runs)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+class TestNear(OnCluster):
+    """On the machine of the server: they share its memory."""
+
+    near = True
+
+
+class TestFar(OnCluster):
+    """On other machines, as far as they know."""
+
+    near = False
+
+
+def test_near_far_and_processes_compute_the_same_bits(cluster: Nodes) -> None:
+    """Of a model with dropout and batch normalisation, whose weights take several pieces."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 500), torch.nn.BatchNorm1d(500), torch.nn.Dropout(0.2), torch.nn.Linear(500, 10)
+    ).double()
+    fleets = [
+        pl.RayFleet(2, address=cluster.address),
+        pl.RayFleet(2, address=cluster.address, share_memory=False),
+        pl.ProcessFleet(2, threads=1),
+    ]
+    runs = [train(digits_task(model), pl.FastestK(2, stop_late=False), fleet, 5) for fleet in fleets]
+    states = [run.model.state_dict() for run in runs]
+    assert all(torch.equal(states[0][name], state[name]) for state in states[1:] for name in state)
+
+
+# Losses
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_what_a_lost_call_did_counts_once_or_not_at_all(
+    fault: faults.Fault, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, written = struck(fault, tmp_path / "marks"), WrittenDown()
+    slow = dict.fromkeys(range(2), pl.Constant(0.01))
+    fleet = pl.RayFleet(2, share_memory=False, address=cluster.address, slow=slow)
+    run = train(task, pl.Asynchronous(), fleet, 40, sampling=written)
+    (left,) = events(run, Left)
+    assert f"worker {left.worker} ended on " in caplog.text
+    assert "a replacement is on its way" in caplog.text
+    expected = retrace(run.trace, written.draws, replace(task, model=linear()), 0.1, 40)
+    for one, other in zip(run.model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
+def test_death_is_noticed_within_200_milliseconds(near: bool, cluster: Nodes) -> None:
+    """Of a worker that has nothing to do; and another one comes."""
+    fleet = pl.RayFleet(2, share_memory=near, address=cluster.address)
+    crew, _ = fleet.hire(job_of(digits_task(), [], 32), seed=0)
+    noticed = []
+    with closing(crew):
+        crew.wait()
+        for worker in (0, 1):
+            began = time.monotonic()
+            os.kill(crew.pids[worker], signal.SIGKILL)
+            (left,) = crew.wait()
+            noticed.append(time.monotonic() - began)
+            assert (type(left), left.worker) == (Left, worker)
+        assert {type(event) for event in (*crew.wait(), *crew.wait())} == {Joined}
+    assert min(noticed) < 0.2, noticed  # the machine itself may be too busy
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
+def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
+    near: bool, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = dict.fromkeys(range(2), pl.Constant(0.02))
+    fleet = pl.RayFleet(2, share_memory=near, address=cluster.address, slow=slow, deadline=SOON, replace=False)
+    run = train(struck(faults.stop, tmp_path / "marks", at=5), pl.Synchronous(), fleet, 60)
+    (left,) = events(run, Left)
+    assert f"worker {left.worker} said nothing for" in caplog.text
+    assert run.ended == "updates"
+
+
+def test_a_node_that_dies_is_replaced_by_one_that_joins(
+    cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its worker is lost; those of the others go on; it comes back where there is room."""
+    label, joined = {"part": "doomed"}, list[Any]()
+    doomed, spare = cluster.add(1, labels=label), cluster.add(2, labels={"part": "spare"})
+    fleet = pl.RayFleet(
+        3, address=cluster.address, share_memory=False, labels=("part=doomed", "part=spare", "part=spare"),
+        slow=dict.fromkeys(range(3), pl.Constant(0.05)),
+    )  # fmt: skip
+
+    class Striking:
+        """Counts its looks: at the second one a raylet dies, and another one comes. Content when its worker is back."""
+
+        looks = 0
+
+        def __call__(self, model: torch.nn.Module) -> dict[str, float]:
+            self.looks += 1
+            if self.looks == 2:
+                cluster.kill(doomed)
+                threading.Thread(target=lambda: joined.append(cluster.add(1, labels=label))).start()
+            here = (tmp_path / "run" / "trace.jsonl").read_text().count('["joined"') if self.looks > 2 else 0
+            return {"loss": 0.0, "accuracy": float(here == 4)}
+
+    task = replace(digits_task(), evaluate=Striking())
+    stop = pl.Stop(target=0.5, seconds=150.0)
+    try:
+        run = train(task, pl.Asynchronous(), fleet, stop=stop, every=pl.Every(updates=20), directory=tmp_path / "run")
+        assert run.ended == "target"
+        assert [left.worker for left in events(run, Left)] == [0]
+        assert [event.worker for event in events(run, Joined)] == [0, 1, 2, 0]
+        assert "worker 0 ended" in caplog.text
+    finally:
+        for node in (doomed, spare, *joined):
+            cluster.remove(node)
+
+
+def test_below_the_minimum_the_run_stops_with_a_checkpoint_and_goes_on_later(cluster: Nodes, tmp_path: Path) -> None:
+    fleet = pl.RayFleet(2, address=cluster.address, min_workers=2, replace=False)
+    task = struck(faults.die, tmp_path / "marks", at=6)
+    run = train(task, pl.Synchronous(), fleet, 30, directory=tmp_path / "run")
+    assert run.ended == "too few workers"
+    assert "1 of 2 workers are left, and min_workers=2" in (run.problem or "")
+    before = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors")["loop"]["version"]
+    run = train(task, pl.Synchronous(), fleet, 30, directory=tmp_path / "run", resume=True)
+    assert (run.ended, run.history[-1].updates) == ("updates", 30)
+    assert before < 30
+
+
+def test_a_run_whose_server_was_killed_is_resumed(cluster: Nodes, tmp_path: Path) -> None:
+    """SIGKILL in the middle of everything: its actors go, and it comes to its end from the last checkpoint."""
+    fleet = pl.RayFleet(3, {"CPU": 0.5}, address=cluster.address)
+    code = f"""
+from pathlib import Path
+import paceline as pl
+from support.resumable import endless
+endless(Path({str(tmp_path / "run")!r}), pl.RayFleet(3, {{"CPU": 0.5}}, address={cluster.address!r}))
+"""
+    server = subprocess.Popen([sys.executable, "-c", code], cwd=TESTS)
+    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+    while not checkpoint.exists():
+        assert server.poll() is None, "it ended by itself"
+        time.sleep(0.01)
+    actors = [each for each in psutil.Process().children(recursive=True) if "ray::Actor" in " ".join(each.cmdline())]
+    server.kill()
+    assert server.wait() == -signal.SIGKILL
+    made = read_checkpoint(checkpoint)["loop"]["version"]
+    case = replace(PROCESSES, fleet=fleet, strategy=pl.LiveCompensation(2, blocks=4))
+    run = case.run(tmp_path / "run", pl.Stop(updates=made + 10), resume=True)
+    assert run.history[-1].updates == made + 10
+    found = replayed(case, tmp_path / "run")
+    assert (found.departure, found.differences, found.compared) == (None, {}, True)
+    assert actors
+    assert psutil.wait_procs(actors, timeout=30)[1] == []
+
+
+def test_messages_of_a_small_model_take_milliseconds(cluster: Nodes) -> None:
+    """A far worker's answer is not kept waiting by anything of ours."""
+    fleet = pl.RayFleet(1, address=cluster.address, share_memory=False)
+    run = train(digits_task(), pl.Synchronous(), fleet, 60)
+    assert median(seconds for _, seconds in run.trace.durations()) < 0.1

@@ -1,0 +1,191 @@
+"""What can be wrong with a cluster, told in one line within seconds."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+
+import paceline as pl
+from paceline.core.errors import WorkerFailed
+from paceline.learning.job import job_of
+from support.digits import digits_task
+from support.ray_cluster import Nodes, nodes
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
+]
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    with nodes([1]) as made:
+        yield made
+
+
+def refused(fleet: pl.RayFleet, task: pl.Task | None = None) -> str:
+    """The one line in which a fleet refuses to work."""
+    with pytest.raises(pl.ConfigError) as caught:
+        fleet.hire(job_of(digits_task() if task is None else task, [], 32), seed=0)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        ({"workers": 0}, "a fleet of 0 workers can do nothing: at least 1"),
+        ({"min_workers": 3}, "min_workers=3 does not fit 2 workers"),
+        ({"placement": "scatter"}, "placement='scatter' is unknown: 'spread' or 'pack'"),
+        ({"address": "ray://head:10001"}, "is that of a Ray client"),
+        ({"resources_per_worker": {"CPU": -1.0}}, "-1.0 of CPU is not possible"),
+        ({"labels": ["gpu=a100"]}, "1 labels for 2 workers"),
+        ({"labels": ["a100", "t4"]}, "'a100' names no label"),
+        ({"slow": {2: 3.0}}, "slow names worker 2: the fleet has workers 0 to 1"),
+        ({"slow": {1: 0.5}}, "worker 1 cannot be 0.5 times as slow"),
+    ],
+)
+def test_descriptions_that_cannot_be(wrong: dict[str, Any], line: str) -> None:
+    with pytest.raises(pl.ConfigError, match=line):
+        pl.RayFleet(**{"workers": 2, **wrong})
+
+
+def test_without_ray() -> None:
+    code = (
+        "import sys; sys.modules['ray'] = None; import paceline as pl, torch\n"
+        "from support.digits import digits_task\nfrom paceline.learning.job import job_of\n"
+        "try: pl.RayFleet(2).hire(job_of(digits_task(), [], 32), seed=0)\n"
+        "except pl.ConfigError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, text=True, check=True)
+    assert done.stdout == "RayFleet needs Ray, which is not installed: pip install paceline[ray]\n"
+
+
+def test_nobody_at_the_address() -> None:
+    began = time.monotonic()
+    line = refused(pl.RayFleet(2, address="127.0.0.1:9"))
+    assert line.startswith("no Ray cluster answers at 127.0.0.1:9 (")
+    assert "ray start --head" in line
+    assert time.monotonic() - began < 10
+
+
+def test_a_task_that_cannot_be_sent() -> None:
+    """It is not even tried to connect."""
+    task = replace(digits_task(), loss=lambda outputs, targets, lock=threading.Lock(): mse_loss(outputs, targets))
+    line = refused(pl.RayFleet(2, address="127.0.0.1:9"), task)
+    assert line.startswith("the task cannot be sent to worker processes: cannot pickle '_thread.lock' object")
+
+
+def test_too_few_resources(cluster: Nodes) -> None:
+    address = cluster.address
+    assert refused(pl.RayFleet(2, address=address)) == (
+        "2 workers of 1 CPU need 2 of CPU, and the cluster has 1 on 2 nodes: 1 is missing"
+    )
+    assert refused(pl.RayFleet(1, {"CPU": 4.0}, address=address)) == (
+        "a worker of 4 CPU fits no node of the cluster: none has more than 1 of CPU"
+    )
+    assert "none has more than 0 of GPU" in refused(pl.RayFleet(1, {"CPU": 1.0, "GPU": 1.0}, address=address))
+
+
+def test_room_that_others_take(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.fleets.ray import connection
+
+    monkeypatch.setattr(connection, "PLACED_WITHIN", 1.0)
+    with pl.RayFleet(1, address=cluster.address).standing() as others:
+        assert others.workers == 1
+        line = refused(pl.RayFleet(1, {"CPU": 0.5}))  # where this process is connected to
+    assert line.startswith("1 workers of 0.5 CPU found no room within 1 s: ")
+    line = refused(pl.RayFleet(1, {"CPU": 0.5}, address=cluster.address, labels=["zone=moon"]))
+    assert "wanted labels: {'zone': 'moon'}" in line
+
+
+def test_another_version_of_ray(cluster: Nodes) -> None:
+    code = (
+        "import ray; ray.__version__ = '2.59.0'; import paceline as pl\n"
+        "from support.digits import digits_task\nfrom paceline.learning.job import job_of\n"
+        f"try: pl.RayFleet(1, address={cluster.address!r}).hire(job_of(digits_task(), [], 32), seed=0)\n"
+        "except pl.ConfigError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, text=True, check=True)
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(f"this process does not fit the Ray cluster at {cluster.address}: Version mismatch")
+    assert "2.59.0" in line
+
+
+class OnDisk:
+    """A data set that lies in a directory which only some nodes have."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        values = np.load(Path(os.environ["PACELINE_TEST_DATA"]) / "values.npy")
+        return torch.from_numpy(values[index]), torch.zeros(1, dtype=torch.float64)
+
+
+def test_a_node_without_the_data(cluster: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "values.npy", np.ones((64, 3)))
+    monkeypatch.setenv("PACELINE_TEST_DATA", str(tmp_path))
+    task = pl.Task(torch.nn.Linear(3, 1).double(), mse_loss, OnDisk(), evaluate=lambda model: {"loss": 0.0})
+    node = cluster.add(1, env_vars={"PACELINE_TEST_DATA": "/nowhere"}, labels={"disk": "no"})
+    fleet = pl.RayFleet(1, address=cluster.address, share_memory=False, labels=["disk=no"])
+    try:
+        with pytest.raises(WorkerFailed) as caught:
+            pl.train(
+                task, strategy=pl.Synchronous(), fleet=fleet, stop=pl.Stop(updates=5), batch_size=4,
+                optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), progress=False,
+            )  # fmt: skip
+    finally:
+        cluster.remove(node)
+    first, *rest = str(caught.value).splitlines()
+    assert first == "worker 0 raised an error while it started:"
+    (line,) = rest
+    assert line.startswith("the data cannot be read on ")
+    assert "FileNotFoundError" in line
+    assert "/nowhere/values.npy" in line
+
+
+def test_the_command_line(cluster: Nodes, tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(
+        """
+strategy = "asgd"
+[task]
+data = "digits"
+model = "linear"
+[fleet]
+kind = "ray"
+workers = 1
+[optimizer]
+name = "SGD"
+lr = 0.1
+[stop]
+updates = 20
+"""
+    )
+    command = [sys.executable, "-m", "paceline.cli", "train", str(file), "--directory", str(tmp_path / "run")]
+    done = subprocess.run(
+        [*command, "--address", cluster.address], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ended by updates after 20 updates" in done.stdout
+    assert 'kind = "ray"' in (tmp_path / "run" / "config.toml").read_text()
+    done = subprocess.run(
+        [*command, "--fleet", "ray", "--address", "127.0.0.1:9"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no Ray cluster answers at 127.0.0.1:9" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,73 @@
+"""A cluster of several Ray nodes on this machine, each with a raylet and an object store of its own."""
+
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "200")  # a busy machine; Ray reads it when it is loaded
+
+from ray.cluster_utils import Cluster
+
+STORE = 120 * 2**20  # bytes; Ray wants 75 MiB at least
+SOON = {  # a node that is gone is noticed within seconds, instead of a quarter of a minute
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 3,
+}
+RAYS_OWN = ("raylet", "gcs_server")
+
+
+class Nodes:
+    """The cluster, as tests use it."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+        self.address: str = cluster.address
+
+    def add(self, cpus: int, **options: Any) -> Any:
+        return self.cluster.add_node(num_cpus=cpus, object_store_memory=STORE, **options)
+
+    def kill(self, node: Any) -> None:
+        """The raylet of a node, without a word: its workers end with it."""
+        node.kill_raylet(check_alive=False)
+
+    def remove(self, node: Any) -> None:
+        """The rest of a node."""
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@contextmanager
+def nodes(cpus: Sequence[int]) -> Iterator[Nodes]:
+    """A head without room for workers, and one node for each number of CPUs. Nothing is left of it afterwards."""
+    before = mine()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own: of files that it leaves open, of settings to come
+        head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False, "_system_config": SOON}
+        cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=True)
+        found = Nodes(cluster)
+        try:
+            for each in cpus:
+                found.add(each)
+            yield found
+        finally:
+            cluster.shutdown()
+    until = time.monotonic() + 20
+    while left := mine() - before:
+        assert time.monotonic() < until, f"still running: {[psutil.Process(pid).cmdline()[:3] for pid in left]}"
+        time.sleep(0.1)
+
+
+def mine() -> set[int]:
+    """Processes of Ray that descend from this one, or whose parent is gone."""
+    own, found = os.getpid(), set()
+    for process in psutil.process_iter(["name", "ppid", "cmdline"]):
+        name, line = process.info["name"] or "", " ".join(process.info["cmdline"] or ())
+        if process.info["ppid"] in (own, 1) and (name in RAYS_OWN or "ray/" in line or name.startswith("ray::")):
+            found.add(process.pid)
+    return found
