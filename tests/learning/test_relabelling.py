@@ -15,9 +15,10 @@ from paceline.learning.relabelling import PASSED_AT_ONCE, Weighing, relabel
 from paceline.sampling.partition import Indices
 
 N = 2 * PASSED_AT_ONCE + 7
+FIRST = PASSED_AT_ONCE + PASSED_AT_ONCE // 2  # samples of the first part
 X = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(N) % 3
-PARTS: Sequence[Indices] = [np.arange(0, 1500), np.arange(1500, N), np.empty(0, dtype=np.int64)]
+PARTS: Sequence[Indices] = [np.arange(0, FIRST), np.arange(FIRST, N), np.empty(0, dtype=np.int64)]
 
 
 class Watched(nn.Module):
@@ -51,7 +52,7 @@ def probabilities(model: Watched, part: Indices) -> Tensor:
 def test_every_model_sees_every_chosen_sample_once_in_large_passes(rule: str) -> None:
     found = models()
     labels = relabel(found, TensorSamples(X, Y), PARTS, Weighing(rule)).labels
-    rest = [1500 - PASSED_AT_ONCE, N - 1500]
+    rest = [FIRST - PASSED_AT_ONCE, N - FIRST]
     for model in found:
         assert model.passes == [PASSED_AT_ONCE, rest[0], rest[1]]
         assert model.training  # as it was before
