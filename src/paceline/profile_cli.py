@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.command_line import free_path, on_fleet
 from paceline.core.errors import ConfigError
 from paceline.interrupts import Interrupted
 
@@ -40,7 +41,6 @@ def profile(  # noqa: PLR0917 - typer names the options
 
     The trace goes on to paceline replay DIR --strategy ... and paceline predict DIR. Exits with 1 if workers failed.
     """
-    from paceline.cli import _free
     from paceline.config import write_config
     from paceline.files import check_writable, write_atomically
     from paceline.reports.stragglers import stragglers
@@ -51,7 +51,7 @@ def profile(  # noqa: PLR0917 - typer names the options
     if json_file is not None:
         check_writable(json_file, ".json")
     config = _profiled(file, fleet, seed)
-    path = output or _free(Path("profiles") / file.stem)
+    path = output or free_path(Path("profiles") / file.stem)
     place = RunDirectory(path, {"config.toml": write_config(config)})
     place.check_empty()
     done = _measure(config, seconds, place)
@@ -69,13 +69,12 @@ def profile(  # noqa: PLR0917 - typer names the options
 
 def _profiled(file: Path, kind: str | None, seed: int | None) -> "Config":
     """The configuration of the profile: the file's, with real workers, and a rule under which nobody waits."""
-    from paceline.cli import _on
     from paceline.config import read_config
     from paceline.experiment import check
     from paceline.fleets.simulated import SimulatedFleet
     from paceline.strategy_names import parse_strategy
 
-    config = _on(read_config(file), kind)
+    config = on_fleet(read_config(file), kind)
     if isinstance(config.fleet, SimulatedFleet):
         raise ConfigError(
             f"{file.name} describes simulated workers, of which there is nothing to measure: give --fleet"

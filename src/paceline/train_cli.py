@@ -1,0 +1,105 @@
+"""``paceline train``: one run, kept in a directory."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.command_line import CheckStep, config_of, free_path, on_fleet, told
+from paceline.core.errors import ConfigError
+from paceline.interrupts import Interrupted
+
+if TYPE_CHECKING:
+    from paceline.config import Config
+    from paceline.reports.measure import Measures
+    from paceline.run import Run
+
+DIVERGED = 1
+
+
+def train(  # noqa: PLR0917 - typer names the options
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A TOML file.")] = None,
+    strategy: Annotated[str | None, typer.Option("--strategy", "-s", metavar="NAME:OPTION=VALUE,...")] = None,
+    directory: Annotated[Path | None, typer.Option(metavar="DIR", help="By default a new one under runs/.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The step, instead of the file's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's first one.")] = None,
+    checkpoint: Annotated[int | None, typer.Option(min=1, metavar="N", help="One after every N updates.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run there.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard too.")] = False,
+    check_step: CheckStep = True,
+    fleet: Annotated[
+        str | None, typer.Option(metavar="KIND", help="processes or ray: real workers, as slow as the file says.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; auto for this machine's.")
+    ] = None,
+) -> None:
+    """Train once, and keep config, trace, metrics and weights in a directory. Exits with 1 if the run came to grief.
+
+    What was interrupted or killed goes on with --resume DIR, with the file it was begun with or without one.
+    """
+    config, name = _one_run(file, strategy, lr, resume)
+    config = on_fleet(config, fleet, address)
+    choice, seed = config.strategies[0], config.seeds[0] if seed is None else seed
+    if resume is not None and directory not in (None, resume):
+        raise ConfigError(f"--resume {resume} goes on in that directory: leave --directory {directory} out")
+    path = resume or directory or free_path(Path("runs") / f"{name}-{choice.named.names[1]}-seed{seed}")
+    from paceline.experiment import check, run, settled
+    from paceline.run import Every
+
+    config = settled(config, choice, seed, lr)
+    config = config if checkpoint is None else replace(config, checkpoint=Every(updates=checkpoint))
+    check(config)
+    goes_on = resume is not None
+    began = time.monotonic()
+    try:
+        result = run(config, choice, seed=seed, directory=path, resume=goes_on, tensorboard=tensorboard, progress=None)
+    except KeyboardInterrupt:
+        kept = f"everything so far is in {path}" if path.exists() else "nothing was written"
+        raise Interrupted(f"interrupted; {kept}") from None
+    found = _tell(result, choice.short)
+    if check_step:
+        from paceline.predict.step_check import warnings_after
+
+        for warning in warnings_after(config, seed, found, time.monotonic() - began):
+            told(warning)
+    if result.ended in ("diverged", "too few workers"):
+        raise typer.Exit(DIVERGED)
+
+
+def _one_run(file: Path | None, strategy: str | None, lr: float | None, resume: Path | None) -> "tuple[Config, str]":
+    """The configuration of one run, and what to call it."""
+    if file is None and resume is None:
+        raise ConfigError("Missing argument FILE: give a TOML file, or --resume DIR to go on with a run")
+    if file is None and resume is not None and not (resume / "config.toml").is_file():
+        raise ConfigError(f"cannot resume {resume}: it has no config.toml, which paceline train leaves there")
+    file = file or (resume or Path()) / "config.toml"
+    config = config_of(file, None if strategy is None else [strategy])
+    if len(config.strategies) > 1:
+        names = ", ".join(choice.short for choice in config.strategies)
+        raise ConfigError(f"{file.name} names {len(config.strategies)} strategies: choose one with --strategy: {names}")
+    if lr is None and "lr" not in config.optimizer.options:
+        raise ConfigError(f"{file.name} has no single step: set lr in [optimizer], or give --lr")
+    return config, file.stem
+
+
+def _tell(run: "Run", label: str) -> "Measures":
+    from paceline.reports.measure import measure
+    from paceline.tables import spoiled_line
+
+    last, found = run.history[-1], measure(run.trace)
+    by = "" if run.ended in ("diverged", "no workers", "too few workers") else "ended by "
+    typer.echo(
+        f"{label}: {by}{run.ended} after {last.updates:,} updates, {last.seconds:,.1f} s and {last.samples:,} samples\n"
+        f"loss {last.loss:.4f}, accuracy {last.accuracy:.1%}, staleness {run.mean_staleness:.1f} on average and "
+        f"{run.max_staleness} at most, {found.wasted_share:.0%} of the work wasted, workers idle {found.idle_share:.0%}"
+    )
+    spoiled = {each.worker: each.spoiled for each in found.workers if each.spoiled}
+    if spoiled:
+        typer.echo(spoiled_line(label, spoiled))
+    if run.problem:
+        typer.echo(run.problem)
+    typer.echo(f"Run: {run.directory}")
+    return found
