@@ -141,8 +141,8 @@ def test_death_is_noticed_within_100_milliseconds() -> None:
             (joined,) = crew.wait()
             assert isinstance(joined, Joined)
             assert joined.at >= left.at
-    # Nothing in between waits or polls for a time; what is above a few milliseconds is a machine that was too busy.
-    # So half of them must be in time however busy it is; benchmarks/process_costs.py has the distribution when it is not.
+    # Nothing in between waits or polls for a time: what is above some milliseconds is a machine that was too busy. Half of
+    # them must be in time however busy it is; benchmarks/process_costs.py tells how long it takes when it is not.
     assert median(noticed) < 0.1, noticed
 
 

@@ -19,7 +19,7 @@ from paceline.fleets.processes.memory import SharedMemory
 from paceline.learning.segments import Brought
 from paceline.sampling.partition import Indices
 
-SPIN = 500e-6  # seconds that a worker keeps looking: about as long as the server takes for an update of a small model
+SPIN = 1e-3  # seconds that a worker keeps looking: somewhat longer than the server takes for an update of a small model
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
 TEXT = 16_384  # bytes for a traceback
 ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, LOSSES, SECONDS, TAKEN, LOSS_SUM, NORM = range(13)
