@@ -75,25 +75,28 @@ def copies(method: str) -> float:
 
 
 def memory(method: str) -> float:
-    train_deep(method, width=8)  # whatever is imported or allocated only once
+    train_deep(method, deep(width=8))  # whatever is imported or allocated only once
+    task = deep(WIDTH)
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    size = train_deep(method, WIDTH)
-    return (_resident("VmHWM") - before) / size - 1  # the task's own model is the user's
+    train_deep(method, task)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in task.model.parameters())
+    return (_resident("VmHWM") - before) / size
 
 
-def train_deep(method: str, width: int) -> int:
-    """Returns the size of the model in bytes."""
+def deep(width: int) -> pl.Task:
     samples = CROWD * 64
     x, y = torch.randn(samples, width), torch.arange(samples) % 10
     layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(width, width), nn.ReLU())]
-    task = pl.Task(nn.Sequential(*layers, nn.Linear(width, 10)), cross_entropy, train=(x, y))
+    return pl.Task(nn.Sequential(*layers, nn.Linear(width, 10)), cross_entropy, train=(x, y))
+
+
+def train_deep(method: str, task: pl.Task) -> None:
     strategy: pl.Strategy = pl.ModelAveraging(4, steps=12)
     if method != "averaging":
         strategy = pl.EnsembleCompression(4, method, compression_steps=1, steps=12)  # type: ignore[arg-type]
     fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=CROWD)
     pl.train(task, strategy=strategy, fleet=fleet, optimizer=sgd, batch_size=16, progress=False)
-    return sum(parameter.numel() * parameter.element_size() for parameter in task.model.parameters())
 
 
 def _resident(field: str) -> int:

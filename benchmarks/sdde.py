@@ -3,8 +3,9 @@
     python benchmarks/sdde.py [--save] [--rounds N]
 
 solve / draw        10,000 paths of 2,000 steps with a delay of 10, over drawing as many normal numbers with the same
-                    generator, in blocks that stay in the cache. ``linear``: coefficients given by numbers;
-                    ``functions``: given by Python functions
+                    generator on one thread, in blocks that stay in the cache. ``linear``: coefficients are numbers;
+                    ``functions``: Python functions; each on one thread and on two
+CPU, solve / draw   the same in computing time, that of all threads together
 doubled             what twice the paths and twice the steps take
 peak MB             memory allocated for 500 and for 4,000 steps
 undelayed           dX = -2 X dt + 0.14 dB by Euler's method, in double precision on one core: how many times as long
@@ -18,6 +19,7 @@ import os
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from statistics import median
 from typing import Any
@@ -38,8 +40,10 @@ FUNCTIONS = DelayEquation(lambda t, x: (-RATE * STEP) * x, NOISE * math.sqrt(STE
 FEW = 200  # steps of the comparison with others
 
 
-def solve(equation: DelayEquation, paths: int = PATHS, steps: int = STEPS, delay: int = DELAY) -> object:
-    return solve_sdde(equation, step=STEP, steps=steps, delay=delay, history=4.0, paths=paths)
+def solve(
+    equation: DelayEquation, *, paths: int = PATHS, steps: int = STEPS, delay: int = DELAY, threads: int = 1
+) -> object:
+    return solve_sdde(equation, step=STEP, steps=steps, delay=delay, history=4.0, paths=paths, threads=threads)
 
 
 def draw() -> None:
@@ -49,6 +53,23 @@ def draw() -> None:
     for _ in range(PATHS * STEPS // block.size):
         generator.standard_normal(out=block)
     generator.standard_normal(PATHS * STEPS % block.size)
+
+
+def beside_drawing(rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds, and seconds of computing by all threads together."""
+    computing: dict[str, list[float]] = {}
+
+    def noted(name: str, action: Callable[[], object]) -> None:
+        begin = time.process_time()
+        action()
+        computing.setdefault(name, []).append(time.process_time() - begin)
+
+    actions: dict[str, Callable[[], object]] = {"draw": draw}
+    for name, equation in (("linear", LINEAR), ("functions", FUNCTIONS)):
+        actions[name] = partial(solve, equation)
+        actions[f"{name}, 2 threads"] = partial(solve, equation, threads=2)
+    wall = interleaved({name: partial(noted, name, action) for name, action in actions.items()}, rounds)
+    return wall, {name: each[1:] for name, each in computing.items()}
 
 
 def peak(steps: int) -> float:
@@ -160,7 +181,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rounds = parse().rounds
     begun, load = time.perf_counter(), os.getloadavg()[0]
-    times = interleaved({"draw": draw, "linear": lambda: solve(LINEAR), "functions": lambda: solve(FUNCTIONS)}, rounds)
+    wall, computing = beside_drawing(rounds)
     doubled = interleaved(
         {
             "once": lambda: solve(LINEAR, steps=500),
@@ -170,8 +191,9 @@ def main() -> None:
         rounds,
     )
     result = {
-        "solve / draw": {name: round(ratio(times, name, "draw"), 3) for name in ("linear", "functions")},
-        "draw_ns": round(1e9 * median(times["draw"]) / (PATHS * STEPS), 2),
+        "solve / draw": {name: round(ratio(wall, name, "draw"), 3) for name in wall if name != "draw"},
+        "CPU, solve / draw": {name: round(ratio(computing, name, "draw"), 3) for name in computing if name != "draw"},
+        "draw_ns": round(1e9 * median(wall["draw"]) / (PATHS * STEPS), 2),
         "doubled": {name: round(ratio(doubled, name, "once"), 2) for name in ("paths", "steps")},
         "peak MB": {"500 steps": peak(500), "4000 steps": peak(4000)},
         "undelayed": undelayed(rounds),

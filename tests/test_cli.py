@@ -231,6 +231,19 @@ def test_a_simulated_file_can_be_trained_on_processes(tiny: Path, capsys: pytest
     assert "unknown: did you mean 'processes'?" in refused([*arguments[:-1], "process"], capsys)
 
 
+def test_models_are_handed_in_by_processes_and_replayed(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet, rest = TINY.index("[[fleet.workers]]"), TINY.index("[partition]")
+    text = f'{TINY[:fleet]}[fleet]\nkind = "processes"\nworkers = 3\nthreads = 1\n{TINY[rest:]}'
+    tiny.write_text(text.replace("seconds = 12", "updates = 4").replace("lr = [0.1, 0.5]", "lr = [0.1]"))
+    for strategy in ("ma:every=5", "ec-dnn-r:every=10,compression_steps=3"):
+        name = strategy.partition(":")[0]
+        assert main(["train", str(tiny), "--strategy", strategy, "--lr", "0.1", "--directory", name]) == 0
+        assert "ended by updates after 4 updates" in capsys.readouterr().out
+        assert (tiny.parent / name / "local.safetensors").exists()
+        assert main(["replay", name]) == 0
+        assert "The weights are the same, bit for bit." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_ctrl_c_ends_with_one_line_and_130(tiny: Path, command: str) -> None:
     changed(tiny, "seconds = 12", "seconds = 1e7")

@@ -8,6 +8,7 @@ from paceline.config import Config, parse_config, read_config, write_config
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Joined, Left
 from paceline.delays import Constant, LogNormal, ShiftedExponential
+from paceline.fleet_tables import as_processes
 from paceline.fleets.processes.deadline import Deadline
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.simulated import SimulatedFleet
@@ -17,6 +18,7 @@ from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
+from paceline.strategies.regrouped import Regrouped
 from paceline.strategies.synchronous import Synchronous
 from paceline.strategy_names import BY_NAME, HAND_IN_GRADIENTS, STRATEGIES, StrategyChoice, parse_strategy
 from paceline.toml_tables import to_toml
@@ -78,7 +80,9 @@ def test_the_example_shows_every_part_of_a_fleet() -> None:
 
 def test_the_demo_has_all_five_strategies_and_three_seeds() -> None:
     config = read_config(ROOT / "src/paceline/demo.toml")
-    assert {choice.named for choice in config.strategies} == set(HAND_IN_GRADIENTS)
+    assert {choice.named for choice in config.strategies} == {
+        each for each in HAND_IN_GRADIENTS if each.kind is not Regrouped
+    }
     assert len(config.seeds) >= 3
     assert config.fleet.workers == 16
 
@@ -141,6 +145,10 @@ def test_texts_with_quotes_and_odd_keys_survive_toml() -> None:
         ("lgc:quorum=7,blocks=4,recall=false", LiveCompensation(quorum=7, blocks=4, recall=False)),
         ("gsgd:groups=0+2/1+3", Grouped([[0, 2], [1, 3]])),
         ("gsgd", Grouped([[0, 1], [2], [3]])),
+        ("gsgd:groups=labels", Grouped([[0, 2], [1, 3]])),
+        ("gsgd-measured", Regrouped()),
+        ("gsgd-measured:groups=0-1/2-3,tolerance=1,margin=0.5,window=3", Regrouped([[0, 1], [2, 3]], 1.0, 0.5, 3)),
+        ("gsgd-measured:groups=labels,inside=k-sgd:quorum=1", Regrouped([[0, 2], [1, 3]], inside=FastestK(1))),
         ("gsgd:tolerance=1", Grouped([[0, 1, 2], [3]])),
         ("gsgd:groups=0-3,inside=lgc:quorum=2,blocks=4", Grouped([range(4)], inside=LiveCompensation(2, blocks=4))),
         ("ma:every=16", ModelAveraging(every=16)),
@@ -155,7 +163,7 @@ def test_texts_with_quotes_and_odd_keys_survive_toml() -> None:
     ],
 )
 def test_a_text_names_a_strategy(text: str, strategy: object) -> None:
-    assert parse_strategy(text).strategy([1.0, 1.1, 2.0, 3.0]) == strategy
+    assert parse_strategy(text).strategy([1.0, 1.1, 2.0, 3.0], ["a", "b", "a", "b"]) == strategy
 
 
 @pytest.mark.parametrize(
@@ -207,6 +215,26 @@ def test_an_unknown_name_or_option_is_one_clear_line(text: str, said: str) -> No
         parse_strategy(text)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_groups_by_labels_need_a_fleet_that_has_some() -> None:
+    with pytest.raises(ConfigError, match="'gsgd:groups=labels': the fleet has no labels to form groups by"):
+        parse_strategy("gsgd:groups=labels").strategy([1.0] * 5)
+
+
+def test_a_fleet_can_label_its_workers() -> None:
+    labelled = PROCESSES.replace("threads = 1", 'threads = 1\nlabels = ["a", "a", "b", "b"]')
+    processes = parse_config(labelled)
+    assert processes.fleet.labels == ("a", "a", "b", "b")
+    assert parse_config(write_config(processes)).fleet.labels == processes.fleet.labels
+    with pytest.raises(ConfigError, match="3 labels for 4 workers: give one for each, or none"):
+        parse_config(labelled.replace('"a", "a"', '"a"'))
+    workers = '[[fleet.workers]]\ncount = 2\ndelay = "constant"\nvalue = 1.0\n'
+    task, rest = PROCESSES[: PROCESSES.index("[fleet]")], PROCESSES[PROCESSES.index("[[strategy]]") :]
+    simulated = parse_config(task + rest + workers + 'label = "rack"\n' + workers)
+    assert simulated.fleet.labels == ("rack", "rack", "", "")
+    assert parse_config(write_config(simulated)).fleet.labels == simulated.fleet.labels
+    assert as_processes(simulated.fleet).labels == simulated.fleet.labels
 
 
 def test_overlapping_groups_are_refused_when_the_strategy_is_made() -> None:

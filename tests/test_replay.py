@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import paceline as pl
 from paceline.cli import main
@@ -13,6 +14,7 @@ from paceline.fleets.recorded import moments
 from paceline.reports.measure import measure
 from paceline.trace import TraceWriter
 from paceline.what_if import doubts, durations_of, recorded_fleet, what_if
+from support.digits import digits_task
 from support.resumable import CASES, FLEET, PROCESSES, STRATEGIES, replayed
 
 TOML = """
@@ -43,6 +45,7 @@ seconds = 20
 @pytest.mark.parametrize(
     "name",
     [*STRATEGIES, "grouped compensation, exact", "dropout", "batch norm", "Adam and one cycle", "handed on", "watchful",
+     "pruned", "pruned and handed on",
      "leaving and joining, in groups", "recall: abandon", "ties: batch", "ties: reverse", "every delay, asynchronous"],
 )  # fmt: skip
 def test_a_simulated_run_is_replayed_bit_for_bit(name: str, tmp_path: Path) -> None:
@@ -135,6 +138,20 @@ def test_the_recorded_strategy_simulated_on_its_own_durations_is_the_recorded_ru
         assert again.measures.updates == 60
         assert again.measures.mean_staleness == measure(trace).mean_staleness
         assert again.measures.seconds == pytest.approx(measure(trace).seconds)
+
+
+def test_what_if_knows_the_mini_batches_of_pieces_that_were_billed() -> None:
+    """Workers that take 1 and 3 seconds a mini-batch, whatever the models and labels took besides."""
+    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(3.0)], network=pl.Network(latency=0.25))
+    strategy = pl.EnsembleCompression(4, compression_steps=1)
+    run = pl.train(
+        digits_task(), strategy=strategy, fleet=fleet, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        stop=pl.Stop(updates=5), progress=False,
+    )  # fmt: skip
+    for worker, seconds in ((0, 1.0), (1, 3.0)):
+        found = durations_of(run.trace)[worker].seconds
+        assert len(found) == 4 + 1 + 3 + 1 + 3
+        assert found == pytest.approx([seconds] * len(found))
 
 
 def test_what_if_tells_what_another_strategy_makes_of_the_same_workers() -> None:

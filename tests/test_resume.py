@@ -41,7 +41,7 @@ def test_a_run_resumed_after_any_update_has_the_bytes_of_one_that_went_on(name: 
     case = CASES[name]
     straight = case.run(tmp_path / "straight", pl.Stop(updates=UPDATES))
     expected = files(tmp_path / "straight")
-    assert sorted(expected) == sorted(FILES)
+    assert sorted(expected.keys() - {"pruning.safetensors"}) == sorted(FILES)
     for broken in ([5], range(1, UPDATES, 2)):
         directory = tmp_path / f"broken{len(broken)}"
         for updates in broken:
@@ -51,11 +51,11 @@ def test_a_run_resumed_after_any_update_has_the_bytes_of_one_that_went_on(name: 
         assert torch.equal(weights(resumed.model), weights(straight.model))
         assert resumed.summary() == straight.summary()
         found = files(directory)
-        for file in FILES:
+        for file in expected:
             assert found[file] == expected[file], file
 
 
-@pytest.mark.parametrize("name", ["compensation", "grouped compensation", "every delay", "batch norm"])
+@pytest.mark.parametrize("name", ["compensation", "grouped compensation", "every delay", "batch norm", "pruned"])
 def test_a_run_resumed_after_any_time_has_the_bytes_of_one_that_went_on(name: str, tmp_path: Path) -> None:
     """The event that came too late for the first run is the first of the second."""
     case = CASES[name]
@@ -65,7 +65,7 @@ def test_a_run_resumed_after_any_time_has_the_bytes_of_one_that_went_on(name: st
     assert files(tmp_path / "broken") == files(tmp_path / "straight")
 
 
-@pytest.mark.parametrize("name", ["grouped compensation", "batch norm", "every delay, asynchronous", "watchful"])
+@pytest.mark.parametrize("name", ["grouped compensation", "batch norm", "every delay, asynchronous", "pruned"])
 def test_a_checkpoint_on_the_way_changes_nothing(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     case.run(tmp_path / "without", pl.Stop(updates=7))

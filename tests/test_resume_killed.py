@@ -27,3 +27,7 @@ def test_runs_killed_at_random_moments_come_to_the_same_bytes(tmp_path: Path) ->
     """Each again and again until it gets through between two kills."""
     cases = ("compensation", "batch norm", "every delay, asynchronous", "leaving and joining, in groups", "watchful")
     assert killed(tmp_path, "at-random", *cases) > 5
+
+
+def test_runs_in_which_workers_hand_in_models_come_to_the_same_bytes(tmp_path: Path) -> None:
+    assert killed(tmp_path, "at-random", "averages in groups", "ensembles of the fastest") > 2

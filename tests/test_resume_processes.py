@@ -12,7 +12,7 @@ import pytest
 import paceline as pl
 from paceline.checkpoint import read_checkpoint
 from paceline.core.facts import Halt, Joined, Left, Start, Step
-from support.resumable import PROCESSES, STRATEGIES, Case, replayed
+from support.resumable import PROCESSES, PRUNING, STRATEGIES, Case, replayed
 
 TESTS = Path(__file__).parent
 UPDATES = 24
@@ -22,11 +22,16 @@ def case(name: str) -> Case:
     return replace(PROCESSES, strategy=STRATEGIES[name])
 
 
-@pytest.mark.parametrize("name", ["synchronous", "asynchronous", "compensation", "grouped compensation"])
-def test_a_run_that_was_resumed_follows_from_its_trace_bit_for_bit(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [*map(case, ["synchronous", "asynchronous", "compensation", "grouped compensation"]),
+     replace(case("compensation"), sampling=pl.HandedOn(PRUNING))],
+    ids=lambda each: f"{type(each.strategy).__name__}, {each.sampling}"[:60],
+)  # fmt: skip
+def test_a_run_that_was_resumed_follows_from_its_trace_bit_for_bit(case: Case, tmp_path: Path) -> None:
     """What was handed in before the break counts after it, and what was under way is dropped and put back."""
     for updates in (9, 16, UPDATES):
-        run = case(name).run(tmp_path, pl.Stop(updates=updates), resume=True)
+        run = case.run(tmp_path, pl.Stop(updates=updates), resume=True)
     assert run.history[-1].updates == UPDATES
     facts = list(run.trace)
     assert sum(isinstance(fact, Left) for fact in facts) == 2 * 5
@@ -38,7 +43,7 @@ def test_a_run_that_was_resumed_follows_from_its_trace_bit_for_bit(name: str, tm
     used = {ticket for fact in facts if isinstance(fact, Step) for ticket in fact.weights}
     assert not used & dropped
     assert used | dropped <= given_out
-    found = replayed(case(name), tmp_path)
+    found = replayed(case, tmp_path)
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
 

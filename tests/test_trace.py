@@ -23,6 +23,7 @@ from paceline.core.facts import (
     Left,
     Rang,
     Recall,
+    Regroup,
     Remember,
     Start,
     Step,
@@ -32,7 +33,7 @@ from paceline.core.facts import (
     Work,
 )
 from paceline.core.ledger import Ledger
-from paceline.trace import Fact, Spoiled, Trace, TraceWriter
+from paceline.trace import Computed, Fact, Spoiled, Trace, TraceWriter
 from paceline.trace_lines import tickets_of
 
 times = st.floats(0, 1e9, allow_nan=False, allow_infinity=False)
@@ -50,7 +51,11 @@ def _histories(draw: st.DrawFn) -> list[tuple[list[Fact], list[Fact]]]:
     remembered: st.SearchStrategy[Decision] = st.builds(
         Remember, st.text('ab "\\\n[é', max_size=4), st.floats(allow_nan=False)
     )
-    nested = st.recursive(remembered, lambda inner: st.builds(Within, st.integers(0, 9), inner), max_leaves=3)
+    groups = st.lists(st.lists(numbers, max_size=3).map(tuple), max_size=3).map(tuple)
+    regrouped: st.SearchStrategy[Decision] = st.builds(Regroup, groups, st.text('ab "\\\n[é', max_size=4))
+    nested = st.recursive(
+        remembered | regrouped, lambda inner: st.builds(Within, st.integers(0, 9), inner), max_leaves=3
+    )
 
     def steps(chosen: list[Ticket]) -> st.SearchStrategy[Step]:
         weights = st.fixed_dictionaries(dict.fromkeys(chosen, fractions))
@@ -63,13 +68,14 @@ def _histories(draw: st.DrawFn) -> list[tuple[list[Fact], list[Fact]]]:
         st.builds(Rang, times),
         st.builds(Arrived, times, known, st.integers(0, 64)),
     )
-    instructions: st.SearchStrategy[Instruction] = st.one_of(
+    instructions: st.SearchStrategy[Instruction | Computed] = st.one_of(
         st.builds(Halt, known),
         st.builds(Drop, known),
         st.builds(Recall, known),
         st.builds(WakeAt, times),
         st.lists(known, unique=True).flatmap(steps),
         nested,
+        st.builds(Computed, known, times),
     )
     history: list[tuple[list[Fact], list[Fact]]] = [([Joined(0.0, 0)], [Start(ticket) for ticket in tickets])]
     history += draw(st.lists(st.tuples(st.lists(events, max_size=3), st.lists(instructions, max_size=4)), max_size=5))

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from paceline.strategies.asynchronous import Asynchronous
     from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
     from paceline.strategies.fastest_k import FastestK
-    from paceline.strategies.grouped import Grouped, groups_by_speed
+    from paceline.strategies.grouped import Grouped, groups_by_label, groups_by_speed
     from paceline.strategies.live_compensation import LiveCompensation
     from paceline.strategies.model_averaging import ModelAveraging
+    from paceline.strategies.regrouped import Regrouped
     from paceline.strategies.synchronous import Synchronous
     from paceline.trace import read_trace
     from paceline.training import simulate, train
@@ -54,9 +55,10 @@ _HOME = {
     "paceline.strategies.asynchronous": ("Asynchronous",),
     "paceline.strategies.ensemble_compression": ("EnsembleCompression", "FinalEnsemble"),
     "paceline.strategies.fastest_k": ("FastestK",),
-    "paceline.strategies.grouped": ("Grouped", "groups_by_speed"),
+    "paceline.strategies.grouped": ("Grouped", "groups_by_label", "groups_by_speed"),
     "paceline.strategies.live_compensation": ("LiveCompensation",),
     "paceline.strategies.model_averaging": ("ModelAveraging",),
+    "paceline.strategies.regrouped": ("Regrouped",),
     "paceline.strategies.synchronous": ("Synchronous",),
     "paceline.saved_models": ("load",),
     "paceline.trace": ("read_trace",),
@@ -68,9 +70,9 @@ __all__ = [
     "Asynchronous", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical", "EnsembleCompression", "Equal",
     "Every", "FastestK", "FinalEnsemble", "FinePruning", "Grouped", "HandedOn", "IllegalDecision", "ImpossibleEvent",
     "Joined", "Left", "LiveCompensation", "LogNormal", "ModelAveraging", "Network", "PacelineError", "Pareto",
-    "Pathological", "ProcessFleet", "RandomPruning", "Resampled", "Run", "ShiftedExponential", "Shuffled",
+    "Pathological", "ProcessFleet", "RandomPruning", "Regrouped", "Resampled", "Run", "ShiftedExponential", "Shuffled",
     "SimulatedFleet", "SoftPruning", "Stop", "Strategy", "Synchronous", "Task", "WithIndices", "distilled_steps",
-    "groups_by_speed", "load", "local_steps", "read_trace", "replay", "simulate", "train",
+    "groups_by_label", "groups_by_speed", "load", "local_steps", "read_trace", "replay", "simulate", "train",
 ]  # fmt: skip
 
 

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline import __version__
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError
 from paceline.datasets.cli import data_app
 from paceline.files import check_writable
+from paceline.interrupts import Interrupted
 from paceline.papers.cli import reproduce
 from paceline.predict.cli import predict
+from paceline.profile_cli import profile
 from paceline.replay_cli import replay
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ app.add_typer(data_app, name="data")
 app.command()(reproduce)
 app.command()(replay)
 app.command()(predict)
+app.command()(profile)
 
 Strategies = Annotated[
     list[str] | None,
@@ -44,10 +47,6 @@ Strategies = Annotated[
     ),
 ]
 CheckStep = Annotated[bool, typer.Option("--check-step/--no-check-step", help="Warn of a step beyond its limit.")]
-
-
-class Interrupted(PacelineError):
-    """Ctrl-C, and what is on disk now."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

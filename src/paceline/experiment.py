@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.config import Chosen, Config, TaskChoice, read_config, write_config
 from paceline.core.errors import ConfigError
+from paceline.fleets.fleet import labels_of
 from paceline.learning.server import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task
 from paceline.randomness import stream
@@ -36,7 +37,9 @@ def check(config: Config) -> None:
     """Refuse, before anything is run or written, what could not be run."""
     for choice in config.strategies:
         try:
-            check_fits(choice.strategy(config.fleet.medians), config.fleet.workers, config.batch_size)
+            check_fits(
+                choice.strategy(config.fleet.medians, labels_of(config.fleet)), config.fleet.workers, config.batch_size
+            )
         except ConfigError as error:
             named = str(error).startswith("strategy")
             raise ConfigError(str(error) if named else f"strategy {choice.short!r}: {error}") from None
@@ -71,7 +74,7 @@ def run(
     try:
         return train(
             make_task(config.task, seed),
-            strategy=choice.strategy(config.fleet.medians),
+            strategy=choice.strategy(config.fleet.medians, labels_of(config.fleet)),
             fleet=config.fleet,
             optimizer=make_optimizer(config.optimizer, lr),
             scheduler=make_scheduler(config.scheduler) if config.scheduler else None,
@@ -99,7 +102,7 @@ def replay_run(directory: Path) -> Replay:
     return replay(
         directory,
         make_task(config.task, seed),
-        strategy=choice.strategy(config.fleet.medians),
+        strategy=choice.strategy(config.fleet.medians, labels_of(config.fleet)),
         fleet=config.fleet,
         optimizer=make_optimizer(config.optimizer),
         scheduler=make_scheduler(config.scheduler) if config.scheduler else None,

@@ -20,7 +20,9 @@ DELAYS: Mapping[str, type[Any]] = {
 }
 KINDS = ("simulated", "processes")
 SIMULATED_CHOICES = ("recall", "ties", "evaluation")
-PROCESS_CHOICES: Mapping[str, type] = {"workers": int, "threads": int, "replace": bool, "min_workers": int}
+PROCESS_CHOICES: Mapping[str, Any] = {
+    "workers": int, "threads": int, "replace": bool, "min_workers": int, "labels": tuple[str, ...],
+}  # fmt: skip
 
 
 def read_fleet(table: dict[str, Any]) -> SimulatedFleet | ProcessFleet:
@@ -40,7 +42,7 @@ def as_processes(fleet: SimulatedFleet | ProcessFleet) -> ProcessFleet:
         return fleet
     if fleet.changes:
         raise ConfigError("processes do not come and go as foretold: leave [[fleet.changes]] out")
-    return ProcessFleet(fleet.workers, slow=dict(enumerate(fleet._delays)))
+    return ProcessFleet(fleet.workers, slow=dict(enumerate(fleet._delays)), labels=fleet.labels)
 
 
 def fleet_table(fleet: SimulatedFleet | ProcessFleet) -> dict[str, Any]:
@@ -52,27 +54,30 @@ def _simulated(table: dict[str, Any]) -> SimulatedFleet:
     workers = table.get("workers")
     if not isinstance(workers, list) or not workers:
         raise ConfigError("fleet: describe the workers in one or several [[fleet.workers]], each with count and delay")
-    delays: list[Delay] = []
+    described: list[tuple[Delay, str]] = []
     for number, each in enumerate(workers):
-        delays += _workers(dict(as_table(each, f"fleet.workers[{number}]")), f"fleet.workers[{number}]")
+        described += _workers(dict(as_table(each, f"fleet.workers[{number}]")), f"fleet.workers[{number}]")
+    labels = tuple(label for _, label in described)
     changes = table.get("changes", [])
     if not isinstance(changes, list):
         raise ConfigError(f"fleet.changes: must be a list of tables, [[fleet.changes]], not {shown(changes)}")
     choices = {name: read_value(str, table[name], f"fleet.{name}") for name in SIMULATED_CHOICES if name in table}
     return SimulatedFleet(
-        delays=tuple(delays),
+        delays=tuple(delay for delay, _ in described),
         network=build(Network, as_table(table.get("network", {}), "fleet.network"), "fleet.network"),
         changes=tuple(_change(each, f"fleet.changes[{number}]") for number, each in enumerate(changes)),
+        labels=labels if any(labels) else (),
         **choices,
     )
 
 
-def _workers(table: dict[str, Any], where: str) -> list[Delay]:
+def _workers(table: dict[str, Any], where: str) -> list[tuple[Delay, str]]:
     count = read_value(int, table.pop("count", 1), f"{where}.count")
     if count < 1:
         raise ConfigError(f"{where}.count: {count} workers are not possible: at least 1")
+    label: str = read_value(str, table.pop("label", ""), f"{where}.label")
     delay: Delay = named(DELAYS, table, "delay", where)
-    return [delay] * count
+    return [(delay, label)] * count
 
 
 def _change(value: Any, where: str) -> Left | Joined:
@@ -116,8 +121,8 @@ def _slow(table: dict[str, Any], where: str) -> tuple[int, float | Delay]:
 
 def _simulated_table(fleet: SimulatedFleet) -> dict[str, Any]:
     workers: list[dict[str, Any]] = []
-    for delay in fleet._delays:
-        described = {"delay": name_in(DELAYS, delay), **table_of(delay)}
+    for delay, label in zip(fleet._delays, fleet.labels or [""] * fleet.workers, strict=True):
+        described = {"delay": name_in(DELAYS, delay), **table_of(delay), **({"label": label} if label else {})}
         if workers and {**described, "count": workers[-1]["count"]} == workers[-1]:
             workers[-1]["count"] += 1
         else:
@@ -139,5 +144,5 @@ def _process_table(fleet: ProcessFleet) -> dict[str, Any]:
         else {"worker": worker, "delay": name_in(DELAYS, each), **table_of(each)}
         for worker, each in sorted(fleet.slow.items())
     ]
-    chosen = {name: getattr(fleet, name) for name in PROCESS_CHOICES if getattr(fleet, name) is not None}
+    chosen = {name: getattr(fleet, name) for name in PROCESS_CHOICES if getattr(fleet, name) not in (None, ())}
     return {"kind": "processes", **chosen, "deadline": table_of(fleet.deadline), **({"slow": slow} if slow else {})}

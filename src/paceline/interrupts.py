@@ -5,6 +5,12 @@ import threading
 from types import FrameType
 from typing import Any
 
+from paceline.core.errors import PacelineError
+
+
+class Interrupted(PacelineError):
+    """Ctrl-C, and what is on disk now."""
+
 
 class Interrupts:
     """While open, the first Ctrl-C only sets ``requested``; the first SIGTERM too, where there is something to save."""

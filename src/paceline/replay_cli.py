@@ -34,12 +34,15 @@ def replay(
 
 def _again(run: Path) -> None:
     from paceline.experiment import replay_run
+    from paceline.reports.saved import read_run
 
     if not (run / "config.toml").is_file():
         raise ConfigError(
             f"{run} has no config.toml, so its model and data are not known here: "
             f"replay a run that was started from Python with paceline.replay({str(run)!r}, task, ...)"
         )
+    if "profile" in read_run(run).config:
+        raise ConfigError(f"{run} is a profile, in which nothing was trained: ask of its time with --strategy NAME")
     found = replay_run(run)
     last = found.run.history[-1]
     typer.echo(f"{run}: {last.updates:,} updates made again from the trace, {last.samples:,} samples")

@@ -50,7 +50,7 @@ class RunDirectory:
             self._check_same()
             self.goes_on = self.checkpoint.exists()
         else:
-            self._check_empty(resume)
+            self.check_empty(resume=resume)
         metrics = self.path / "metrics.jsonl"
         if not self.goes_on:
             self._write_config()
@@ -80,7 +80,8 @@ class RunDirectory:
                 f"cannot resume {self.path}: the run was begun with {name} = {saved.get(name)}, not {now[name]}"
             )
 
-    def _check_empty(self, resume: bool) -> None:
+    def check_empty(self, *, resume: bool = False) -> None:
+        """Raise ``ConfigError`` if there is something that is no run to resume."""
         path = self.path
         there = path.exists() and (not path.is_dir() or _others(path))
         if there and resume:
@@ -127,7 +128,7 @@ class RunDirectory:
         """Forget what was written after the state that was restored."""
         self._write_config()
         os.ftruncate(self._metrics.fileno(), self._bytes)
-        for name in ("summary.json", "model.safetensors"):
+        for name in ("summary.json", "model.safetensors", "pruning.safetensors"):
             (self.path / name).unlink(missing_ok=True)
 
     def __enter__(self) -> "RunDirectory":

@@ -41,9 +41,9 @@ class TorchRandomness:
 
 def changing_parts(server: Server | ModelHands, batches: Batches, crew: Crew, *, needed: bool) -> Mapping[str, object]:
     """What changes in a run, and can be put aside. None of it if something cannot, unless that is ``needed``."""
-    parts: dict[str, object] = {"server": server, "sampling": batches, "crew": crew}
-    if isinstance(server, Server):
-        parts["contributions"] = server.contributions
+    parts: dict[str, object] = {
+        "server": server, "sampling": batches, "crew": crew, "contributions": server.contributions
+    }  # fmt: skip
     if not needed and not all(isinstance(part, Stateful) for part in parts.values()):
         return {}
     return check_stateful(parts)

@@ -6,12 +6,15 @@ On the command line a strategy is ``name:option=value,option=value``::
     gsgd                                  groups of like speed, formed with a tolerance of 0.25
     gsgd:tolerance=0.5                    the same, coarser
     gsgd:groups=0-3/4-7/8-15              groups by hand
+    gsgd:groups=labels                    a group for each label of the fleet's workers
+    gsgd-measured                         groups by measured speed, formed anew when speeds change
+    gsgd-measured:groups=labels,window=15 the same, the groups to begin with by labels
     gsgd:tolerance=0.5,inside=lgc:quorum=3,blocks=4     another rule inside the groups
     ma:every=16    ec-dnn-s:every=500,relabel=0.5    e-dnn:steps=2000
     ma:every=16,waits=k-sgd:quorum=6      models of the fastest six are averaged
 
 ``inside`` and ``waits`` come last: the rest of the text is the inner strategy. In TOML the same is a table, these
-tables of their own and ``groups`` a list of lists, or simply the same text.
+tables of their own and ``groups`` a list of lists or "labels", or simply the same text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,13 +27,15 @@ from paceline.core.errors import ConfigError
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
-from paceline.strategies.grouped import Grouped, groups_by_speed
+from paceline.strategies.grouped import Grouped, groups_by_label, groups_by_speed
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
+from paceline.strategies.regrouped import Regrouped
 from paceline.strategies.synchronous import Synchronous
 from paceline.toml_tables import as_table, described, nearest, read_value, refuse_unknown, shown
 
 TOLERANCE = 0.25
+LABELS = "labels"  # as groups: those of the fleet
 GROUPED = {"groups": Sequence[Sequence[int]], "tolerance": float, "inside": Strategy}
 EC_DNN = "Sun & Liu, EC-DNN: a new method for parallel training of deep neural networks"
 
@@ -87,6 +92,11 @@ HAND_IN_GRADIENTS = (
         Grouped, ("grouped", "gsgd", "group-sgd"), "GSGD",
         "wait inside groups of like speed, not between them; any strategy can be the rule inside a group",
         "Gao & Chen, Group SGD: a tradeoff between straggler and staleness, Alg. 3.1", "gsgd:groups=0-3/4-7/8-15",
+    ),
+    Named(
+        Regrouped, ("regrouped", "gsgd-measured", "adaptive-gsgd"), "GSGD, adaptive",
+        "the same with groups by measured speed, formed anew when speeds change by more than a margin",
+        "Gao & Chen, Group SGD, Alg. 3.1; the criterion is Paceline's own", "gsgd-measured:tolerance=0.5,margin=0.2",
     ),
 )  # fmt: skip
 HAND_IN_MODELS = (
@@ -155,13 +165,17 @@ class StrategyChoice:
         options = {k: v.table() if isinstance(v, StrategyChoice) else v for k, v in self.options.items()}
         return {"name": self.name, **options}
 
-    def strategy(self, durations: Sequence[float]) -> Strategy:
-        """The strategy itself. Groups that were not given are formed by the workers' typical durations."""
+    def strategy(self, durations: Sequence[float], labels: Sequence[str] = ()) -> Strategy:
+        """The strategy itself. Groups that were not given are formed by the workers' typical durations, or labels."""
         options: dict[str, Any] = {
-            name: value.strategy(durations) if isinstance(value, StrategyChoice) else value
+            name: value.strategy(durations, labels) if isinstance(value, StrategyChoice) else value
             for name, value in (*self.named.preset, *self.options.items())
         }
         try:
+            if options.get("groups") == LABELS:
+                if not labels:
+                    raise ConfigError("the fleet has no labels to form groups by: leave groups out, or name workers")
+                options["groups"] = groups_by_label(labels)
             if self.named.kind is Grouped:
                 tolerance = options.pop("tolerance", TOLERANCE)
                 options["groups"] = options.get("groups") or groups_by_speed(durations, tolerance)
@@ -205,7 +219,7 @@ def _choice(name: str, options: dict[str, Any], where: str) -> StrategyChoice:
         raise ConfigError(f"{where}: unknown strategy {name!r}: {nearest(name, BY_NAME)}")
     hints = named.options
     refuse_unknown(options, hints, where)
-    if "groups" in options and "tolerance" in options:
+    if named.kind is Grouped and "groups" in options and "tolerance" in options:
         raise ConfigError(f"{where}: give either groups or a tolerance to form them with, not both")
     for option in named.required:
         if option not in options:
@@ -216,11 +230,13 @@ def _choice(name: str, options: dict[str, Any], where: str) -> StrategyChoice:
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
+    if kind == GROUPED["groups"] and value == LABELS:
+        return value
     return read_strategy(value, where) if kind is Strategy else read_value(kind, value, where)
 
 
 def _read_text(option: str, text: str, where: str) -> Any:
-    if option == "groups":
+    if option == "groups" and text != LABELS:
         return [_workers(group, where) for group in text.split("/")]
     lowered = text.lower()
     if lowered in ("true", "false"):

@@ -8,9 +8,9 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Literal, TypeGuard, TypeVar, Union
 
 from paceline.core.errors import ConfigError
 
@@ -42,18 +42,43 @@ def as_table(value: Any, where: str) -> dict[str, Any]:
 
 
 def build(kind: type[T], table: Table, where: str) -> T:
-    """A dataclass from a table: every key a field, every field without a default there, every value of its type."""
-    hints = typing.get_type_hints(kind)
-    known: dict[str, Field[Any]] = {field.name: field for field in fields(kind) if field.init}  # type: ignore[arg-type]
+    """A dataclass from a table: every key a field, every field without a default there, every value of its type.
+
+    The fields of a dataclass that it holds are keys of the same table.
+    """
+    known = _leaves(kind)
     refuse_unknown(table, known, where)
-    for name, field in known.items():
+    for name, (hint, field) in known.items():
         if name not in table and field.default is MISSING and field.default_factory is MISSING:
-            raise ConfigError(f"{where}: {name!r} is missing: give {name} = {described(hints[name])}")
-    values = {name: read_value(hints[name], value, f"{where}.{name}") for name, value in table.items()}
+            raise ConfigError(f"{where}: {name!r} is missing: give {name} = {described(hint)}")
+    values = {name: read_value(known[name][0], value, f"{where}.{name}") for name, value in table.items()}
     try:
-        return kind(**values)
+        return _made(kind, values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _leaves(kind: type[Any]) -> dict[str, tuple[Any, Field[Any]]]:
+    """The type of each field that can be given; instead of a dataclass that is held, its own fields."""
+    found: dict[str, tuple[Any, Field[Any]]] = {}
+    for hint, field in _given(kind):
+        found |= _leaves(hint) if _is_held(hint) else {field.name: (hint, field)}
+    return found
+
+
+def _made(kind: type[T], values: Table) -> T:
+    own = {field.name: _made(hint, values) for hint, field in _given(kind) if _is_held(hint)}
+    own |= {field.name: values[field.name] for _, field in _given(kind) if field.name in values}
+    return kind(**own)
+
+
+def _is_held(hint: Any) -> TypeGuard[type[Any]]:
+    return isinstance(hint, type) and is_dataclass(hint)
+
+
+def _given(kind: type[Any]) -> list[tuple[Any, Field[Any]]]:
+    hints = typing.get_type_hints(kind)
+    return [(hints[field.name], field) for field in fields(kind) if field.init]
 
 
 def named(kinds: Mapping[str, type[Any]], table: dict[str, Any], key: str, where: str) -> Any:
@@ -112,9 +137,11 @@ def shown(value: Any) -> str:
 
 
 def table_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass that a user could have given, those that are None left out."""
-    pairs = ((field.name, getattr(value, field.name)) for field in fields(value) if field.init)
-    return {name: each for name, each in pairs if each is not None}
+    """The fields of a dataclass that a user could have given, those that are None left out; see ``build``."""
+    table: dict[str, Any] = {}
+    for name, each in ((field.name, getattr(value, field.name)) for field in fields(value) if field.init):
+        table |= table_of(each) if is_dataclass(each) else {} if each is None else {name: each}
+    return table
 
 
 def to_toml(table: Table) -> str:

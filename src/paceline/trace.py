@@ -10,10 +10,14 @@ happen: what was written survives the death of the process, and a last line that
     ["step", {weight: [tickets]}, [kept]]  ["wake", at]
     ["remember", [parts], name, value]     ["spoiled", ticket]
     ["billed", ticket, download, relabelling, upload]
+    ["regroup", [parts], [[workers], ...], why]
+    ["computed", ticket, seconds]
 
 Instructions follow at the time of the event before them. ``spoiled`` says that the contribution was not finite, and was
 left out of the step before. ``billed`` says what part of a piece of work that was just started does not go into
 training, in seconds, where that differs from piece to piece; else it is ``transfer_seconds`` (first line) each way.
+``regroup`` says which workers each part has from now on, and why. ``computed`` is written by a profile: what the worker
+itself took for a piece of work that is about to arrive.
 """
 
 import json
@@ -26,9 +30,9 @@ from typing import Any
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.facts import Arrived, Drop, Event, Halt, Instruction, Start, Step, Ticket
 from paceline.core.plain import whole
-from paceline.trace_lines import Billed, Fact, Spoiled, decode, encode
+from paceline.trace_lines import Billed, Computed, Fact, Spoiled, decode, encode
 
-__all__ = ["Billed", "Fact", "Spoiled", "Trace", "TraceWriter", "read_trace"]
+__all__ = ["Billed", "Computed", "Fact", "Spoiled", "Trace", "TraceWriter", "read_trace"]
 FORMAT = 1
 WRITTEN_AT_ONCE = 10_000  # facts of a trace in memory, which is quicker than one by one
 
@@ -91,8 +95,9 @@ class TraceWriter:
         self._facts.extend(Spoiled(ticket) for ticket in tickets)
         self._write_facts()
 
-    def billed(self, billed: Billed) -> None:
-        self._facts.append(billed)
+    def note(self, fact: Billed | Computed) -> None:
+        """What else a crew tells of a piece of work."""
+        self._facts.append(fact)
         if self._file is not None:
             self._write_facts()
 

@@ -16,6 +16,7 @@ from paceline.core.facts import (
     Left,
     Rang,
     Recall,
+    Regroup,
     Remember,
     Start,
     Step,
@@ -44,7 +45,15 @@ class Billed:
     upload: float
 
 
-Fact = Event | Instruction | Spoiled | Billed
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a worker itself took for a piece of work that is about to arrive, in seconds: the rest was on the way."""
+
+    ticket: Ticket
+    seconds: float
+
+
+Fact = Event | Instruction | Spoiled | Billed | Computed
 
 
 def encode(facts: Iterable[Fact]) -> str:
@@ -69,7 +78,9 @@ def tickets_of(fact: Fact) -> Collection[Ticket]:
     """The tickets that a fact names."""
     if isinstance(fact, Step):
         return fact.weights.keys()
-    return (fact.ticket,) if isinstance(fact, Start | Halt | Drop | Recall | Arrived | Spoiled | Billed) else ()
+    return (
+        (fact.ticket,) if isinstance(fact, Start | Halt | Drop | Recall | Arrived | Spoiled | Billed | Computed) else ()
+    )
 
 
 def _encode_step(step: Step) -> str:
@@ -104,11 +115,15 @@ def _encode_within(within: Within) -> str:
     while isinstance(decision, Within):
         parts.append(decision.part)
         decision = decision.decision
-    return _encode_remember(decision, parts)
+    return (_encode_remember if isinstance(decision, Remember) else _encode_regroup)(decision, parts)
 
 
 def _encode_remember(remember: Remember, parts: Sequence[int] = ()) -> str:
     return json.dumps(["remember", list(parts), remember.name, remember.value]) + "\n"
+
+
+def _encode_regroup(regroup: Regroup, parts: Sequence[int] = ()) -> str:
+    return json.dumps(["regroup", list(parts), regroup.groups, regroup.why]) + "\n"
 
 
 _ENCODERS: Mapping[type, Callable[[Any], str]] = {
@@ -124,7 +139,9 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     WakeAt: lambda i: f'["wake",{i.at!r}]\n',
     Spoiled: lambda i: f'["spoiled",{i.ticket.serial}]\n',
     Billed: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
+    Computed: lambda c: f'["computed",{c.ticket.serial},{c.seconds!r}]\n',
     Remember: _encode_remember,
+    Regroup: _encode_regroup,
     Within: _encode_within,
 }
 
@@ -158,9 +175,16 @@ def decode(record: list[Any], tickets: dict[int, Ticket]) -> Fact:
             return Spoiled(tickets[serial])
         case ["billed", serial, download, relabelling, upload]:
             return Billed(tickets[serial], download, relabelling, upload)
+        case ["computed", serial, seconds]:
+            return Computed(tickets[serial], seconds)
         case ["remember", parts, name, value]:
-            decision: Remember | Within = Remember(name, value)
-            for part in reversed(parts):
-                decision = Within(part, decision)
-            return decision
+            return _within(parts, Remember(name, value))
+        case ["regroup", parts, groups, why]:
+            return _within(parts, Regroup(tuple(map(tuple, groups)), why))
     raise ValueError(record)
+
+
+def _within(parts: Sequence[int], decision: Remember | Regroup | Within) -> Remember | Regroup | Within:
+    for part in reversed(parts):
+        decision = Within(part, decision)
+    return decision

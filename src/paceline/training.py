@@ -11,6 +11,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.ending import Ending
 from paceline.fleets.fleet import Fleet
+from paceline.fleets.recorded import RecordedCrew
 from paceline.fleets.simulated import SimulatedCrew, SimulatedFleet
 from paceline.hiring import hire
 from paceline.interrupts import end_by
@@ -22,7 +23,7 @@ from paceline.learning.task import Task, device_of
 from paceline.loop import Loop, NoHands, seldom_collecting
 from paceline.progress import Progress
 from paceline.pruning.saved import write_pruning
-from paceline.pruning.shards import PrunedShards
+from paceline.pruning.shards import pruned_shards
 from paceline.randomness import stream
 from paceline.run import Every, Run, Stop
 from paceline.run_directory import RunDirectory, place_of, plain_repr
@@ -98,7 +99,7 @@ def train(
         torch.manual_seed(seed)
         job = job_of(task, shards, batch_size)
         batches = sampling.open(shards, batch_size, seed)
-        pruned = batches if isinstance(batches, PrunedShards) else None
+        pruned = pruned_shards(batches)
         crew, server = hire(strategy, fleet, job, recipe, batches=batches, seed=seed)
         stack.callback(crew.close)
         changing = changing_parts(server, batches, crew, needed=checkpoint is not None or resume)
@@ -107,8 +108,8 @@ def train(
             stack.enter_context(opened)
         goes_on = opened is not None and opened.goes_on
         writer = TraceWriter(opened.trace if opened else None, crew.about, goes_on=goes_on)
-        if isinstance(crew, SimulatedCrew):
-            crew.announce = writer.billed
+        if isinstance(crew, SimulatedCrew | RecordedCrew):
+            crew.announce = writer.note
         loop = Loop(strategy, crew, server, writer, stop.seconds)
         line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
         listeners: list[Listener] = [line] if opened is None else [opened, line]
@@ -190,7 +191,7 @@ def simulate(
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
     crew = fleet.open(seed)
     writer = TraceWriter(Path(trace) if trace else None, crew.about)
-    crew.announce = writer.billed
+    crew.announce = writer.note
     with seldom_collecting():
         for update in Loop(strategy, crew, NoHands(), writer, stop.seconds):
             if update.version + 1 == stop.updates:

@@ -11,13 +11,13 @@ from paceline.fleets.simulated import Network, SimulatedFleet
 from paceline.reports.measure import INSTANT, Measures, measure
 from paceline.run import Stop
 from paceline.strategies.checks import check_fits
-from paceline.trace import Trace
+from paceline.trace import Billed, Trace
 from paceline.training import simulate
 
 
 @dataclass
 class Durations:
-    """What one worker took for its work, in the order in which it did it."""
+    """What one worker took for its mini-batches, in the order in which it went through them."""
 
     seconds: list[float] = field(default_factory=list)
     scaled: int = 0  # of them: known of some of the blocks only, and scaled up to all
@@ -38,8 +38,9 @@ class Prospect:
 
 
 def durations_of(trace: Trace) -> Mapping[int, Durations]:
-    """The durations of each worker's pieces of work, without transfers."""
+    """The durations of each worker's mini-batches, without transfers and labels."""
     transfers = 2 * float(trace.about.get("transfer_seconds", 0.0))
+    besides: dict[Ticket, float] = {}  # of pieces whose messages and labels take other times
     found = {worker: Durations() for worker in range(int(trace.about.get("workers", 0)))}
     started: dict[Ticket, float] = {}
     recalled: dict[Ticket, float] = {}
@@ -48,20 +49,24 @@ def durations_of(trace: Trace) -> Mapping[int, Durations]:
         now = fact.at if isinstance(fact, Event) else now
         if isinstance(fact, Start):
             started[fact.ticket] = now
+        elif isinstance(fact, Billed):
+            besides[fact.ticket] = fact.download + fact.relabelling + fact.upload
         elif isinstance(fact, Recall):
             recalled[fact.ticket] = now
         elif isinstance(fact, Halt):
-            started.pop(fact.ticket, None)
-            recalled.pop(fact.ticket, None)
+            for known in (started, recalled, besides):
+                known.pop(fact.ticket, None)
             found.setdefault(fact.ticket.worker, Durations()).cut += 1
         elif isinstance(fact, Arrived):
             ticket, at_once = fact.ticket, now - recalled.pop(fact.ticket, -1.0) < INSTANT
-            own, seconds = found.setdefault(ticket.worker, Durations()), now - started.pop(ticket) - transfers
+            own = found.setdefault(ticket.worker, Durations())
+            seconds = now - started.pop(ticket) - besides.pop(ticket, transfers)
             if not fact.done or at_once or seconds <= 0:
                 own.cut += 1
             else:
                 own.scaled += fact.done < ticket.work.units
-                own.seconds.append(seconds * ticket.work.units / fact.done)
+                whole, count = seconds * ticket.work.units / fact.done, ticket.work.mini_batches
+                own.seconds += [whole / count] * count  # of a piece of several mini-batches only the sum is known
     return found
 
 

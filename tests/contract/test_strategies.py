@@ -1,5 +1,7 @@
 """Every shipped strategy keeps the contract, alone and inside groups."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.core.coordinator import Strategy
@@ -9,12 +11,15 @@ from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
+from paceline.strategies.regrouped import Regrouped
 from paceline.strategies.synchronous import Synchronous
 from paceline.testing import StrategyContract
 
 PAIR_AND_THREE = [[0, 3], [1, 2, 4]]
 SINGLETONS = [[0], [1], [2], [3], [4]]
 LGC = LiveCompensation(quorum=2, blocks=3)
+
+REGROUPED = Regrouped(tolerance=0.4, margin=0.1, window=1)  # so that every second look forms other groups
 
 STRATEGIES: list[Strategy] = [
     Synchronous(),
@@ -40,10 +45,19 @@ STRATEGIES: list[Strategy] = [
     Grouped(SINGLETONS, inside=LGC),
     Grouped([[0, 1, 2], [3, 4]], inside=Grouped([[0], [1, 2], [3, 4]], inside=LGC)),
     Grouped([[0], [1]], inside=Grouped([[0, 1], [2, 3]], inside=Grouped([[2], [3]]))),
+    REGROUPED,
+    replace(REGROUPED, groups=PAIR_AND_THREE),
+    replace(REGROUPED, groups=SINGLETONS, window=2),
+    replace(REGROUPED, inside=LGC),
+    replace(REGROUPED, groups=PAIR_AND_THREE, inside=FastestK(quorum=2)),
+    replace(REGROUPED, inside=FastestK(quorum=1, stop_late=False)),
+    Grouped(PAIR_AND_THREE, inside=REGROUPED),
+    replace(REGROUPED, inside=replace(REGROUPED, tolerance=0.2, inside=LGC)),
     ModelAveraging(every=3),
     ModelAveraging(every=3, steps=7),
     ModelAveraging(every=3, waits=Asynchronous()),
     ModelAveraging(every=3, waits=FastestK(quorum=3, stop_late=False)),
+    ModelAveraging(every=3, waits=REGROUPED),
     ModelAveraging(every=3, waits=Grouped(PAIR_AND_THREE, inside=FastestK(quorum=2))),
     EnsembleCompression(every=4, compression_steps=1),
     EnsembleCompression(every=4, steps=9, waits=FastestK(quorum=3)),

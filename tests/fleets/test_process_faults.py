@@ -141,7 +141,7 @@ def test_death_is_noticed_within_100_milliseconds() -> None:
             (joined,) = crew.wait()
             assert isinstance(joined, Joined)
             assert joined.at >= left.at
-    # Nothing in between waits or polls for a time: what is above some milliseconds is a machine that was too busy. Half of
+    # Nothing in between waits or polls: what is above some milliseconds is a machine that was too busy. Half of
     # them must be in time however busy it is; benchmarks/process_costs.py tells how long it takes when it is not.
     assert median(noticed) < 0.1, noticed
 

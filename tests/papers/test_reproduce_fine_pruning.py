@@ -15,6 +15,7 @@ from paceline.papers.fine_pruning_claims import Found, choose, claims, rows
 from paceline.papers.fine_pruning_plans import ARMS, FULL, QUICK, SMALL, Plan, as_random, ending
 from paceline.papers.fine_pruning_timing import Timing, run_timing
 from paceline.papers.fine_pruning_training import Size, chosen_samples
+from paceline.pruning.plan import Schedule
 from paceline.pruning.rules import FineRule, SoftRule
 
 DATA = os.environ.get("PACELINE_DATA")
@@ -33,10 +34,10 @@ def test_every_variant_saves_as_much_as_the_schedule_and_the_schedule_fifteen_pe
 
 
 def test_the_schedule_is_the_one_that_the_page_describes() -> None:
-    plan = SMALL.schedule.plan(4_000, 30)
+    plan = SMALL.fine.plan(4_000, 30)
     assert plan.pruned_epochs == (4, 5, 6, 8, 9, 13, 14, 16, 17, 18, 22, 24, 28, 29, 30)
     assert plan.saved == 0.15
-    late = ending(SMALL.schedule, 24, Size(4_000, 30))
+    late = ending(SMALL.fine, 24, Size(4_000, 30))
     assert late.plan(4_000, 30).pruned_epochs == plan.pruned_epochs[:12]
     assert late.fraction == pytest.approx(0.375)
 
@@ -46,8 +47,8 @@ def test_runs_are_paired_and_listed_once() -> None:
     assert len({run for _, _, run in listed}) == len(listed) == 5 * (3 + 1)
     one = {arm: SMALL.run("DIR", "lenet", arm, 1) for arm in ARMS}
     assert one["regular"] == replace(one["shortened"], share=1.0)
-    assert one["random"].rule == as_random(SMALL.schedule)
-    assert one["random"].rule.plan(100, 30) == SMALL.schedule.plan(100, 30)
+    assert one["random"].rule == as_random(SMALL.fine)
+    assert one["random"].rule.plan(100, 30) == SMALL.fine.plan(100, 30)
     assert {run.seed for _, run in SMALL.search("DIR")} & {0, 1, 2} == set()  # seeds of their own
     assert all(run.size.validation for _, run in SMALL.search("DIR"))
     assert not any(run.size.validation for run in SMALL.confirmed("DIR", "random"))
@@ -114,7 +115,7 @@ def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path) -> None:
     tiny = replace(
         QUICK,
         sizes={"lenet": small, "vgg": replace(small, samples=40)},
-        schedule=FineRule(windows=(2, 2), start=1, block=1, count=1, fraction=0.3),
+        fine=FineRule(Schedule(1, 1, 1, windows=(2, 2)), fraction=0.3),
         late=3,
         searched=replace(small, samples=40, validation=True),
         timed=(128, 1),

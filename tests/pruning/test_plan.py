@@ -21,7 +21,7 @@ from paceline.pruning.formulas import (
     saved_seconds,
 )
 from paceline.pruning.plan import Plan, Schedule, plan_of, pruned_number
-from paceline.pruning.rules import FineRule, RandomRule, SoftRule
+from paceline.pruning.rules import FineRule, SoftRule
 
 
 def epochs_of(schedule: Schedule, n: int) -> list[int]:
@@ -208,16 +208,16 @@ def test_table_1_is_recomputed_with_the_overhead_taken_off() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(wrong: dict[str, object], message: str) -> None:
-    right: dict[str, object] = {"window": 60, "start": 30, "block": 5, "count": 3, "fraction": 0.3}
+    right: dict[str, object] = {"samples": 9, "window": 60, "start": 30, "block": 5, "count": 3, "fraction": 0.3}
     with pytest.raises(pl.ConfigError, match=message):
-        FineRule(**{**right, **wrong})  # type: ignore[arg-type]
+        pl.FinePruning(**{**right, **wrong})  # type: ignore[arg-type]
     if not wrong.keys() & {"tolerance", "ties", "prune"}:
         with pytest.raises(pl.ConfigError, match=message):
-            RandomRule(**{**right, **wrong})  # type: ignore[arg-type]
+            pl.RandomPruning(**{**right, **wrong})  # type: ignore[arg-type]
 
 
 def test_plans_and_soft_pruning_refuse_what_cannot_be() -> None:
-    rule = FineRule(window=4, start=2, block=2, count=1, fraction=0.5)
+    rule = FineRule(Schedule(2, 2, 1, window=4), fraction=0.5)
     with pytest.raises(pl.ConfigError, match="0 epochs"):
         rule.plan(10, 0)
     with pytest.raises(pl.ConfigError, match="epoch 5 is not in the plan: 1 to 4"):

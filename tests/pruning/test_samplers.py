@@ -356,15 +356,42 @@ def test_states_of_other_samplers_are_refused() -> None:
             other.load_state_dict(state)
 
 
+def test_a_state_in_the_middle_of_an_epoch_is_of_its_rank() -> None:
+    """Loaded by another rank it would give it a share of another length, and the processes would wait for ever."""
+    first, second = (fine(rank=rank, ranks=2) for rank in range(2))
+    second.load_state_dict(first.state_dict())  # nothing was observed yet: all know the same
+    first.observe(list(first)[:4], [1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(pl.ConfigError, match="by rank 0 of 2, and this is rank 1 of 2: let each load its own"):
+        second.load_state_dict(first.state_dict())
+    assert len(list(second)) == 30
+    again = fine(rank=0, ranks=2)
+    again.load_state_dict(first.state_dict())
+    assert len(list(again)) == 26
+    first.set_epoch(1)
+    second.load_state_dict(first.state_dict())
+    assert second.epoch == 1
+
+
+def test_a_state_of_other_arrays_changes_nothing() -> None:
+    sampler, state = fine(), fine().state_dict()
+    state["memory"]["counts"] = torch.ones(SAMPLES, dtype=torch.uint16)
+    state["marks"] = torch.zeros(3, dtype=torch.uint8)
+    with pytest.raises(pl.ConfigError, match=r"the state has marks of \(3,\) uint8, not \(60,\) uint8"):
+        sampler.load_state_dict(state)
+    assert sampler.counts.sum() == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"samples": 60.5}, "samples=60.5 is not possible: a whole number"),
+        ({"start": 1.5}, "start=1.5 is not possible: a whole number"),
         ({"samples": 0}, "samples=0 is not possible"),
         ({"seed": -1}, "seed=-1"),
         ({"rank": 2, "ranks": 2}, "rank=2 of ranks=2 is not possible: 0 to 1"),
     ],
 )
-def test_samplers_that_cannot_be_are_refused(options: dict[str, int], message: str) -> None:
+def test_samplers_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(pl.ConfigError, match=message):
         fine(**options)
     with pytest.raises(pl.ConfigError, match="RandomPruning counts nothing"):

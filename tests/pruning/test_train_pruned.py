@@ -1,16 +1,23 @@
 """Pruning in ``train``: under every strategy each worker prunes its own shard, by losses that come with gradients."""
 
+import copy
+import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
+from paceline.checkpoint import read_checkpoint, write_checkpoint
 from paceline.config import parse_config, write_config
+from paceline.pruning.plan import Schedule
 from paceline.pruning.rules import FineRule, RandomRule
 from paceline.pruning.saved import read_pruning
 from paceline.pruning.shards import PrunedShards
@@ -27,6 +34,8 @@ STRATEGIES = [
     pl.LiveCompensation(3, blocks=4),
     pl.LiveCompensation(3, blocks=4, recall=False),
     pl.Grouped([[0, 1], [2, 3]], pl.FastestK(1)),
+    pl.ModelAveraging(every=4),
+    pl.EnsembleCompression(every=4, relabel=0.5),
 ]
 
 
@@ -94,7 +103,7 @@ def open_shards(rule: Any, *sizes: int, batch: int = 4) -> tuple[PrunedShards, l
 
 
 def test_a_worker_leaves_out_those_of_its_shard_that_stood_out() -> None:
-    batches, shards = open_shards(FineRule(window=9, start=2, block=1, count=1, fraction=0.5, ties="index"), 20, 12)
+    batches, shards = open_shards(FineRule(Schedule(2, 1, 1, window=9), fraction=0.5, ties="index"), 20, 12)
     bad = set(shards[0][:10].tolist())
     for _ in range(5):
         drawn = batches.draw(0)
@@ -109,7 +118,7 @@ def test_a_worker_leaves_out_those_of_its_shard_that_stood_out() -> None:
 
 
 def test_the_control_draws_anew_each_time_and_losses_do_not_matter() -> None:
-    batches, shards = open_shards(RandomRule(window=99, start=1, block=1, count=1, fraction=0.5), 200, batch=10)
+    batches, shards = open_shards(RandomRule(Schedule(1, 1, 1, window=99), fraction=0.5), 200, batch=10)
     epochs = []
     for _ in range(3):
         drawn = [batches.draw(0) for _ in range(10)]
@@ -121,8 +130,71 @@ def test_the_control_draws_anew_each_time_and_losses_do_not_matter() -> None:
     assert batches.record.times_pruned[shards[0]].sum() == 300
 
 
+def go_on(batches: PrunedShards, steps: range) -> list[list[int]]:
+    """Draw for both workers, sometimes put a part back, and observe made-up losses."""
+    drawn = []
+    for step in steps:
+        worker = step % 3 % 2
+        indices = batches.draw(worker)
+        if step % 5 == 4:
+            batches.put_back(worker, indices[1:])
+            indices = indices[:1]
+        losses = np.sin(indices + 0.1 * step) + indices % 7
+        batches.observe(worker, indices, losses.astype(np.float32))
+        drawn.append(indices.tolist())
+    return drawn
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [FineRule(Schedule(2, 2, 1, window=5), fraction=0.4), RandomRule(Schedule(1, 1, 1, window=9), fraction=0.5)],
+    ids=lambda rule: type(rule).__name__,
+)
+@settings(max_examples=20)
+@given(stop=st.integers(0, 79))
+def test_a_state_goes_on_exactly_where_it_was_taken(rule: Any, stop: int) -> None:
+    """After any draw, through a file; what is drawn, skipped and recorded is the same."""
+    whole, _ = open_shards(rule, 22, 17)
+    expected = go_on(whole, range(80))
+    first, _ = open_shards(rule, 22, 17)
+    before = go_on(first, range(stop))
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(Path(folder) / "state", first.state())
+        state = read_checkpoint(Path(folder) / "state")
+    resumed, _ = open_shards(rule, 22, 17)
+    resumed.restore(state)
+    assert resumed.skipped == first.skipped
+    assert before + go_on(resumed, range(stop, 80)) == expected
+    assert resumed.skipped == whole.skipped
+    assert resumed.record.passes == whole.record.passes
+    assert resumed.record.trends == whole.record.trends
+    for name, array in whole.record.arrays().items():
+        assert (resumed.record.arrays()[name] == array).all(), name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["batches"]["sequences"][0]["memory"].update(counts=np.zeros(3, dtype=np.uint16)),
+        lambda state: state["batches"]["sequences"][0].update(kept=np.zeros(9, dtype=np.uint8)),
+        lambda state: state["batches"]["sequences"][0].update(place=99),
+        lambda state: state["batches"]["sequences"][0].update(epoch=-1),
+        lambda state: state["batches"]["sequences"].pop(),
+        lambda state: state["record"].update(times_pruned=np.zeros(3, dtype=np.int32)),
+    ],
+)
+def test_states_that_cannot_be_are_refused(change: Callable[[Any], None]) -> None:
+    rule = FineRule(Schedule(1, 1, 1, window=9), fraction=0.5)
+    batches, _ = open_shards(rule, 20, 20)
+    go_on(batches, range(7))
+    state: Any = copy.deepcopy(batches.state())
+    change(state)
+    with pytest.raises(ValueError, match=r"\w"):
+        open_shards(rule, 20, 20)[0].restore(state)
+
+
 def test_losses_that_are_not_finite_tell_nothing() -> None:
-    batches, _ = open_shards(FineRule(window=9, start=2, block=1, count=1, fraction=0.5), 8)
+    batches, _ = open_shards(FineRule(Schedule(2, 1, 1, window=9), fraction=0.5), 8)
     drawn = batches.draw(0)
     batches.observe(0, drawn, np.array([1, np.inf, 1, 1], dtype=np.float32))
     batches.observe(0, drawn[:0], np.empty(0, dtype=np.float32))
@@ -130,16 +202,16 @@ def test_losses_that_are_not_finite_tell_nothing() -> None:
 
 
 def test_what_was_put_back_is_drawn_again() -> None:
-    batches, _ = open_shards(FineRule(window=9, start=2, block=1, count=1, fraction=0.5), 8)
+    batches, _ = open_shards(FineRule(Schedule(2, 1, 1, window=9), fraction=0.5), 8)
     drawn = batches.draw(0)
     batches.put_back(0, drawn[1:])
     assert batches.draw(0)[:3].tolist() == drawn[1:].tolist()
 
 
 def test_a_shard_that_pruning_leaves_too_small_is_refused() -> None:
-    batches, _ = open_shards(FineRule(window=9, start=1, block=1, count=1, fraction=0.6), 9)
+    batches, _ = open_shards(FineRule(Schedule(1, 1, 1, window=9), fraction=0.6), 9)
     with pytest.raises(pl.ConfigError, match="pruning leaves worker 0 4 of 9 samples, fewer than one batch of 5"):
-        FineRule(window=9, start=1, block=1, count=1, fraction=0.6).open([np.arange(9)], 5, 0).draw(0)
+        FineRule(Schedule(1, 1, 1, window=9), fraction=0.6).open([np.arange(9)], 5, 0).draw(0)
     assert len(batches.draw(0)) == 4
     with pytest.raises(pl.ConfigError, match="the data set has a sample 9, and FinePruning only 9"):
         pl.FinePruning(samples=9, **SCHEDULE).open([np.arange(10)], 2, 0)
@@ -200,7 +272,7 @@ def test_a_file_can_ask_for_pruning() -> None:
     head, _, rest = text.partition("[sampling]")
     sampling = '[sampling]\nname = "fine-pruning"\nwindow = 6\nstart = 2\nblock = 2\ncount = 1\nfraction = 0.3\n'
     config = parse_config(head + sampling + rest.partition("\n\n")[2])
-    assert config.sampling == FineRule(**SCHEDULE)
+    assert config.sampling == FineRule(Schedule(2, 2, 1, window=6), fraction=0.3)
     assert parse_config(write_config(config)) == config
     with pytest.raises(pl.ConfigError, match="fraction=2"):
         parse_config(head + sampling.replace("0.3", "2") + rest.partition("\n\n")[2])

@@ -238,3 +238,8 @@ def test_what_handing_in_models_costs_is_told_apart(tmp_path: Path) -> None:
     assert f"{found.compute:,.1f} / {found.relabelling:,.1f} / {found.transfer:,.1f} s" in text
     assert found.relabelling > 0
     assert 'class="relabel"' in text  # where a worker's time went
+    assert "relabel" in Reader(text).data["kinds"]
+
+
+def test_the_legend_names_only_what_occurs(directory: Path) -> None:
+    assert Reader(page_of(directory / "ssgd")).data["kinds"] == ["compute", "transfer", "wait", "pending"]

@@ -43,6 +43,30 @@ class Struck(nn.Module):
         return False
 
 
+class SpoiltOnce(nn.Module):
+    """A model whose outputs are not finite at one training pass of one worker."""
+
+    def __init__(self, model: nn.Module, mark: Path, *, at: int) -> None:
+        super().__init__()
+        self.model = model
+        self.mark, self.at = mark, at
+        self.passes = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.passes += self.training
+        outputs: Tensor = self.model(inputs)
+        if self.training and self.passes == self.at and self._is_first():
+            return outputs * float("nan")
+        return outputs
+
+    def _is_first(self) -> bool:
+        try:
+            self.mark.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
 def die() -> None:
     """Before anything of the pass is computed."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -16,10 +16,12 @@ from importlib import import_module
 from pathlib import Path
 
 import paceline as pl
+from paceline import saved_models
 from support.digits import digits
-from support.resumable import CASES, Case
+from support.resumable import CASES, MODELS, Case
 
 STOP = pl.Stop(updates=4)
+KNOWN = {**CASES, **MODELS}
 
 
 def forked(act: Callable[[], object]) -> int:
@@ -76,7 +78,7 @@ def compare(name: str, found: Path, expected: Path) -> None:
 
 
 def before_any_write(directory: Path, name: str) -> int:
-    case, number = CASES[name], 0
+    case, number = KNOWN[name], 0
     while True:
         number += 1
         broken = directory / f"{number}"
@@ -94,7 +96,7 @@ def before_any_write(directory: Path, name: str) -> int:
 def at_random(directory: Path, name: str, chance: random.Random) -> int:
     broken, kills, patience = directory / "broken", 0, 0.02
     while True:
-        pid = forked(lambda: run(CASES[name], broken))
+        pid = forked(lambda: run(KNOWN[name], broken))
         time.sleep(chance.uniform(0, patience))
         os.kill(pid, signal.SIGKILL)
         if ended(pid):
@@ -109,10 +111,11 @@ def main() -> None:
     for module in ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "paceline.training"):
         import_module(module)  # what a first run would load, for seconds, in every fork
     digits()
+    saved_models._save_architecture = lambda *arguments: None  # it is the same for all, and takes longer than a run
     kills = 0
     for number, name in enumerate(names):
         directory = root / str(number)
-        assert ended(forked(lambda: run(CASES[name], directory / "straight")))  # noqa: B023 - it is waited for
+        assert ended(forked(lambda: run(KNOWN[name], directory / "straight")))  # noqa: B023 - it is waited for
         if how == "at-random":
             kills += at_random(directory, name, random.Random(number))
         else:

@@ -159,6 +159,8 @@ class Slowing:
             yield seconds + 0.01 * float(generator.random())
 
 
+PASSES: dict[str, Any] = {"window": 20, "start": 1, "block": 1, "count": 1, "fraction": 0.7}
+PRUNING = pl.FinePruning(samples=400, **PASSES)  # three batches of ten are left of every pass: it is soon over
 GROUPS = [[0, 1], [2, 3, 4]]
 STRATEGIES: Mapping[str, pl.Strategy] = {
     "synchronous": pl.Synchronous(),
@@ -191,6 +193,7 @@ LGC, BOTH = STRATEGIES["compensation"], STRATEGIES["grouped compensation"]
 CASES: Mapping[str, Case] = {
     **{name: Case(strategy) for name, strategy in STRATEGIES.items()},
     **{f"{name}, exact": Case(strategy).exact() for name, strategy in STRATEGIES.items()},
+    "regrouped": Case(pl.Regrouped(tolerance=0.2, margin=0.05, window=1)),
     "dropout": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)),
     "dropout, exact": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)).exact(),
     "batch norm": Case(BOTH, model=normalised, optimizer=sgd(momentum=0.9, nesterov=True, weight_decay=1e-3)),
@@ -221,9 +224,42 @@ CASES: Mapping[str, Case] = {
     "resampled": Case(pl.FastestK(3), sampling=pl.Resampled(), partition=pl.Dirichlet(2.0)),
     "handed on": Case(LGC, replace(FLEET, changes=CHANGES), sampling=pl.HandedOn()),
     "watchful": Case(pl.FastestK(3), sampling=Hardest()),
+    "pruned": Case(LGC, sampling=PRUNING, every=pl.Every(updates=2)),
+    "pruned, asynchronous": Case(pl.Asynchronous(), sampling=PRUNING),
+    "pruned at random": Case(pl.FastestK(3), sampling=pl.RandomPruning(samples=400, **PASSES)),
+    "pruned and handed on": Case(BOTH, replace(FLEET, changes=CHANGES), sampling=pl.HandedOn(PRUNING)),
     "judged by updates": Case(every=pl.Every(updates=3), clip_norm=0.5),
     "judged by seconds": Case(pl.Asynchronous(), every=pl.Every(seconds=0.04)),
 }
+
+EC = pl.EnsembleCompression
+COSTLY = replace(FLEET, network=pl.Network(latency=0.003, bandwidth=1e6))
+# workers hand in models
+MODELS: Mapping[str, Case] = {
+    "averages": Case(pl.ModelAveraging(3), model=dropout, optimizer=sgd(momentum=0.9)),
+    "averaged momentum": Case(
+        pl.ModelAveraging(3, momentum="averaged", recalibrate=2), model=normalised, optimizer=sgd(momentum=0.9)
+    ),
+    "averages of the fastest": Case(
+        pl.ModelAveraging(2, waits=pl.FastestK(3, stop_late=False)), COSTLY, model=normalised,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        scheduler=lambda optimizer: schedulers.OneCycleLR(optimizer, max_lr=0.05, total_steps=60),
+    ),
+    "averages, asynchronous": Case(pl.ModelAveraging(2, waits=pl.Asynchronous()), optimizer=sgd(momentum=0.9)),
+    "averages in groups": Case(
+        pl.ModelAveraging(2, waits=pl.Grouped(GROUPS)), replace(FLEET, changes=CHANGES), sampling=pl.HandedOn()
+    ),
+    "averages, watchful": Case(pl.ModelAveraging(2), sampling=Hardest()),
+    "ensembles": Case(EC(4, compression_steps=2), COSTLY, model=dropout, optimizer=sgd(momentum=0.9)),
+    "ensembles of the fastest": Case(
+        EC(4, "regression", compression_steps=1, waits=pl.FastestK(3, stop_late=False)), COSTLY, model=normalised,
+        optimizer=sgd(momentum=0.9),
+    ),
+    "ensembles, joining": Case(
+        EC(3, "margin", diversity=0.0, compression_steps=3), replace(COSTLY, changes=CHANGES), model=dropout
+    ),
+    "ensembles kept apart": Case(EC(3, compression_steps=0, same_start=True), model=dropout),
+}  # fmt: skip
 
 
 PROCESSES = Case(

@@ -4,8 +4,10 @@ Statistical tests state how many standard errors they allow; their seeds are fix
 """
 
 import math
+import threading
 import tracemalloc
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -148,6 +150,49 @@ def test_moments_are_those_of_the_paths() -> None:
     np.testing.assert_allclose(brief.variance, full.paths.var(axis=1, ddof=1)[::9], rtol=1e-9, atol=1e-25)
 
 
+@pytest.mark.parametrize("keep", ["end", "moments", "paths"])
+@pytest.mark.parametrize("delay", [10, {0: 0.5, 5: 0.5}])
+def test_the_result_does_not_depend_on_the_number_of_threads(
+    keep: Literal["end", "moments", "paths"], delay: "int | dict[int, float]"
+) -> None:
+    """Over several portions, to the last bit."""
+    one, *others = (
+        solve_sdde(
+            DESCENT.equation(),
+            step=STEP,
+            steps=30,
+            delay=delay,
+            history=START,
+            paths=50_001,
+            keep=keep,
+            threads=threads,
+        )
+        for threads in (1, 2, 5)
+    )
+    for other in others:
+        for name in ("end", "paths", "mean", "variance"):
+            np.testing.assert_array_equal(getattr(other, name), getattr(one, name))
+
+
+def test_portions_have_noise_of_their_own() -> None:
+    """No two of the paths are the same."""
+    end = solve_sdde(DelayEquation(-1.0, 1.0), step=0.1, steps=3, delay=10, paths=10_000).end
+    assert len(np.unique(end)) == 10_000
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_in_a_coefficient_ends_all_threads(threads: int) -> None:
+    """It reaches the caller, and no thread is left behind."""
+
+    def drift(t: Floats, x: Floats) -> Floats:
+        raise ZeroDivisionError("of the user")
+
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError, match="of the user"):
+        solve_sdde(DelayEquation(drift, 1.0), step=0.1, steps=3, delay=10, paths=20_000, threads=threads)
+    assert threading.active_count() == before
+
+
 def test_matrices_of_noise() -> None:
     """A constant matrix, and the same as a function; the covariance of one step is G G^T (4 standard errors)."""
     matrix = np.array([[1.0, 0.0], [0.8, 0.6]])
@@ -253,6 +298,7 @@ def test_memory_does_not_grow_with_the_steps() -> None:
         ({"delay": 2, "history": [[1.0], [2.0]]}, "reaches 2 steps back, but the history has 2 rows: give 3"),
         ({"history": math.nan}, "the history is not finite"),
         ({"noise": np.zeros((4, 1, 1))}, r"noise of shape \(4, 1, 1\) cannot drive paths of shape \(5, 1, 1\)"),
+        ({"threads": 0}, "0 threads cannot solve anything: at least 1"),
         ({"keep": "everything"}, "cannot keep 'everything'"),
     ],
 )

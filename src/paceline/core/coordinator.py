@@ -1,6 +1,6 @@
 """Events in, instructions out: the ledger follows, then the strategy is asked until it answers nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from paceline.core.errors import IllegalDecision
@@ -15,6 +15,7 @@ from paceline.core.facts import (
     Joined,
     Left,
     Recall,
+    Regroup,
     Remember,
     Start,
     Step,
@@ -25,6 +26,7 @@ from paceline.core.facts import (
 )
 from paceline.core.ledger import Ledger
 from paceline.core.plain import whole
+from paceline.core.regrouping import move, regroup
 from paceline.core.rules import check_decisions, check_events
 
 
@@ -51,6 +53,7 @@ class Coordinator:
         self._issued = 0
         self._whole = (self.ledger,)
         self._paths: dict[int, _Path] = {}
+        self._regrouping: list[Ledger] = []  # those in which somebody is to move when what it runs has ended
 
     @property
     def version(self) -> int:
@@ -68,6 +71,8 @@ class Coordinator:
                 for touched in self._touch(ticket.worker):
                     touched.now = at
                     touched._arrive(ticket, done)
+                if self._regrouping:
+                    self._move_on(ticket.worker)
             else:
                 self._follow(event, instructions)
         decide = self.strategy.decide
@@ -96,6 +101,8 @@ class Coordinator:
                     ledger._halt(running)
             if running is not None:
                 instructions.append(Halt(running))
+            if self._regrouping:
+                self._move_on(event.worker)
         else:
             self.ledger._ring(at)
 
@@ -106,6 +113,7 @@ class Coordinator:
     def restore(self, state: Mapping[str, Any]) -> None:
         self._issued = whole(state["issued"])
         self.ledger.restore(state["ledger"])
+        self._regrouping = [ledger for ledger in _all_of(self.ledger) if ledger._moving]
 
     def carry_out(self, decisions: Sequence[Decision]) -> list[Instruction]:
         """Carry out a list of decisions, all or none of them."""
@@ -125,25 +133,28 @@ class Coordinator:
             if type(inner) is Assign:
                 instructions.append(self._start(inner.worker, inner.work))
             elif type(inner) is Step:
-                for ledger in self._touch(next(iter(inner.weights)).worker):
+                for ledger in _touch_within(root, decision):  # where it was given out: its worker may have moved since
                     ledger._step(inner.weights, inner.keep)
                 instructions.append(inner)
             elif type(inner) is Drop:
-                instructions.append(self._drop(inner))
+                instructions.append(self._drop(decision, inner))
             elif type(inner) is Recall:
                 ticket = inner.ticket
                 for ledger in self._touch(ticket.worker):
                     ledger._recalled[ticket] = None
                 instructions.append(inner)
             else:
-                assert isinstance(inner, Remember | WakeAt)  # all else was refused
+                assert isinstance(inner, Remember | WakeAt | Regroup)  # all else was refused
                 self._note(decision, inner, instructions)
 
-    def _note(self, decision: Decision, inner: Remember | WakeAt, instructions: list[Instruction]) -> None:
-        """Carry out a decision that is about no worker."""
+    def _note(self, decision: Decision, inner: Remember | WakeAt | Regroup, instructions: list[Instruction]) -> None:
+        """Carry out a decision that is about no ticket."""
         path = _touch_within(self.ledger, decision)
-        if isinstance(inner, Remember):
-            path[-1]._memory[inner.name] = inner.value
+        if isinstance(inner, Remember | Regroup):
+            if isinstance(inner, Remember):
+                path[-1]._memory[inner.name] = inner.value
+            else:
+                self._regroup(path[-1], inner)
             instructions.append(decision if isinstance(decision, Within) else inner)
             return
         if inner.at not in self.ledger._alarms:
@@ -160,15 +171,32 @@ class Coordinator:
             ledger._start(ticket)
         return Start(ticket)
 
-    def _drop(self, decision: Drop) -> Halt | Drop:
-        ticket = decision.ticket
-        running = self.ledger.running.get(ticket.worker) == ticket
-        for ledger in self._touch(ticket.worker):
-            if running:
-                ledger._halt(ticket)
-            else:
+    def _drop(self, decision: Decision, inner: Drop) -> Halt | Drop:
+        ticket = inner.ticket
+        if self.ledger.running.get(ticket.worker) != ticket:
+            for ledger in _touch_within(self.ledger, decision):
                 ledger._drop(ticket)
-        return Halt(ticket) if running else decision
+            return inner
+        for ledger in self._touch(ticket.worker):
+            ledger._halt(ticket)
+        if self._regrouping:
+            self._move_on(ticket.worker)
+        return Halt(ticket)
+
+    def _regroup(self, ledger: Ledger, decision: Regroup) -> None:
+        regroup(ledger, decision.groups)
+        self._paths.clear()
+        self._regrouping = [each for each in self._regrouping if each is not ledger]
+        if ledger._moving:
+            self._regrouping.append(ledger)
+
+    def _move_on(self, worker: int) -> None:
+        """What the worker ran has ended: if it was to change its part, it does."""
+        for ledger in self._regrouping:
+            if (number := ledger._moving.pop(worker, None)) is not None:
+                move(ledger, worker, number)
+                self._paths.pop(worker, None)
+        self._regrouping = [ledger for ledger in self._regrouping if ledger._moving]
 
     def _touch(self, worker: int) -> tuple[Ledger, ...]:
         """Mark the parts that a worker belongs to; return its ledgers, from the whole to the innermost part."""
@@ -193,6 +221,12 @@ class _Path(NamedTuple):
 def _path(root: Ledger, worker: int) -> _Path:
     ledgers = root._path(worker)
     return _Path(ledgers, tuple((ledger._touched, ledger._part_number(worker)) for ledger in ledgers[:-1]))
+
+
+def _all_of(ledger: Ledger) -> Iterator[Ledger]:
+    yield ledger
+    for part in ledger._parts:
+        yield from _all_of(part)
 
 
 def _touch_within(ledger: Ledger, decision: Decision) -> list[Ledger]:

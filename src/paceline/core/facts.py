@@ -1,13 +1,16 @@
 """What can happen, what a strategy can want, and what is then carried out: plain frozen data.
 
 Events come from a fleet, decisions from a strategy, instructions from the coordinator. ``Step``, ``Drop``, ``Recall``,
-``WakeAt`` and ``Within(part, Remember)`` are decisions that become instructions as they are.
+``WakeAt``, ``Remember`` and ``Regroup`` are decisions that become instructions as they are; the last two may be
+``Within`` a part.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
+
+Groups = tuple[tuple[int, ...], ...]
 
 
 class Work(NamedTuple):
@@ -138,6 +141,18 @@ class Remember:
 
 
 @dataclass(frozen=True, slots=True)
+class Regroup:
+    """Make ``groups`` the parts of a ledger that is split, and say ``why``: the record keeps it.
+
+    Group $k$ is part $k$; a group may be empty, and more groups than parts make new parts. A worker changes its part
+    when it runs nothing: at once, or when what it runs has ended, which counts in the part that gave it out.
+    """
+
+    groups: Groups
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Within:
     """A decision about one part of a split ledger."""
 
@@ -145,7 +160,7 @@ class Within:
     decision: "Decision"
 
 
-Decision = Assign | Step | Drop | Recall | WakeAt | Remember | Within
+Decision = Assign | Step | Drop | Recall | WakeAt | Remember | Regroup | Within
 
 
 # Instructions: what the coordinator made of the decisions, for the fleet and the server to carry out.
@@ -163,4 +178,4 @@ class Halt:
     ticket: Ticket
 
 
-Instruction = Start | Halt | Step | Drop | Recall | WakeAt | Remember | Within
+Instruction = Start | Halt | Step | Drop | Recall | WakeAt | Remember | Regroup | Within

@@ -9,10 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from paceline.core.errors import IllegalDecision
-from paceline.core.facts import Ticket
+from paceline.core.facts import Groups, Ticket
+from paceline.core.pace import Pace
 from paceline.core.plain import plain_ticket, real, ticket_from, whole
-
-Groups = tuple[tuple[int, ...], ...]
 
 
 class Ledger:
@@ -31,14 +30,15 @@ class Ledger:
     updated_at  the time of the last update
     alarms      the times that the strategy asked to be woken at and that have not come yet
     memory      what the strategy asked to remember
+    groups      the workers of each part, if it is split
 
     A part offers its ``round``, never the global version, so that nothing it sees changes behind its back.
     """
 
     __slots__ = (
         "_alarms", "_behind", "_current", "_fresh", "_groups", "_holding", "_idle", "_kept", "_late",
-        "_memory", "_part_of", "_parts", "_recalled", "_running", "_touched", "_workers", "alarms", "behind",
-        "fresh", "idle", "kept", "late", "memory", "now", "recalled", "round", "running",
+        "_memory", "_moving", "_pace", "_part_of", "_parts", "_recalled", "_running", "_touched", "_workers", "alarms",
+        "behind", "fresh", "idle", "kept", "late", "memory", "now", "recalled", "round", "running",
         "updated_at", "workers",
     )  # fmt: skip
 
@@ -74,26 +74,46 @@ class Ledger:
         self._parts: list[Ledger] = []
         self._part_of: dict[int, int] = {}
         self._touched: dict[int, None] = {}
+        self._moving: dict[int, int] = {}  # worker -> the part that it joins when what it runs has ended
+        self._pace: Pace | None = None
 
     # Parts: a part of a ledger is a ledger.
 
-    def split(self, groups: Groups) -> Sequence[tuple[int, "Ledger"]]:
+    def split(self, groups: Groups, *, window: int = 0) -> Sequence[tuple[int, "Ledger"]]:
         """One part for each group; returns (number, part) of those that something happened to since they were asked.
 
-        A worker that no group names belongs to the last one. The split is made once, before any work is given out.
+        A worker that no group names belongs to the last one. The split is made once, before any work is given out; from
+        then on ``Regroup`` changes it. With a ``window``, ``seconds`` are measured.
         """
         if groups is not self._groups and groups != self._groups:
-            self._make_parts(groups)
+            self._make_parts(groups, window)
         parts, touched = self._parts, self._touched
         return [(number, parts[number]) for number in (sorted(touched) if len(touched) > 1 else touched)]
 
-    def _make_parts(self, groups: Groups) -> None:
+    @property
+    def groups(self) -> Groups:
+        return self._groups
+
+    @property
+    def seconds(self) -> Mapping[int, float]:
+        """Worker -> the median of what its last ``window`` pieces of work took, of those who did so many.
+
+        Empty unless as many pieces as there are workers came in since the strategy was shown it last.
+        """
+        pace = self._pace
+        return pace.seconds() if pace is not None and pace.news >= len(self._workers) else {}
+
+    def _new_part(self) -> "Ledger":
+        return Ledger() if self._pace is None else _TimedPart(self._pace)
+
+    def _make_parts(self, groups: Groups, window: int) -> None:
         if self._parts:
             raise IllegalDecision(f"cannot split by {groups}: this ledger is already split by {self._groups}")
         if self._running or self._fresh or self._late or self._kept or not groups:
             raise IllegalDecision(f"cannot split into {len(groups)} groups: split once, before any work is given out")
         self._groups = groups
-        self._parts = [Ledger() for _ in groups]
+        self._pace = Pace(window) if window else None
+        self._parts = [self._new_part() for _ in groups]
         self._part_of = {worker: number for number, group in enumerate(groups) for worker in group}
         for worker in self._workers:
             number = self._part_number(worker)
@@ -211,6 +231,8 @@ class Ledger:
             if parts[number]._touched:
                 parts[number]._quiet()
         self._touched.clear()
+        if self._pace is not None and self._pace.news >= len(self._workers):
+            self._pace.news = 0
 
     # Between two events the whole ledger can be put aside as plain values, and taken up again.
 
@@ -223,6 +245,8 @@ class Ledger:
             "_memory": [[name, value] for name, value in self._memory.items()],
             "numbers": [self.round, self.now, self.updated_at],
             "_groups": [list(group) for group in self._groups],
+            "moving": [[worker, self._part_number(worker), part] for worker, part in self._moving.items()],
+            "pace": None if self._pace is None else self._pace.state(),
             "parts": [part.state() for part in self._parts],
         }
 
@@ -242,9 +266,34 @@ class Ledger:
         self.now, self.updated_at = map(real, state["numbers"][1:])
         self._groups = tuple(tuple(whole(worker) for worker in group) for group in state["_groups"])
         self._part_of = {worker: number for number, group in enumerate(self._groups) for worker in group}
-        self._parts = [Ledger() for _ in self._groups]
+        for worker, now, then in state.get("moving", ()):
+            self._part_of[whole(worker)], self._moving[worker] = whole(now), whole(then)
+        self._pace = Pace.from_state(state["pace"]) if state.get("pace") else None
+        self._parts = [self._new_part() for _ in self._groups]
         for part, each in zip(self._parts, state["parts"], strict=True):
             part.restore(each)
+
+
+class _TimedPart(Ledger):
+    """A part whose workers are timed: a class of its own, so that all others need not even ask whether they are."""
+
+    __slots__ = ("_timing",)
+
+    def __init__(self, timing: Pace) -> None:
+        super().__init__()
+        self._timing = timing
+
+    def _start(self, ticket: Ticket) -> None:
+        super()._start(ticket)
+        self._timing.begin(ticket.worker, self.now)
+
+    def _arrive(self, ticket: Ticket, done: int) -> None:
+        super()._arrive(ticket, done)
+        self._timing.end(ticket, self.now, done)
+
+    def _halt(self, ticket: Ticket) -> None:
+        super()._halt(ticket)
+        self._timing.cut(ticket.worker)
 
 
 _TICKETS = ("_current", "_behind", "_recalled")

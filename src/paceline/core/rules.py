@@ -14,6 +14,7 @@ from paceline.core.facts import (
     Joined,
     Left,
     Recall,
+    Regroup,
     Remember,
     Step,
     Ticket,
@@ -84,7 +85,7 @@ def check_decisions(ledger: Ledger, decisions: Sequence[Decision]) -> None:
         check.check(ledger, decision)
 
 
-_NOT_ABOUT_WORKERS = (WakeAt, Remember)
+_NOT_ABOUT_ONE_PART = (WakeAt, Remember, Regroup)
 
 
 class DecisionCheck:
@@ -104,7 +105,7 @@ class DecisionCheck:
                 raise IllegalDecision(f"no part {decision.part}: this ledger has {len(parts)} parts")
             ledger = parts[decision.part]
             decision = decision.decision
-        if ledger._parts and type(decision) not in _NOT_ABOUT_WORKERS:
+        if ledger._parts and type(decision) not in _NOT_ABOUT_ONE_PART:
             raise IllegalDecision(f"{decision} must be made within one of this ledger's {len(ledger._parts)} parts")
         if type(decision) is Assign:
             self._check_assign(ledger, decision)
@@ -127,6 +128,8 @@ class DecisionCheck:
             if not ledger.now < decision.at < math.inf or decision.at in ledger.alarms or asked in self._done:
                 raise IllegalDecision(f"cannot wake at {decision.at:g}: past, never, or asked for already")
             self._done.add(asked)
+        elif type(decision) is Regroup:
+            self._check_regroup(ledger, decision)
         elif type(decision) is not Remember:
             raise IllegalDecision(f"not a decision: {decision!r}")
 
@@ -161,6 +164,19 @@ class DecisionCheck:
             ended.update(weights.keys() - decision.keep)
         else:
             ended.update(weights)
+
+    def _check_regroup(self, ledger: Ledger, decision: Regroup) -> None:
+        groups, parts = decision.groups, len(ledger._parts)
+        named = [worker for group in groups for worker in group]
+        if not parts or len(groups) < parts:
+            raise IllegalDecision(f"cannot regroup {parts} parts into {len(groups)} groups: as many, or more")
+        if len({*named}) < len(named):
+            raise IllegalDecision(f"cannot regroup by {groups}: a worker is in two groups")
+        if missing := sorted({*ledger._workers}.difference(named)):
+            raise IllegalDecision(f"cannot regroup by {groups}: no group has worker {missing[0]}, which is here")
+        if ("regrouped", id(ledger)) in self._done:
+            raise IllegalDecision(f"cannot regroup by {groups}: it was just regrouped by an earlier decision")
+        self._done.add(("regrouped", id(ledger)))
 
     def _check_held(self, ledger: Ledger, ticket: Ticket, action: str) -> None:
         if ticket in self._done:

@@ -38,7 +38,7 @@ def fetch(
 
             folder = fetch_dataset(name, to, base_url=source, progress=progress)
     except KeyboardInterrupt:
-        from paceline.cli import Interrupted
+        from paceline.interrupts import Interrupted
 
         kept = f"the same command goes on with what is in {to}" if to.exists() else "nothing was written"
         raise Interrupted(f"interrupted; {kept}") from None

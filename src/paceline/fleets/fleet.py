@@ -1,13 +1,15 @@
 """What a fleet offers to the training loop, whichever machines and clock are behind it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from paceline.core.errors import ConfigError
 from paceline.core.facts import Event, Ticket
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
     from paceline.learning.job import Job
+    from paceline.learning.local_work import Bench, Pieces
 
 
 class Crew(Protocol):
@@ -35,6 +37,13 @@ class Crew(Protocol):
         ...
 
 
+@runtime_checkable
+class Announcing(Protocol):
+    """A crew that tells more of a piece of work than that it arrived: its bill, or what the worker itself took."""
+
+    announce: Callable[..., None]
+
+
 class Fleet(Protocol):
     """The description of a fleet; hired once for every run."""
 
@@ -43,6 +52,15 @@ class Fleet(Protocol):
 
     def hire(self, job: "Job", seed: int) -> tuple[Crew, "Contributions"]:
         """The workers for a job, and what they contribute to it."""
+        ...
+
+
+@runtime_checkable
+class TrainersFleet(Protocol):
+    """A fleet whose workers can train models of their own: see ``paceline.learning.local_work``."""
+
+    def hire_trainers(self, bench: "Bench") -> tuple[Crew, "Pieces"]:
+        """The workers, and the pieces of training that they hand in."""
         ...
 
 
@@ -67,6 +85,32 @@ class Repeatable(Protocol):
     def understudy(self, job: "Job", seed: int) -> "tuple[Understudy, Contributions]":
         """Somebody who does the same arithmetic as the workers, and what it contributes to a job."""
         ...
+
+
+@runtime_checkable
+class RepeatableTrainers(Protocol):
+    """The same, for runs in which workers train models of their own."""
+
+    def understudy_trainers(self, bench: "Bench") -> "tuple[Understudy, Pieces]": ...
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """A fleet that knows where its workers are: one label for each, or one under each of several names; or none."""
+
+    @property
+    def labels(self) -> Sequence[str] | Mapping[str, Sequence[str]]: ...
+
+
+def labels_of(fleet: object) -> Sequence[str]:
+    """One label for each worker, all of its own together; nothing if the fleet has none."""
+    labels = fleet.labels if isinstance(fleet, Labelled) else ()
+    return [", ".join(own) for own in zip(*labels.values(), strict=True)] if isinstance(labels, Mapping) else labels
+
+
+def check_labels(labels: Sequence[str], workers: int) -> None:
+    if labels and len(labels) != workers:
+        raise ConfigError(f"{len(labels)} labels for {workers} workers: give one for each, or none")
 
 
 class NoUnderstudy:

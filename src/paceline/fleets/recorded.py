@@ -1,17 +1,18 @@
 """The workers of a recorded run, as its trace tells of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Arrived, Event, Joined, Ticket
-from paceline.fleets.fleet import Fleet, Repeatable, Understudy
-from paceline.trace import Trace
+from paceline.fleets.fleet import Fleet, Repeatable, RepeatableTrainers, Understudy
+from paceline.trace import Billed, Trace
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
     from paceline.learning.job import Job
+    from paceline.learning.local_work import Bench, Pieces
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,28 @@ class Recorded:
         understudy, contributions = self.fleet.understudy(job, seed)
         return RecordedCrew(self.trace, understudy), contributions
 
+    def hire_trainers(self, bench: "Bench") -> "tuple[RecordedCrew, Pieces]":
+        if not isinstance(self.fleet, RepeatableTrainers):
+            raise ConfigError(
+                f"{type(self.fleet).__name__} cannot be replayed where workers train models of their own: it has no "
+                "understudy_trainers()"
+            )
+        understudy, pieces = self.fleet.understudy_trainers(bench)
+        return RecordedCrew(self.trace, understudy), pieces
+
 
 class RecordedCrew:
-    """Tells the recorded events again. What happened at one instant is told together."""
+    """Tells the recorded events again. What happened at one instant is told together.
+
+    ``announce`` is told again how long a piece took that was billed: the trace tells that too.
+    """
 
     def __init__(self, trace: Trace, understudy: Understudy) -> None:
         self.about: Mapping[str, object] = {name: v for name, v in trace.about.items() if name != "paceline_trace"}
         self._moments = moments(trace)
         self._understudy = understudy
+        self._billed = {fact.ticket: fact for fact in trace if isinstance(fact, Billed)}
+        self.announce: Callable[[Billed], None] = lambda billed: None
 
     def wait(self) -> Sequence[Event]:
         events = next(self._moments, ())
@@ -51,6 +66,8 @@ class RecordedCrew:
 
     def start(self, ticket: Ticket) -> None:
         """The trace tells what comes of it."""
+        if ticket in self._billed:
+            self.announce(self._billed.pop(ticket))
 
     def halt(self, ticket: Ticket) -> None:
         self._understudy.halt(ticket)

@@ -6,17 +6,17 @@ ties are broken by a stated rule rather than by rounding.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
-from paceline.core.plain import plain_ticket, ticket_from, whole
+from paceline.core.plain import plain_ticket, real, ticket_from, whole
 from paceline.delays import Delay
 from paceline.fleets.billing import Bill, Costs, Times, times_of
-from paceline.fleets.fleet import NoUnderstudy
+from paceline.fleets.fleet import NoUnderstudy, check_labels
 from paceline.randomness import stream
 from paceline.stateful import State
 from paceline.trace_lines import Billed
@@ -24,7 +24,7 @@ from paceline.trace_lines import Billed
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
     from paceline.learning.job import Job
-    from paceline.learning.model_hands import ModelHands
+    from paceline.learning.local_work import Bench, Pieces
 
 TICKS = 10**12  # a second
 CHOICES = {
@@ -65,6 +65,7 @@ class SimulatedFleet:
     evaluation  gradients of one model version in one pass where the model allows it (``fused``), or each worker's by
              itself (``exact``: slower, the same to rounding)
     ties     whose turn it is of those that arrive at one instant: by ``index``, ``reverse``, or all at once (``batch``)
+    labels   one for each worker, if groups are to be formed by them
     """
 
     delays: Delay | Sequence[Delay]
@@ -74,6 +75,7 @@ class SimulatedFleet:
     changes: Sequence[Left | Joined] = ()
     ties: Literal["index", "reverse", "batch"] = "index"
     evaluation: Literal["fused", "exact"] = "fused"
+    labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
     _delays: tuple[Delay, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +92,7 @@ class SimulatedFleet:
         for name, choices in CHOICES.items():
             if (chosen := getattr(self, name)) not in choices:
                 raise ConfigError(f"{name}={chosen!r} is unknown: choose one of {', '.join(choices)}")
+        check_labels(self.labels, self.workers)
         self._check_changes()
 
     def _check_changes(self) -> None:
@@ -112,9 +115,14 @@ class SimulatedFleet:
         """The workers of a run without a model, or of one whose messages have that size, or as each is billed."""
         return SimulatedCrew(self, seed, message_bytes, bills)
 
-    def hire_trainers(self, hands: "ModelHands", seed: int) -> "SimulatedCrew":
+    def hire_trainers(self, bench: "Bench") -> "tuple[SimulatedCrew, Pieces]":
         """The workers of a run in which each trains a model of its own, when a step asks for it."""
-        return self.open(seed, bills=hands.bill)
+        return self.open(bench.seed, bills=bench.bill), self.understudy_trainers(bench)[1]
+
+    def understudy_trainers(self, bench: "Bench") -> "tuple[NoUnderstudy, Pieces]":
+        from paceline.learning.local_work import LazyPieces
+
+        return NoUnderstudy(), LazyPieces(bench.trainers)
 
     def hire(self, job: "Job", seed: int) -> "tuple[SimulatedCrew, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
@@ -273,11 +281,13 @@ class SimulatedCrew:
             "running": running,
             "alarms": [[tick, serial] for tick, kind, _, serial, _ in others if kind == ALARM],
             "changes": [serial for _, kind, _, serial, _ in others if kind == CHANGE],
+            "billed": [[plain_ticket(ticket), *times] for ticket, times in self._billed.items()],
+            "costs": list(astuple(self.costs)),
         }
 
     def restore(self, state: State) -> None:
         drawn = [whole(count) for count in state["drawn"]]
-        if sum(drawn) > min(whole(state["pushed"]), MOST_DRAWN):
+        if sum(drawn) > (MOST_DRAWN if self._all_billed else min(whole(state["pushed"]), MOST_DRAWN)):
             raise ValueError(f"{sum(drawn)} durations cannot have been drawn")
         for draws, count in zip(self._draws, drawn, strict=True):
             next(islice(draws, count, count), None)  # the same stream from the start: what was drawn is passed over
@@ -295,6 +305,8 @@ class SimulatedCrew:
             self._running[worker] = entry
             self._heap.append((whole(tick), ARRIVAL, self._sign * worker, serial, entry))
         heapify(self._heap)
+        self._billed = {ticket_from(ticket): Times(*map(real, times)) for ticket, *times in state["billed"]}
+        self.costs = Costs(*map(real, state["costs"]))
 
     def _due(self, entry: "_Running", tick: int) -> None:
         self._pushed += 1

@@ -9,11 +9,15 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from paceline.core.facts import Ticket
+from paceline.core.plain import whole
 from paceline.fleets.billing import Bill
 from paceline.learning.data import to_device
 from paceline.learning.job import Job
-from paceline.learning.local_training import Addition, LocalTrainer
+from paceline.learning.local_training import LocalTrainer
+from paceline.learning.local_work import Beginning
+from paceline.learning.model_state import like
 from paceline.learning.task import device_of
+from paceline.stateful import State
 from paceline.strategies.model_averaging import ModelAveraging
 
 
@@ -34,11 +38,11 @@ class Averaging:
         self._version = 0
         self._users: Counter[int] = Counter()  # version -> pieces of work that began with it and are not settled
         self._earlier: dict[int, list[Tensor]] = {}
-        self._momenta: list[dict[str, Tensor]] = []  # of each parameter: averaged state of the optimizers
-        self._unaware: set[int] = set()  # workers that did not load those yet
 
-    def started(self, ticket: Ticket) -> Bill:
+    def started(self, ticket: Ticket) -> None:
         self._users[ticket.version] += 1
+
+    def bill(self, ticket: Ticket) -> Bill:
         size = self._job.state.message_bytes
         return Bill(download=size, mini_batches=ticket.work.units, forwards=0.0, upload=size)
 
@@ -48,15 +52,8 @@ class Averaging:
             del self._users[ticket.version]
             self._earlier.pop(ticket.version, None)
 
-    def prepare(self, ticket: Ticket) -> Sequence[Addition | None]:
-        trainer = self._trainers[ticket.worker]
-        trainer.load(self._begun_with(ticket))
-        if ticket.worker in self._unaware:
-            self._unaware.discard(ticket.worker)
-            for parameter, averaged in zip(trainer.parameters, self._momenta, strict=True):
-                for name, value in averaged.items():
-                    trainer.optimizer.state[parameter][name] = value.clone()
-        return [None] * ticket.work.units
+    def beginning(self, ticket: Ticket) -> Beginning:
+        return Beginning(self._begun_with(ticket), [None] * ticket.work.units)
 
     def combine(self, weights: Mapping[Ticket, Fraction], spoiled: Sequence[Ticket]) -> None:
         """In worker order, so that runs repeat bit for bit."""
@@ -75,6 +72,21 @@ class Averaging:
             with torch.random.fork_rng(devices=[]):  # layers such as dropout must not move the run's random numbers
                 update_bn(inputs, self.model)
 
+    def state(self) -> State:
+        return {
+            "model": self._job.state.state(),
+            "version": self._version,
+            "users": dict(self._users),
+            "earlier": dict(self._earlier),
+        }
+
+    def restore(self, state: State) -> None:
+        self._job.state.restore(state["model"])
+        self._version = whole(state["version"])
+        self._users.update({whole(version): whole(count) for version, count in state["users"].items()})
+        present = list(self._values())
+        self._earlier = {whole(version): like(present, values) for version, values in state["earlier"].items()}
+
     def _values(self) -> Iterable[Tensor]:
         yield from self._parameters
         yield from self._job.state.buffers
@@ -84,26 +96,26 @@ class Averaging:
 
     def _add_up(self, weights: Mapping[Ticket, Fraction]) -> None:
         whole = all(ticket.version == self._version for ticket in weights) and sum(weights.values()) == 1
-        moved = [torch.zeros_like(value) for value in self._parameters]
-        for ticket, weight in weights.items():
-            begun = self._begun_with(ticket)
-            for number, own in enumerate(self._trainers[ticket.worker].parameters):
-                change = own.data if whole else own.data - begun[number]
-                moved[number].add_(change, alpha=float(weight))
-        for value, change in zip(self._parameters, moved, strict=True):
-            value.copy_(change) if whole else value.add_(change)
+        begun = {ticket: self._begun_with(ticket) for ticket in weights}
+        for number, value in enumerate(self._parameters):  # one after the other: no second copy of the model
+            moved = torch.zeros_like(value)
+            for ticket, weight in weights.items():
+                own = self._trainers[ticket.worker].parameters[number].data
+                moved.add_(own if whole else own - begun[ticket][number], alpha=float(weight))
+            value.copy_(moved) if whole else value.add_(moved)
 
     def _average_momenta(self, trainers: Sequence[LocalTrainer]) -> None:
-        """Whatever floating-point tensors the optimizers keep for each parameter."""
-        self._momenta = []
+        """Whatever floating-point tensors the optimizers keep for each parameter: of these, for all."""
         for number in range(len(self._parameters)):
             states = [trainer.optimizer.state[trainer.parameters[number]] for trainer in trainers]
-            self._momenta.append({
+            averages = {
                 name: torch.stack([state[name] for state in states]).mean(dim=0)
                 for name, value in states[0].items()
                 if isinstance(value, Tensor) and value.is_floating_point()
-            })  # fmt: skip
-        self._unaware = set(range(len(self._trainers)))
+            }
+            for trainer in self._trainers:
+                own = trainer.optimizer.state[trainer.parameters[number]]
+                own.update({name: average.clone() for name, average in averages.items()})
 
     def _mini_batches(self, workers: Sequence[int], count: int) -> Iterator[Tensor]:
         """The inputs of so many mini-batches, from all workers in turn."""

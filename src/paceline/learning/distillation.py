@@ -1,6 +1,7 @@
 """What an ensemble adds to the loss of a member: Eqs. (9) and (10) of EC-DNN."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,16 @@ class SoftLabels:
         rows = self.rows[indices]
         places = np.flatnonzero(rows >= 0)
         return torch.from_numpy(places), self.labels[torch.from_numpy(rows[places])]
+
+    @property
+    def samples(self) -> Indices:
+        """Those that have labels, in the order of ``labels``."""
+        having = np.flatnonzero(self.rows >= 0)
+        return having[np.argsort(self.rows[having])]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Packed without a place for every sample that has none."""
+        return soft_labels, (self.samples, self.labels, len(self.rows))
 
 
 def soft_labels(samples: Indices, labels: Tensor, of: int) -> SoftLabels:

@@ -3,22 +3,34 @@
 import logging
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from paceline.core.facts import Ticket
+from paceline.core.plain import plain_ticket, real, ticket_from, whole
 from paceline.fleets.billing import Bill
 from paceline.learning.distillation import Distillation, Diversity, SoftLabels, soft_labels
 from paceline.learning.ensemble import Ensemble
 from paceline.learning.job import Job
-from paceline.learning.local_training import Addition, LocalTrainer
+from paceline.learning.local_training import LocalTrainer
+from paceline.learning.local_work import Beginning
 from paceline.learning.relabelling import Relabelled, Weighing, relabel
 from paceline.sampling.partition import Indices
+from paceline.stateful import State
 from paceline.strategies.ensemble_compression import EnsembleCompression
 
 FORWARD_SHARE = 1 / 3  # of the time of a training step; a backward pass takes about twice as long as a forward pass
 NOTHING = Bill(0, 0, 0.0, 0)
 log = logging.getLogger("paceline")
+
+
+class Given(NamedTuple):
+    """The labels that a worker was given for its piece of work: of the ensemble, of the compressed models."""
+
+    labels: SoftLabels | None
+    centres: SoftLabels | None
 
 
 class Ensembling:
@@ -35,7 +47,7 @@ class Ensembling:
         self._labels: list[SoftLabels] = []  # the ensemble's outputs for them
         self._centres: list[SoftLabels] = []  # the mean outputs of the compressed models
         self._owed: dict[int, Bill] = {}  # what the last exchange cost a worker, charged to its next piece
-        self._additions: dict[Ticket, Sequence[Addition | None]] = {}
+        self._given: dict[Ticket, Given] = {}
         relabel([trainers[0].model], job.unaugmented, [job.shards[0][:1]], Weighing())  # refuses what has no classes
         if not strategy.same_start and not sum(trainer.start_afresh() for trainer in trainers):
             log.warning("no layer of the model knows how to draw its weights anew: all workers begin with the same")
@@ -44,25 +56,27 @@ class Ensembling:
     def model(self) -> nn.Module:
         return Ensemble([self._trainers[worker].model for worker in self._members], self._coefficients)
 
-    def started(self, ticket: Ticket) -> Bill:
-        self._additions[ticket] = self._additions_of(ticket)
+    def started(self, ticket: Ticket) -> None:
+        worker = ticket.worker
+        self._given[ticket] = Given(
+            self._labels[worker] if self._labels else None, self._centres[worker] if self._centres else None
+        )
+
+    def bill(self, ticket: Ticket) -> Bill:
         exchange = self._owed.pop(ticket.worker, NOTHING)
         return exchange._replace(mini_batches=ticket.work.units, upload=self._job.state.message_bytes)
 
     def settled(self, ticket: Ticket) -> None:
         """A worker goes on with its own model, whatever became of its last piece."""
-        del self._additions[ticket]
+        del self._given[ticket]
 
-    def prepare(self, ticket: Ticket) -> Sequence[Addition | None]:
-        return self._additions[ticket]
-
-    def _additions_of(self, ticket: Ticket) -> Sequence[Addition | None]:
-        """First the steps that distil the ensemble, then those that keep away from the others."""
-        worker, steps, strategy = ticket.worker, ticket.work.units, self._strategy
+    def beginning(self, ticket: Ticket) -> Beginning:
+        """Every worker goes on from its own model: first come the steps that distil the ensemble, then the others."""
+        (labels, centres), steps, strategy = self._given[ticket], ticket.work.units, self._strategy
         distilled = min(strategy.compressed, steps) if ticket.work.kind == "distilled_steps" else 0
-        label = Distillation(strategy.distillation, self._labels[worker]) if self._labels else None
-        apart = Diversity(strategy.diversity, self._centres[worker], strategy.squared) if self._centres else None
-        return [label] * distilled + [apart] * (steps - distilled)
+        label = Distillation(strategy.distillation, labels) if labels else None
+        apart = Diversity(strategy.diversity, centres, strategy.squared) if centres else None
+        return Beginning(None, [label] * distilled + [apart] * (steps - distilled))
 
     def combine(self, weights: Mapping[Ticket, Fraction], spoiled: Sequence[Ticket]) -> None:
         strategy = self._strategy
@@ -82,6 +96,44 @@ class Ensembling:
                 self._coefficients, self._labels = found.coefficients, self._soft(found)
             if strategy.diversity > 0 and not strategy.compressed:  # the models stay as they are
                 self._centres = self._soft(self._exchange("simple"))
+
+    def state(self) -> State:
+        """Labels are kept once, however many refer to them."""
+        given = [each for pair in self._given.values() for each in pair if each is not None]
+        soft = list({id(each): each for each in [*self._labels, *self._centres, *given]}.values())
+        place = {id(each): number for number, each in enumerate(soft)}
+        return {
+            "round": self._round,
+            "members": list(self._members),
+            "coefficients": self._coefficients,
+            "chosen": list(self._chosen),
+            "soft": [[each.samples, each.labels] for each in soft],
+            "labels": [place[id(each)] for each in self._labels],
+            "centres": [place[id(each)] for each in self._centres],
+            "given": [
+                [plain_ticket(ticket), *(None if each is None else place[id(each)] for each in pair)]
+                for ticket, pair in self._given.items()
+            ],
+            "owed": {str(worker): list(bill) for worker, bill in self._owed.items()},
+        }
+
+    def restore(self, state: State) -> None:
+        samples = len(self._job.unaugmented)
+        soft = [soft_labels(chosen, labels, samples) for chosen, labels in state["soft"]]
+        self._round, self._members = whole(state["round"]), [whole(worker) for worker in state["members"]]
+        self._coefficients, self._chosen = state["coefficients"], list(state["chosen"])
+        if max(self._members) >= len(self._trainers) or len(self._chosen) not in (0, len(self._trainers)):
+            raise ValueError(
+                f"members {self._members} and {len(self._chosen)} choices of {len(self._trainers)} workers"
+            )
+        for chosen in self._chosen:
+            soft_labels(chosen, torch.empty(0), samples)  # refuses samples that there are not
+        self._labels = [soft[whole(number)] for number in state["labels"]]
+        self._centres = [soft[whole(number)] for number in state["centres"]]
+        for ticket, *pair in state["given"]:
+            self._given[ticket_from(ticket)] = Given(*(None if each is None else soft[whole(each)] for each in pair))
+        for worker, (download, mini_batches, forwards, upload) in state["owed"].items():
+            self._owed[int(worker)] = Bill(whole(download), whole(mini_batches), real(forwards), whole(upload))
 
     def _end(self) -> None:
         """Coefficients of the last models; there is no next piece of work to charge this to."""

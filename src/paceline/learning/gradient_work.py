@@ -9,7 +9,7 @@ from torch.autograd.graph import _engine_run_backward
 
 from paceline.learning.data import Samples
 from paceline.learning.loss import SampleLoss
-from paceline.learning.segments import Brought, Segment
+from paceline.learning.segments import NOTHING_TOLD, Brought, Segment
 from paceline.sampling.partition import Indices
 
 
@@ -55,7 +55,7 @@ class GradientWork:
                 untold.append(losses * (end - begin))
             done += 1
         if not done:
-            return 0, Brought(0, 0.0, 0.0)
+            return 0, NOTHING_TOLD
         self._hand_in(row)
         if untold:
             row.losses[0] = sum(untold) / end

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from paceline.learning.data import to_device
 from paceline.learning.job import Job
-from paceline.learning.model_state import all_finite
+from paceline.learning.model_state import ModelState, all_finite
+from paceline.learning.optimizer_state import as_made, optimizer_state, restore_optimizer
 from paceline.learning.plain_sgd import plain_sgd
 from paceline.learning.server import Recipe
 from paceline.learning.task import device_of
-from paceline.randomness import stream
+from paceline.randomness import restore_stream, stream, stream_state
 from paceline.sampling.batches import Losses
 from paceline.sampling.partition import Indices
+from paceline.stateful import State
 
 
 class Addition(Protocol):
@@ -36,19 +38,23 @@ class Trained:
 
 
 class LocalTrainer:
-    """A worker's model, optimizer, scheduler and random numbers, which go on from one piece of work to the next."""
+    """A worker's model, optimizer, scheduler and random numbers, which go on from one piece of work to the next.
 
-    def __init__(self, job: Job, recipe: Recipe, worker: int, seed: int) -> None:
-        self.model: nn.Module = copy.deepcopy(job.state.model)
+    The model is a copy of the job's, unless it is given one for itself.
+    """
+
+    def __init__(self, job: Job, recipe: Recipe, worker: int, seed: int, model: nn.Module | None = None) -> None:
+        self.model: nn.Module = copy.deepcopy(job.state.model) if model is None else model
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizer = recipe.optimizer(self.parameters)
         self._job = job
         self._device = device_of(self.model)
         self._clip_norm = recipe.clip_norm
-        self._step = plain_sgd(self.optimizer) or self.optimizer.step
         self._scheduler = recipe.scheduler(self.optimizer) if recipe.scheduler else None
+        self._step = plain_sgd(self.optimizer) or self.optimizer.step  # as the scheduler has wrapped it
         self._generator = stream(seed, "local", worker)
         self._random = torch.Generator().manual_seed(int(self._generator.integers(2**62))).get_state()
+        self.made = as_made(self.optimizer, self._scheduler)
 
     def start_afresh(self) -> int:
         """Draw the weights anew, in layers that know how (``reset_parameters``) and are trained. Returns how many."""
@@ -76,13 +82,36 @@ class LocalTrainer:
         count = round(fraction * len(samples))
         return np.sort(self._generator.choice(samples, size=count, replace=False)) if count else samples[:0]
 
-    def train(self, batches: Sequence[Indices], additions: Sequence[Addition | None]) -> Trained:
-        """One step for each mini-batch, on the task's loss and what is added to it."""
+    def aside(self) -> State:
+        """What goes on from one piece to the next, besides the model: not copied."""
+        scheduler = None if self._scheduler is None else self._scheduler.state_dict()
+        return {"optimizer": optimizer_state(self.optimizer), "scheduler": scheduler, "random": self._random}
+
+    def take_up(self, aside: State) -> None:
+        restore_optimizer(self.optimizer, aside["optimizer"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(aside["scheduler"])
+        self._random = aside["random"]
+
+    def state(self) -> State:
+        return {"model": ModelState(self.model).state(), "chosen": stream_state(self._generator), "aside": self.aside()}
+
+    def restore(self, state: State) -> None:
+        torch.Generator().set_state(state["aside"]["random"])  # refuses what cannot be one
+        ModelState(self.model).restore(state["model"])
+        restore_stream(self._generator, state["chosen"])
+        self.take_up(state["aside"])
+
+    def train(
+        self, batches: Sequence[Indices], additions: Sequence[Addition | None],
+        go_on: Callable[[int], bool] = lambda step: True,
+    ) -> Trained:  # fmt: skip
+        """One step for each mini-batch, on the task's loss and what is added to it, for as long as it may go on."""
         losses: list[Losses] = []
         self.model.train()
         with self._own_random_numbers():
-            for indices, addition in zip(batches, additions, strict=True):
-                own = self._train_one(indices, addition)
+            for step, (indices, addition) in enumerate(zip(batches, additions, strict=True)):
+                own = self._train_one(indices, addition) if go_on(step) else None
                 if own is None:
                     break
                 losses.append(own)

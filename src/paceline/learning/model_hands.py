@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Protocol
 
@@ -12,14 +12,19 @@ from torch import nn
 
 from paceline.core.errors import Diverged, IllegalDecision
 from paceline.core.facts import Joined, Left, Step, Ticket
+from paceline.core.plain import whole
 from paceline.fleets.billing import Bill
 from paceline.learning.contributions import share_out
 from paceline.learning.data import to_device
 from paceline.learning.job import Job
-from paceline.learning.local_training import Addition, LocalTrainer, Trained
+from paceline.learning.local_training import LocalTrainer, Trained
+from paceline.learning.local_work import Assignment, Beginning, Pieces
+from paceline.learning.optimizer_state import check_as_made
+from paceline.learning.packing import pack_samples, pack_tickets, unpack_samples, unpack_tickets
 from paceline.learning.task import EVALUATED_AT_ONCE, device_of
 from paceline.sampling.batches import Attentive, Batches, Watchful
 from paceline.sampling.partition import Indices
+from paceline.stateful import State
 
 log = logging.getLogger("paceline")
 
@@ -32,38 +37,49 @@ class Aggregation(Protocol):
         """The global model (``_G`` in EC-DNN)."""
         ...
 
-    def prepare(self, ticket: Ticket) -> Sequence[Addition | None]:
-        """Let a worker's model be what its piece of work begins with; what is added to the loss of each step."""
+    def beginning(self, ticket: Ticket) -> Beginning:
+        """What a piece of work begins with, and what is added to the loss of each step."""
         ...
 
     def combine(self, weights: Mapping[Ticket, Fraction], spoiled: Sequence[Ticket]) -> None:
         """Make the next global model of what was handed in."""
         ...
 
-    def started(self, ticket: Ticket) -> Bill:
-        """A piece of work was given out: what it takes."""
+    def started(self, ticket: Ticket) -> None:
+        """A piece of work was given out."""
+        ...
+
+    def bill(self, ticket: Ticket) -> Bill:
+        """What a piece of work that was just given out takes; asked for once, if at all."""
         ...
 
     def settled(self, ticket: Ticket) -> None:
         """A piece of work was used or dropped."""
         ...
 
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
 
 class ModelHands:
-    """Draws the mini-batches of each piece of local training, trains when a step needs it, and counts.
+    """Draws the mini-batches of each piece of local training, combines the models that come of them, and counts.
 
-    A piece that ends up dropped is never trained.
+    ``contributions`` are the pieces, which know where they are trained; ``trainers`` what each worker has come to.
     """
 
-    def __init__(self, job: Job, batches: Batches, trainers: Sequence[LocalTrainer], aggregation: Aggregation) -> None:
+    def __init__(
+        self, job: Job, batches: Batches, trainers: Sequence[LocalTrainer], aggregation: Aggregation,
+        contributions: Pieces,
+    ) -> None:  # fmt: skip
         self.updates = 0
         self.samples = 0
         self.spoiled: list[Ticket] = []
         self.trainers = trainers
         self.aggregation = aggregation
+        self.contributions = contributions
         self._job = job
         self._batches = batches
-        self._bills: dict[Ticket, Bill] = {}
         self._watchful = batches if isinstance(batches, Watchful) else None
         self._promised: dict[Ticket, list[Indices]] = {}
         self._spoiled_in_a_row = 0
@@ -79,11 +95,11 @@ class ModelHands:
 
     def start(self, ticket: Ticket) -> None:
         self._promised[ticket] = [self._batches.draw(ticket.worker) for _ in range(ticket.work.units)]
-        self._bills[ticket] = self.aggregation.started(ticket)
+        self.aggregation.started(ticket)
+        self.contributions.promise(ticket, self._assignment(ticket))
 
-    def bill(self, ticket: Ticket) -> Bill:
-        """What a piece of work that was just started takes."""
-        return self._bills.pop(ticket)
+    def _assignment(self, ticket: Ticket) -> Assignment:
+        return Assignment(self._promised[ticket], lambda: self.aggregation.beginning(ticket))
 
     def shorten(self, ticket: Ticket, done: int) -> None:
         raise IllegalDecision(f"{ticket} was recalled, but a model cannot be handed in by parts")
@@ -91,10 +107,15 @@ class ModelHands:
     def drop(self, ticket: Ticket) -> None:
         for indices in reversed(self._promised.pop(ticket)):
             self._batches.put_back(ticket.worker, indices)
-        self.aggregation.settled(ticket)
+        self._settle([ticket])
+
+    def _settle(self, tickets: Collection[Ticket]) -> None:
+        for ticket in tickets:
+            self.aggregation.settled(ticket)
+        self.contributions.settle(tickets)
 
     def step(self, step: Step) -> list[Ticket]:
-        """Train what was handed in and combine it. Returns the models that were left out because not finite."""
+        """Combine what was handed in. Returns the models that were left out because not finite."""
         if step.keep:
             raise IllegalDecision(f"cannot keep {len(step.keep)} models for a later step: they are used once")
         tickets = sorted(step.weights, key=lambda ticket: ticket.worker)
@@ -102,16 +123,13 @@ class ModelHands:
             raise IllegalDecision("cannot use two models of one worker in one step: it has only its last one")
         spoiled: list[Ticket] = []
         for ticket in tickets:
-            additions = self.aggregation.prepare(ticket)
-            batches = self._promised.pop(ticket)
-            trained = self.trainers[ticket.worker].train(batches, additions)
-            self._observe(ticket, batches, trained)
+            trained = self.contributions.trained(ticket, self._assignment(ticket))
+            self._observe(ticket, self._promised.pop(ticket), trained)
             if not trained.finite:
                 spoiled.append(ticket)
         self._report(spoiled, step)
         self.aggregation.combine(share_out(step.weights, spoiled), spoiled)
-        for ticket in step.weights:
-            self.aggregation.settled(ticket)
+        self._settle(step.weights.keys())
         self.updates += 1
         return spoiled
 
@@ -120,6 +138,34 @@ class ModelHands:
         mean = self._loss_sum / self._loss_count if self._loss_count else float("nan")
         self._loss_sum, self._loss_count = 0.0, 0
         return mean
+
+    def state(self) -> State:
+        """The trainers, the aggregation and the counts. The batches and the contributions have states of their own."""
+        promised = {ticket: np.concatenate(batches) for ticket, batches in self._promised.items()}
+        return {
+            "made": self.trainers[0].made,
+            "trainers": [trainer.state() for trainer in self.trainers],
+            "aggregation": self.aggregation.state(),
+            "promised": pack_samples(promised),
+            "mini-batches": [[len(each) for each in batches] for batches in self._promised.values()],
+            "counts": [self.updates, self.samples, self._spoiled_in_a_row, self._loss_count],
+            "loss": self._loss_sum,
+            "separable": self._job.loss.state(),
+            "spoiled": pack_tickets(self.spoiled),
+        }
+
+    def restore(self, state: State) -> None:
+        check_as_made(self.trainers[0].made, state["made"])
+        for trainer, saved in zip(self.trainers, state["trainers"], strict=True):
+            trainer.restore(saved)
+        self.aggregation.restore(state["aggregation"])
+        promised = unpack_samples(state["promised"], len(self._job.samples))
+        for (ticket, samples), sizes in zip(promised.items(), state["mini-batches"], strict=True):
+            self._promised[ticket] = np.split(samples, np.cumsum([whole(size) for size in sizes])[:-1])
+        self.updates, self.samples, self._spoiled_in_a_row, self._loss_count = map(whole, state["counts"])
+        self._loss_sum = float(state["loss"])
+        self._job.loss.restore(state["separable"])
+        self.spoiled += unpack_tickets(state["spoiled"])
 
     def best_local(self) -> nn.Module:
         """The local model with the smallest mean loss over all training samples (``_L`` in EC-DNN)."""

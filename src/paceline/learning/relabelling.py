@@ -14,7 +14,7 @@ from paceline.learning.task import are_classes, device_of
 from paceline.sampling.partition import Indices
 
 Combine = Callable[[Tensor, Tensor], Tensor]  # of the models' outputs and the labels
-PASSED_AT_ONCE = 1024  # samples
+PASSED_AT_ONCE = 256  # samples; more at once is slower, for their activations leave the caches
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,15 @@ def segments_needed(workers: int) -> int:
     return SLOTS + workers + LEVELS * workers
 
 
+def free_row(worker: int, workers: int, first: int, taken: Collection[int]) -> int:
+    """A row of a worker that is not taken."""
+    for level in range(LEVELS):
+        row = first + level * workers + worker
+        if row not in taken:
+            return row
+    raise PacelineError(f"worker {worker} has {LEVELS} contributions that the strategy neither uses nor drops")
+
+
 class Promise:
     """A ticket that is not settled."""
 
@@ -79,7 +88,7 @@ class RowContributions:
     # A ticket's life: promised, handed in or not, settled.
 
     def promise(self, ticket: Ticket, indices: Indices) -> None:
-        row = self._free_row(ticket.worker)
+        row = free_row(ticket.worker, self._workers, self._first_row, self._taken)
         self._taken.add(row)
         if not self._published:
             self._publish_buffers()
@@ -128,13 +137,6 @@ class RowContributions:
             promise = self._promises.pop(ticket)
             self._taken.discard(promise.row)
             self._spoiled.discard(ticket)
-
-    def _free_row(self, worker: int) -> int:
-        for level in range(LEVELS):
-            row = self._first_row + level * self._workers + worker
-            if row not in self._taken:
-                return row
-        raise PacelineError(f"worker {worker} has {LEVELS} contributions that the strategy neither uses nor drops")
 
     # The model.
 

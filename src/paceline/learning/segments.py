@@ -65,6 +65,9 @@ class Brought(NamedTuple):
     norm: float  # of the gradient; infinite or NaN if it is not finite, or overflows
 
 
+NOTHING_TOLD = Brought(0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """The views of one segment."""

@@ -54,7 +54,7 @@ def reproduce(  # noqa: PLR0917 - typer names the options
     try:
         card = module.reproduce(Options(data, quick, work))
     except KeyboardInterrupt:
-        from paceline.cli import Interrupted
+        from paceline.interrupts import Interrupted
 
         kept = f"finished runs are in {work}: the same command goes on from there" if work.exists() else "nothing kept"
         raise Interrupted(f"interrupted; {kept}") from None

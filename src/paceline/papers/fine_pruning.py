@@ -16,6 +16,7 @@ from paceline.papers.fine_pruning_plans import QUICK, SMALL, Plan, cost
 from paceline.papers.fine_pruning_timing import Timing, run_timing
 from paceline.papers.fine_pruning_training import STEPS, Training, run_training
 from paceline.papers.jobs import Job, Result, run_jobs
+from paceline.toml_tables import table_of
 
 __all__ = ["figures", "reproduce"]
 
@@ -30,7 +31,7 @@ def reproduce_plan(plan: Plan, options: Options) -> Card:
     read_cifar10(options.data)  # refused now rather than after minutes
     data = str(Path(options.data or ".").resolve())
     samples, rounds = plan.timed
-    timing = Timing(samples, rounds, plan.schedule.fraction)
+    timing = Timing(samples, rounds, plan.fine.fraction)
     timed = run_jobs([Job(run_timing, timing)], work=options.work, processes=1, label="timing")[0]
     listed, tried = plan.runs(data), plan.search(data)
     trainings = [run for _, _, run in listed] + [run for _, run in tried]
@@ -62,16 +63,16 @@ def _train(trainings: Sequence[Training], options: Options, label: str) -> list[
 
 def _settings(plan: Plan) -> dict[str, Any]:
     size = plan.sizes["lenet"]
-    planned = plan.schedule.plan(size.samples, size.epochs)
+    planned = plan.fine.plan(size.samples, size.epochs)
     return {
         "plan": plan.name,
         "networks": {"lenet": "LeNet", "vgg": "VGG-11 of 1/8 width with GroupNorm"},
         "sizes": {model: asdict(each) for model, each in plan.sizes.items()},
         "seeds": {model: list(each) for model, each in plan.seeds.items()},
         "paper": "50000 samples, 200 epochs; its window, start, block, count, number and tolerance are not stated",
-        "schedule": asdict(plan.schedule),
+        "schedule": table_of(plan.fine),
         "pruned_epochs": list(planned.pruned_epochs),
-        "soft": asdict(plan.soft),
+        "soft": table_of(plan.soft),
         "shortened": f"{plan.share:.4g} of the epochs, the schedule of the step shortened with them",
         "steps": STEPS,
         "search": f"{len(plan.variants()) + 1} variants, {len(plan.search_seeds)} seeds, {plan.searched.samples} "

@@ -1,7 +1,7 @@
 """What the paper says of fine-pruning, and what it does not ask, set beside what the runs came to."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -10,6 +10,7 @@ from paceline.papers.fine_pruning_plans import ARMS, Plan
 from paceline.papers.jobs import Result
 from paceline.pruning.formulas import IN_MINUTES, TABLE_1, TABLE_2, pruned_epochs_formula_3
 from paceline.pruning.plan import Schedule
+from paceline.toml_tables import table_of
 
 KNOWN = (200, 60, 30, 5, 3, 2)  # epochs, window, start, block, count, attenuation
 KEPT = 0.5  # points: "maintaining the accuracy"
@@ -85,10 +86,10 @@ def _table_1() -> Iterable[Claim]:
 def _savings(found: Found) -> Iterable[Claim]:
     plan = found.plan
     size, timed = plan.sizes["lenet"], found.timed
-    planned = plan.schedule.plan(size.samples, size.epochs)
+    planned = plan.fine.plan(size.samples, size.epochs)
     counted = [100 * float(found.arms["lenet", "pruned", seed]["saved"]) for seed in plan.seeds["lenet"]]
     epochs = f"{len(planned.pruned_epochs)} of {size.epochs} epochs"
-    note = f"planned beforehand: {epochs} leave out {plan.schedule.fraction} of the samples"
+    note = f"planned beforehand: {epochs} leave out {plan.fine.fraction} of the samples"
     yield within("samples_saved_percent", 100 * planned.saved, fmean(counted), 1e-9, note)
     share = len(planned.pruned_epochs) / planned.epochs
     saved = 100 * (1 - share * timed["pruned"] - (1 - share) * timed["whole"])
@@ -164,7 +165,7 @@ def rows(found: Found, best: str, confirmed: Mapping[int, Result]) -> list[dict[
 
 def _rule(found: Found, name: str) -> dict[str, Any]:
     rule = found.plan.variants()[name]
-    return {} if rule is None else {"name": type(rule).__name__, **asdict(rule)}
+    return {} if rule is None else {"name": type(rule).__name__, **table_of(rule)}
 
 
 def _row(result: Result) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def pictures_row(data: str, plan: Plan, runs: Sequence[Result]) -> dict[str, Any
             {"sample": int(samples[each]), "label": NAMES[labels[each]], "times": int(times[each])} for each in shown
         ],
         "mosaic": b64encode(_mosaic(published.images[samples[shown]])).decode(),
-        "possible": sum(len(plan.schedule.plan(1, len(run["sizes"])).pruned_epochs) for run in runs),
+        "possible": sum(len(plan.fine.plan(1, len(run["sizes"])).pruned_epochs) for run in runs),
         "samples_by_times": np.bincount(times).tolist(),
         "times_by_class": [float(f"{times[labels == label].mean():.4g}") for label in range(len(NAMES))],
         "agreement": _agreement([np.array(run["times_pruned"]) for run in runs]),

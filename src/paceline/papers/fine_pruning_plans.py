@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paceline.papers.fine_pruning_training import CURVE, Choice, Size, Training
+from paceline.pruning.plan import Schedule
 from paceline.pruning.rules import FineRule, RandomRule, SoftRule
 
 ARMS = ("regular", "pruned", "random", "soft", "shortened")
@@ -20,7 +21,7 @@ class Plan:
     name: str
     sizes: Mapping[str, Size]
     seeds: Mapping[str, tuple[int, ...]]
-    schedule: FineRule
+    fine: FineRule
     soft: SoftRule
     late: int  # the last epoch that variants with full data at the end prune
     searched: Size
@@ -31,13 +32,13 @@ class Plan:
     def share(self) -> float:
         """Of the samples that is left."""
         size = self.sizes["lenet"]
-        return 1 - self.schedule.plan(size.samples, size.epochs).saved
+        return 1 - self.fine.plan(size.samples, size.epochs).saved
 
     def run(self, data: str, model: str, arm: str, seed: int) -> Training:
         """One of the five ways."""
         rules: dict[str, Choice | None] = {
-            "pruned": self.schedule,
-            "random": as_random(self.schedule),
+            "pruned": self.fine,
+            "random": as_random(self.fine),
             "soft": self.soft,
         }
         share = self.share if arm == "shortened" else 1.0
@@ -55,14 +56,14 @@ class Plan:
 
     def variants(self) -> dict[str, Choice | None]:
         """What the search tries, beside shortened training: all of them save at least as much as the schedule."""
-        schedule, late = self.schedule, ending(self.schedule, self.late, self.searched)
+        fine, late = self.fine, ending(self.fine, self.late, self.searched)
         return {
-            "paper": schedule,
+            "paper": fine,
             "paper, full data at the end": late,
-            "paper, tolerance 1": replace(schedule, tolerance=1.0),
-            "easy ones pruned": replace(schedule, prune="low"),
+            "paper, tolerance 1": replace(fine, tolerance=1.0),
+            "easy ones pruned": replace(fine, prune="low"),
             "easy ones pruned, full data at the end": replace(late, prune="low"),
-            "random": as_random(schedule),
+            "random": as_random(fine),
             "random, full data at the end": as_random(late),
             "soft, weighed": self.soft,
         }
@@ -87,23 +88,13 @@ class Plan:
 
 def as_random(rule: FineRule) -> RandomRule:
     """The control of a rule."""
-    return RandomRule(
-        start=rule.start,
-        block=rule.block,
-        count=rule.count,
-        fraction=rule.fraction,
-        window=rule.window,
-        windows=rule.windows,
-        attenuation=rule.attenuation,
-        attenuate=rule.attenuate,
-        until=rule.until,
-    )
+    return RandomRule(rule.schedule, rule.fraction)
 
 
 def ending(rule: FineRule, until: int, size: Size) -> FineRule:
     """The same saving, or a little more, without pruning after epoch ``until``: more samples in fewer epochs."""
     wanted = rule.plan(size.samples, size.epochs).saved
-    late = replace(rule, until=until)
+    late = replace(rule, schedule=replace(rule.schedule, until=until))
     epochs = len(late.plan(size.samples, size.epochs).pruned_epochs)
     return replace(late, fraction=-(-wanted * size.epochs * 1000 // epochs) / 1000)
 
@@ -120,7 +111,7 @@ SMALL = Plan(
     name="scaled down",
     sizes={"lenet": Size(4_000, 30, tested=5_000), "vgg": Size(1_200, 30, tested=2_500)},
     seeds={"lenet": (0, 1, 2), "vgg": (0,)},
-    schedule=FineRule(windows=(9, 9, 6, 6), start=3, block=4, count=3, fraction=0.3),
+    fine=FineRule(Schedule(3, 4, 3, windows=(9, 9, 6, 6)), fraction=0.3),
     soft=SoftRule(0.3, until=26),
     late=24,
     searched=Size(1_200, 30, tested=3_000, validation=True),
@@ -132,7 +123,7 @@ FULL = replace(
     name="full data",
     sizes={"lenet": Size(50_000, 200, 128), "vgg": Size(50_000, 200, 128)},
     seeds={"lenet": (0, 1, 2), "vgg": (0, 1, 2)},
-    schedule=FineRule(windows=(60, 60, 40, 40), start=20, block=10, count=6, fraction=0.32, attenuation=2),
+    fine=FineRule(Schedule(20, 10, 6, windows=(60, 60, 40, 40), attenuation=2), fraction=0.32),
     soft=SoftRule(0.3, until=175),
     late=160,
     searched=Size(10_000, 200, 128, validation=True),
@@ -141,7 +132,7 @@ QUICK = Plan(
     name="quick",
     sizes={"lenet": Size(1_000, 10, tested=1_000, judged=3), "vgg": Size(300, 10, tested=500, judged=3)},
     seeds={"lenet": (0,), "vgg": (0,)},
-    schedule=FineRule(windows=(3, 3, 2, 2), start=1, block=1, count=1, fraction=0.25),
+    fine=FineRule(Schedule(1, 1, 1, windows=(3, 3, 2, 2)), fraction=0.25),
     soft=SoftRule(0.3, until=8),
     late=8,
     searched=Size(300, 10, tested=500, judged=3, validation=True),

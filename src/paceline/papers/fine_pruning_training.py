@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler
 
 from paceline.datasets.readers import Labelled, read_cifar10
 from paceline.papers.models import lenet, vgg11
+from paceline.pruning.plan import Schedule
 from paceline.pruning.pruning_sampler import PruningSampler
 from paceline.pruning.rules import FineRule, RandomRule, SoftRule
 from paceline.randomness import stream
@@ -103,7 +104,7 @@ class Loop:
         self._model = model
         self._watched = training.rule is not None
         self._weighed = isinstance(training.rule, SoftRule)
-        rule = training.rule or RandomRule(window=1, start=1, block=1, count=0, fraction=0.0)
+        rule = training.rule or RandomRule(Schedule(1, 1, 0, window=1), fraction=0.0)
         self._sampler = PruningSampler(rule, size.samples, training.seed, 0, 1)
         self._step = STEPS[training.model]
         self._optimizer = SGD(model.parameters(), lr=self._step, momentum=0.9, weight_decay=5e-4)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
+from paceline.fleets.fleet import labels_of
 from paceline.predict.answer import Prediction, Wishes, predict, recorded
 from paceline.predict.descent import Descent, descent_of
 from paceline.predict.inquiry import Inquiry
@@ -82,7 +83,9 @@ def answer(
     descent = (own or Descent()) if momentum is None else Descent(momentum)
     if curvature is not None and not curvature > 0:
         raise ConfigError(f"a curvature of {curvature:g} bounds no step: give a number above 0")
-    strategies = {choice.short: choice.strategy(inquiry.fleet.medians) for choice in inquiry.choices}
+    strategies = {
+        choice.short: choice.strategy(inquiry.fleet.medians, labels_of(inquiry.fleet)) for choice in inquiry.choices
+    }
     for label, strategy in strategies.items():
         try:
             strategy.check(inquiry.fleet.workers, None)

@@ -1,15 +1,16 @@
 """What a rule remembers of the samples of one data set: from losses to the samples that an epoch keeps.
 
-Within an epoch every sample has a mark: whether it stands out, 0 or 1, or that it is not observed yet. Marks are added
-to the memory when the epoch is closed, so that several processes can first put theirs together.
+A sampler has a mark for every sample of an epoch: whether it stands out, 0 or 1, or that it is not observed yet. Marks
+are counted when the epoch is over, so that several processes can first put theirs together.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.errors import ConfigError
 from paceline.pruning.plan import Schedule
 from paceline.pruning.selection import Mask, Ties, keep_any, keep_highest, keep_lowest
 from paceline.sampling.partition import Indices
@@ -37,8 +38,8 @@ class Memory(Protocol):
         """Take in what other processes remember of this epoch, beside their marks."""
         ...
 
-    def close(self, marks: Marks) -> None:
-        """The epoch is over."""
+    def count(self, places: Indices | slice, standing_out: Mask | bool) -> None:
+        """Remember who of some samples stands out."""
         ...
 
     def weights(self, indices: Indices) -> Floats:
@@ -48,6 +49,18 @@ class Memory(Protocol):
     def state(self) -> Arrays:
         """Arrays of a fixed shape that hold everything; the memory's own, not copies."""
         ...
+
+
+def refill(arrays: Arrays, saved: Mapping[str, Any]) -> None:
+    """Take saved arrays up into one's own, all or none: they must be like them."""
+    found = {name: np.asarray(saved[name]) for name in arrays}
+    for name, own in arrays.items():
+        if (found[name].dtype, found[name].shape) != (own.dtype, own.shape):
+            raise ConfigError(
+                f"the state has {name} of {found[name].shape} {found[name].dtype}, not {own.shape} {own.dtype}"
+            )
+    for name, own in arrays.items():
+        own[:] = found[name]
 
 
 class Counting:
@@ -77,8 +90,8 @@ class Counting:
     def merge(self, marks: Marks, minimum: Minimum) -> None:
         pass
 
-    def close(self, marks: Marks) -> None:
-        self.counts += marks == STANDS_OUT
+    def count(self, places: Indices | slice, standing_out: Mask | bool) -> None:
+        self.counts[places] += standing_out
 
     def weights(self, indices: Indices) -> Floats:
         return np.ones(len(indices), dtype=np.float32)
@@ -106,7 +119,7 @@ class Blind:
     def merge(self, marks: Marks, minimum: Minimum) -> None:
         pass
 
-    def close(self, marks: Marks) -> None:
+    def count(self, places: Indices | slice, standing_out: Mask | bool) -> None:
         pass
 
     def weights(self, indices: Indices) -> Floats:
@@ -148,7 +161,7 @@ class Scores:
         minimum(new)
         self.scores = np.where(np.isposinf(new), self.scores, new)
 
-    def close(self, marks: Marks) -> None:
+    def count(self, places: Indices | slice, standing_out: Mask | bool) -> None:
         pass
 
     def weights(self, indices: Indices) -> Floats:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from paceline.core.errors import ConfigError
 
+Attenuate = Literal["window", "epoch"]
 MOST_EPOCHS = 65_535  # in a window: counts take two bytes
 
 
@@ -36,10 +37,12 @@ class Schedule:
     window: int | None = None
     windows: tuple[int, ...] = ()
     attenuation: float = 1.0
-    attenuate: Literal["window", "epoch"] = "window"
+    attenuate: Attenuate = "window"
     until: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("start", "block", "count", "window", "until"):
+            check_whole(name, getattr(self, name))
         lengths = self._lengths()
         if min(lengths) < 1 or max(lengths) > MOST_EPOCHS:
             raise ConfigError(f"windows of {list(lengths)} epochs are not possible: 1 to {MOST_EPOCHS:,} each")
@@ -141,6 +144,12 @@ class Plan:
 def pruned_number(fraction: float, samples: int) -> int:
     """How many of so many samples a fraction is; at least one sample is always left."""
     return min(round(fraction * samples), samples - 1)
+
+
+def check_whole(name: str, value: object) -> None:
+    """A whole number, or None where nothing is chosen."""
+    if value is not None and not hasattr(value, "__index__"):
+        raise ConfigError(f"{name}={value!r} is not possible: a whole number, such as 2")
 
 
 def check_fraction(fraction: float) -> None:

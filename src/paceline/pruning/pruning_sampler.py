@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from paceline.core.errors import ConfigError
-from paceline.pruning.memory import STANDS_OUT, UNSEEN
+from paceline.pruning.memory import STANDS_OUT, UNSEEN, refill
 from paceline.pruning.observed import Batch, Observed, Places, Values, look_at, put_aside, whole_numbers
-from paceline.pruning.plan import Plan
+from paceline.pruning.plan import Plan, check_whole
 from paceline.pruning.processes import minimum, processes
 from paceline.pruning.rest import Rest
 from paceline.pruning.rules import Rule
@@ -20,6 +20,7 @@ from paceline.pruning.selection import Mask, only_kept
 from paceline.randomness import stream
 from paceline.sampling.batches import Batches
 from paceline.sampling.partition import Indices
+from paceline.toml_tables import table_of
 
 MOST_SAMPLES = 2**31 - 1  # indices are kept in four bytes
 MOST_WAITING = 64  # batches that are not looked at yet
@@ -35,6 +36,8 @@ class PruningSampler(Sampler[int]):
     """
 
     def __init__(self, rule: Rule, samples: int, seed: int, rank: int, ranks: int) -> None:
+        for name, value in (("samples", samples), ("seed", seed), ("rank", rank), ("ranks", ranks)):
+            check_whole(name, value)
         if not 1 <= samples <= MOST_SAMPLES:
             raise ConfigError(f"samples={samples} is not possible: 1 to {MOST_SAMPLES:,}")
         if seed < 0:
@@ -87,8 +90,9 @@ class PruningSampler(Sampler[int]):
                 "go on, load a state, or make a new sampler"
             )
         self._look()
+        self._kept, self._order = None, self._order[:0].copy()  # lets go of their memory
         self._merge()
-        self._memory.close(self._marks)
+        self._memory.count(slice(None), self._marks == STANDS_OUT)
         self._marks.fill(UNSEEN)
         self._observed, self._resuming = 0, False
         for each in range(self._epoch + 1, number + 1):
@@ -96,7 +100,6 @@ class PruningSampler(Sampler[int]):
 
     def _enter(self, number: int) -> None:
         self._epoch = number
-        self._order = np.empty(0, dtype=np.int32)  # lets go of the last one's memory
         self._kept = self._memory.enter(number, stream(self.seed, "pruning", 0, number))
         self._shuffle()
 
@@ -199,7 +202,10 @@ class PruningSampler(Sampler[int]):
     # States
 
     def state_dict(self) -> State:
-        """All that an exact resume needs, also in the middle of an epoch; without what is on its way in a loader."""
+        """All that an exact resume needs, also in the middle of an epoch; without what is on its way in a loader.
+
+        Of several processes each has its own, for they are put together at ``set_epoch`` only.
+        """
         self._look()
         arrays = {name: torch.from_numpy(array.copy()) for name, array in self._memory.state().items()}
         kept = None if self._kept is None else torch.from_numpy(np.packbits(self._kept))
@@ -207,6 +213,7 @@ class PruningSampler(Sampler[int]):
             "rule": type(self.rule).__name__,
             "samples": self.samples,
             "seed": self.seed,
+            "rank": (self.rank, self.ranks),
             "epoch": self._epoch - 1,
             "marks": torch.from_numpy(self._marks.copy()),
             "kept": kept,
@@ -219,10 +226,13 @@ class PruningSampler(Sampler[int]):
         for name, value in mine.items():
             if state.get(name) != value:
                 raise ConfigError(f"the state is of {name}={state.get(name)}, and this sampler has {name}={value}")
-        for name, array in self._memory.state().items():
-            array[:] = state["memory"][name].numpy()
+        if (taken := tuple(state["rank"])) != (self.rank, self.ranks) and (state["marks"] != UNSEEN).any():
+            raise ConfigError(
+                f"the state was taken in the middle of an epoch by rank {taken[0]} of {taken[1]}, and this is rank "
+                f"{self.rank} of {self.ranks}: let each load its own, or take the state right after set_epoch"
+            )
+        refill({**self._memory.state(), "marks": self._marks}, {**state["memory"], "marks": state["marks"]})
         self._waiting, self._waiting_samples, self._resuming = [], 0, True
-        self._marks[:] = state["marks"].numpy()
         self._observed = int(np.count_nonzero(self._marks != UNSEEN))
         self._epoch = state["epoch"] + 1
         kept = state["kept"]
@@ -234,5 +244,5 @@ class PruningSampler(Sampler[int]):
         return {**self.__dict__, "_resuming": True}
 
     def __repr__(self) -> str:
-        rule = repr(self.rule)
-        return f"{type(self).__name__}(samples={self.samples}, {rule[rule.index('(') + 1 : -1]}, seed={self.seed})"
+        settings = {"samples": self.samples, **table_of(self.rule), "seed": self.seed}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"

@@ -34,15 +34,30 @@ class PruningRecord:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything as arrays, to be written."""
-        trends = np.array(self.trends, dtype=np.float32).reshape(-1, 3)
+        samples, epochs, losses = zip(*self.trends, strict=True) if self.trends else ((), (), ())
         return {
             "times_pruned": self.times_pruned.astype(np.int32),
             "times_stood_out": self.times_stood_out.astype(np.int32),
             "passes": np.array(self.passes, dtype=np.int64).reshape(-1, 4),
-            "trend_samples": trends[:, 0].astype(np.int64),
-            "trend_epochs": trends[:, 1].astype(np.int64),
-            "trend_losses": np.ascontiguousarray(trends[:, 2]),
+            "trend_samples": np.array(samples, dtype=np.int64),
+            "trend_epochs": np.array(epochs, dtype=np.int64),
+            "trend_losses": np.array(losses, dtype=np.float32),
         }
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on with the record that was written as these arrays."""
+        for own, saved in ((self.times_pruned, "times_pruned"), (self.times_stood_out, "times_stood_out")):
+            if arrays[saved].shape != own.shape:
+                raise ValueError(f"{saved} of {arrays[saved].shape}, not {own.shape}")
+            own[:] = arrays[saved]
+        self.passes[:], self.trends[:] = _rows(arrays)
+
+
+def _rows(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int, float]]]:
+    """Passes and trends."""
+    passes = [(int(w), int(e), int(held), int(kept)) for w, e, held, kept in arrays["passes"]]
+    trends = zip(arrays["trend_samples"], arrays["trend_epochs"], arrays["trend_losses"], strict=True)
+    return passes, [(int(sample), int(epoch), float(loss)) for sample, epoch, loss in trends]
 
 
 def new_record(samples: int, generator: np.random.Generator) -> PruningRecord:
@@ -53,11 +68,9 @@ def new_record(samples: int, generator: np.random.Generator) -> PruningRecord:
 
 def record_of(arrays: Mapping[str, NDArray[Any]]) -> PruningRecord:
     """The record that was written as these arrays."""
-    trends = zip(arrays["trend_samples"], arrays["trend_epochs"], arrays["trend_losses"], strict=True)
     return PruningRecord(
         arrays["times_pruned"].astype(np.uint16),
         arrays["times_stood_out"].astype(np.uint16),
         np.unique(arrays["trend_samples"]),
-        [(int(w), int(e), int(held), int(kept)) for w, e, held, kept in arrays["passes"]],
-        [(int(sample), int(epoch), float(loss)) for sample, epoch, loss in trends],
+        *_rows(arrays),
     )

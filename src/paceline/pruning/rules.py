@@ -20,30 +20,25 @@ class Rule(Protocol):
 
     def memory(self, samples: int) -> Memory: ...
 
-    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches: ...
+    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
+        """For ``paceline.train(sampling=)``: each worker prunes its own shard."""
+        return PrunedShards(self.memory, shards, batch_size, seed)
 
 
 @dataclass(frozen=True)
-class FineRule:
+class FineRule(Rule):
     r"""In pruned epochs, leave out the ``fraction`` of the samples that stood out most often in this window.
 
     Sample $i$ of batch $B$ stands out if $\ell_i \ge (1 + \text{tolerance}) \frac{1}{|B|} \sum_{k \in B} \ell_k$,
     by the losses of the training pass itself. A pruned sample has no loss, so its count stays. Counts tie massively;
     the last places are drawn by lot (``ties="random"``), or go to the lowest index. ``prune="low"`` leaves out those
-    that stood out least often: the opposite of the paper, for comparison. The schedule is that of ``Schedule``.
+    that stood out least often: the opposite of the paper, for comparison.
 
     *Data Fine-Pruning*, Algorithms 1 and 2.
     """
 
-    start: int
-    block: int
-    count: int
+    schedule: Schedule
     fraction: float
-    window: int | None = None
-    windows: tuple[int, ...] = ()
-    attenuation: float = 1.0
-    attenuate: Literal["window", "epoch"] = "window"
-    until: int | None = None
     tolerance: float = 0.0
     ties: Ties = "random"
     prune: Literal["high", "low"] = "high"
@@ -56,59 +51,34 @@ class FineRule:
             raise ConfigError(f'ties={self.ties!r} is unknown: choose "random" or "index"')
         if self.prune not in ("high", "low"):
             raise ConfigError(f'prune={self.prune!r} is unknown: choose "high" or "low"')
-        self.schedule()
-
-    def schedule(self) -> Schedule:
-        return Schedule(
-            self.start, self.block, self.count, self.window, self.windows, self.attenuation, self.attenuate, self.until
-        )
 
     def plan(self, samples: int, epochs: int) -> Plan:
-        return plan_of(self.schedule(), self.fraction, samples, epochs)
+        return plan_of(self.schedule, self.fraction, samples, epochs)
 
     def memory(self, samples: int) -> Memory:
         kept = samples - pruned_number(self.fraction, samples)
-        return Counting(self.schedule(), samples, kept, self.tolerance, self.ties, highest=self.prune == "low")
-
-    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
-        return PrunedShards(self.memory, shards, batch_size, seed)
+        return Counting(self.schedule, samples, kept, self.tolerance, self.ties, highest=self.prune == "low")
 
 
 @dataclass(frozen=True)
-class RandomRule:
+class RandomRule(Rule):
     """The control: in the same epochs leave out as many samples, drawn anew each time, whatever their losses."""
 
-    start: int
-    block: int
-    count: int
+    schedule: Schedule
     fraction: float
-    window: int | None = None
-    windows: tuple[int, ...] = ()
-    attenuation: float = 1.0
-    attenuate: Literal["window", "epoch"] = "window"
-    until: int | None = None
 
     def __post_init__(self) -> None:
         check_fraction(self.fraction)
-        self.schedule()
-
-    def schedule(self) -> Schedule:
-        return Schedule(
-            self.start, self.block, self.count, self.window, self.windows, self.attenuation, self.attenuate, self.until
-        )
 
     def plan(self, samples: int, epochs: int) -> Plan:
-        return plan_of(self.schedule(), self.fraction, samples, epochs)
+        return plan_of(self.schedule, self.fraction, samples, epochs)
 
     def memory(self, samples: int) -> Memory:
-        return Blind(self.schedule(), samples, samples - pruned_number(self.fraction, samples))
-
-    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
-        return PrunedShards(self.memory, shards, batch_size, seed)
+        return Blind(self.schedule, samples, samples - pruned_number(self.fraction, samples))
 
 
 @dataclass(frozen=True)
-class SoftRule:
+class SoftRule(Rule):
     r"""Skip well-learnt samples with probability ``fraction`` ($r$); weigh those of them that are kept by $1/(1-r)$.
 
     Sample $i$ is well learnt if its last loss is below the mean of all samples' last losses. The weights make up for

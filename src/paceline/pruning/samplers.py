@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from paceline.pruning.plan import Attenuate, Schedule
 from paceline.pruning.pruning_sampler import PruningSampler
 from paceline.pruning.rules import FineRule, RandomRule, SoftRule
 from paceline.pruning.selection import Ties
@@ -36,74 +37,25 @@ class FinePruning(PruningSampler):
     """
 
     def __init__(
-        self,
-        *,
-        samples: int,
-        window: int | None = None,
-        windows: Sequence[int] = (),
-        start: int,
-        block: int,
-        count: int,
-        fraction: float,
-        attenuation: float = 1,
-        attenuate: Literal["window", "epoch"] = "window",
-        until: int | None = None,
-        tolerance: float = 0.0,
-        ties: Ties = "random",
-        prune: Literal["high", "low"] = "high",
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        rule = FineRule(
-            start=start,
-            block=block,
-            count=count,
-            fraction=fraction,
-            window=window,
-            windows=tuple(windows),
-            attenuation=attenuation,
-            attenuate=attenuate,
-            until=until,
-            tolerance=tolerance,
-            ties=ties,
-            prune=prune,
-        )
-        super().__init__(rule, samples, seed, rank, ranks)
+        self, *, samples: int, window: int | None = None, windows: Sequence[int] = (), start: int, block: int,
+        count: int, fraction: float, attenuation: float = 1, attenuate: Attenuate = "window",
+        until: int | None = None, tolerance: float = 0.0, ties: Ties = "random",
+        prune: Literal["high", "low"] = "high", seed: int = 0, rank: int = 0, ranks: int = 1,
+    ) -> None:  # fmt: skip
+        schedule = Schedule(start, block, count, window, tuple(windows), attenuation, attenuate, until)
+        super().__init__(FineRule(schedule, fraction, tolerance, ties, prune), samples, seed, rank, ranks)
 
 
 class RandomPruning(PruningSampler):
     """The control for ``FinePruning``: in the same epochs, leave out as many samples, but drawn by lot."""
 
     def __init__(
-        self,
-        *,
-        samples: int,
-        window: int | None = None,
-        windows: Sequence[int] = (),
-        start: int,
-        block: int,
-        count: int,
-        fraction: float,
-        attenuation: float = 1,
-        attenuate: Literal["window", "epoch"] = "window",
-        until: int | None = None,
-        seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        rule = RandomRule(
-            start=start,
-            block=block,
-            count=count,
-            fraction=fraction,
-            window=window,
-            windows=tuple(windows),
-            attenuation=attenuation,
-            attenuate=attenuate,
-            until=until,
-        )
-        super().__init__(rule, samples, seed, rank, ranks)
+        self, *, samples: int, window: int | None = None, windows: Sequence[int] = (), start: int, block: int,
+        count: int, fraction: float, attenuation: float = 1, attenuate: Attenuate = "window",
+        until: int | None = None, seed: int = 0, rank: int = 0, ranks: int = 1,
+    ) -> None:  # fmt: skip
+        schedule = Schedule(start, block, count, window, tuple(windows), attenuation, attenuate, until)
+        super().__init__(RandomRule(schedule, fraction), samples, seed, rank, ranks)
 
 
 class SoftPruning(PruningSampler):

@@ -17,13 +17,16 @@ def keep_lowest(counts: NDArray[np.uint16], keep: int, generator: np.random.Gene
     """
     histogram = _histogram(counts)
     enough = int(np.searchsorted(np.cumsum(histogram), keep))  # the smallest count that fills all places
-    kept = counts < enough
-    tied = counts == enough
+    kept: Mask = counts <= enough
     among = np.zeros(int(histogram[enough]), dtype=np.bool_)
     among[: keep - int(histogram[:enough].sum())] = True
     if generator is not None:
         generator.shuffle(among)
-    kept[tied] = among
+    for begin in range(0, len(counts), CHUNK):
+        tied = counts[begin : begin + CHUNK] == enough
+        number = int(tied.sum())
+        kept[begin : begin + CHUNK][tied] = among[:number]
+        among = among[number:]
     return kept
 
 

@@ -5,17 +5,18 @@ A worker's epochs are its own passes through its shard. In whole epochs it draws
 A gradient may be used after its worker has begun the next epoch; its losses then count towards that one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from paceline.core.errors import ConfigError
-from paceline.pruning.memory import STANDS_OUT, UNSEEN, Memory
+from paceline.pruning.memory import Memory
+from paceline.pruning.passes import Passes
 from paceline.pruning.record import PruningRecord, new_record
-from paceline.pruning.selection import Mask
 from paceline.randomness import stream
-from paceline.sampling.batches import Losses, ShardBatches
+from paceline.sampling.batches import Batches, Losses, ShardBatches
+from paceline.sampling.handed_on import HandedOnBatches
 from paceline.sampling.partition import Indices
+from paceline.stateful import State
 
 
 class PrunedShards:
@@ -23,24 +24,22 @@ class PrunedShards:
 
     def __init__(self, memory: Callable[[int], Memory], shards: Sequence[Indices], batch_size: int, seed: int) -> None:
         size = 1 + max(int(shard.max()) for shard in shards)
-        self._shards = shards
-        self._batch_size = batch_size
-        self._seed = seed
-        self._memories = [memory(len(shard)) for shard in shards]
-        self._place = np.zeros(size, dtype=np.int64)  # of each sample in its shard
-        for shard in shards:
-            self._place[shard] = np.arange(len(shard))
-        self._epochs = [0] * len(shards)
-        self._skipped = [0] * len(shards)
-        self._batches = ShardBatches([self._sequence(worker) for worker in range(len(shards))], batch_size)
         self.record: PruningRecord = new_record(size, stream(seed, "pruning", len(shards)))
         self._followed = np.zeros(size, dtype=np.bool_)
         self._followed[self.record.followed] = True
+        self._place = np.zeros(size, dtype=np.int64)  # of each sample in its shard
+        for shard in shards:
+            self._place[shard] = np.arange(len(shard))
+        self._passes = [
+            Passes(worker, shard, memory(len(shard)), self.record, batch_size=batch_size, seed=seed)
+            for worker, shard in enumerate(shards)
+        ]
+        self._batches = ShardBatches(self._passes, batch_size)
 
     @property
     def skipped(self) -> int:
         """Samples left out so far: of an epoch that is under way, in proportion to the batches drawn."""
-        return sum(self._skipped)
+        return sum(passes.skipped for passes in self._passes)
 
     def draw(self, worker: int) -> Indices:
         return self._batches.draw(worker)
@@ -53,43 +52,26 @@ class PrunedShards:
         mean = float(np.mean(losses, dtype=np.float64)) if len(losses) else float("nan")
         if not np.isfinite(mean):
             return
-        memory, places = self._memories[worker], self._place[indices]
-        marks = np.full(len(self._shards[worker]), UNSEEN, dtype=np.uint8)
-        marks[places] = memory.judge(places, losses, mean)
-        memory.close(marks)
-        self.record.times_stood_out[indices] += marks[places] == STANDS_OUT
+        passes, places = self._passes[worker], self._place[indices]
+        standing_out = passes.memory.judge(places, losses, mean)
+        passes.memory.count(places, standing_out)
+        self.record.times_stood_out[indices] += standing_out
         if (followed := self._followed[indices]).any():
-            epoch = self._epochs[worker]
             self.record.trends += [
-                (int(sample), epoch, float(loss))
-                for sample, loss in zip(indices[followed], losses[followed], strict=True)
+                (int(sample), passes.epoch, float(loss))
+                for sample, loss in zip(indices[followed], losses[followed].astype(np.float32), strict=True)
             ]
 
-    def _sequence(self, worker: int) -> Iterator[Indices]:
-        """All mini-batches of a worker. The same stream as ``Shuffled``, used in the same way."""
-        shard, size, generator = self._shards[worker], self._batch_size, stream(self._seed, "batches", worker)
-        while True:
-            order = generator.permutation(shard)
-            kept = self._enter(worker)
-            if kept is not None:
-                order = order[kept[self._place[order]]]
-            batches, whole = len(order) // size, len(shard) // size
-            if not batches:
-                raise ConfigError(
-                    f"pruning leaves worker {worker} {len(order)} of {len(shard)} samples, fewer than one batch of "
-                    f"{size}: use fewer workers, a smaller batch, or a smaller fraction"
-                )
-            before = self._skipped[worker]
-            for number in range(batches):
-                self._skipped[worker] = before + (whole - batches) * size * (number + 1) // batches
-                yield order[number * size : (number + 1) * size]
+    def state(self) -> State:
+        return {"batches": self._batches.state(), "record": self.record.arrays()}
 
-    def _enter(self, worker: int) -> Mask | None:
-        self._epochs[worker] += 1
-        epoch, shard = self._epochs[worker], self._shards[worker]
-        kept = self._memories[worker].enter(epoch, stream(self._seed, "pruning", worker, epoch))
-        count = len(shard) if kept is None else int(kept.sum())
-        self.record.passes.append((worker, epoch, len(shard), count))
-        if kept is not None:
-            self.record.times_pruned[shard[~kept]] += 1
-        return kept
+    def restore(self, state: State) -> None:
+        self._batches.restore(state["batches"])
+        self.record.restore(state["record"])
+
+
+def pruned_shards(batches: Batches) -> PrunedShards | None:
+    """Those behind the mini-batches of a run, if it prunes."""
+    while isinstance(batches, HandedOnBatches):
+        batches = batches.inner
+    return batches if isinstance(batches, PrunedShards) else None

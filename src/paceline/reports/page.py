@@ -54,7 +54,9 @@ def spread(values: Sequence[int], most: int) -> list[int]:
 
 def page(runs: Sequence[Described]) -> str:
     """The whole file."""
-    data = {"kinds": KINDS, "clock": _clock(runs), "runs": [_data(run) for run in runs]}
+    shown = {span.kind for run in runs for span in run.picture.spans}
+    kinds = [kind for kind in KINDS if kind in shown]
+    data = {"kinds": kinds, "clock": _clock(runs), "runs": [_data(run, kinds) for run in runs]}
     parts = {
         "title": escape(", ".join(run.name for run in runs)),
         "subtitle": escape(_subtitle(runs)),
@@ -110,7 +112,7 @@ def _subtitle(runs: Sequence[Described]) -> str:
     return f"{count}, {workers} worker{'s' * (fleets != [1])}, {_clock(runs)} · Paceline {__version__}"
 
 
-def _data(run: Described) -> dict[str, Any]:
+def _data(run: Described, kinds: Sequence[str]) -> dict[str, Any]:
     rows = run.saved.rows
     kept = spread(range(len(rows)), POINTS)
     if kept and kept[-1] != len(rows) - 1:
@@ -126,7 +128,7 @@ def _data(run: Described) -> dict[str, Any]:
             "accuracy": [_number(rows[number].accuracy) for number in kept],
         },
         "histogram": histogram(run.picture),
-        "timeline": _timeline(run),
+        "timeline": _timeline(run, kinds),
     }
 
 
@@ -139,7 +141,7 @@ def histogram(picture: Picture) -> dict[str, Any]:
     return {"width": width, "counts": counts}
 
 
-def _timeline(run: Described) -> dict[str, Any]:
+def _timeline(run: Described, kinds: Sequence[str]) -> dict[str, Any]:
     picture = run.picture
     digits = 7 - math.ceil(math.log10(picture.end)) if picture.end > 0 else 0
     place = {worker: row for row, worker in enumerate(run.drawn)}
@@ -148,7 +150,7 @@ def _timeline(run: Described) -> dict[str, Any]:
         ticket = -1 if span.ticket is None else span.ticket
         staleness = -1 if span.staleness is None else span.staleness
         start, end = round(span.start, digits), round(span.end, digits)
-        rows[place[span.worker]] += [start, end, KINDS.index(span.kind), ticket, staleness]
+        rows[place[span.worker]] += [start, end, kinds.index(span.kind), ticket, staleness]
     return {
         "end": round(picture.end, digits),
         "until": round(picture.until, digits) if math.isfinite(picture.until) else None,

@@ -30,7 +30,7 @@ class HandedOnBatches:
     """Mini-batches of shards that may change hands."""
 
     def __init__(self, batches: Batches, shards: Sequence[Indices]) -> None:
-        self._batches = batches
+        self.inner = batches
         self._watchful = batches if isinstance(batches, Watchful) else None
         self._home = np.zeros(max((int(shard.max()) for shard in shards if len(shard)), default=0) + 1, dtype=np.int64)
         for worker, shard in enumerate(shards):
@@ -59,14 +59,14 @@ class HandedOnBatches:
     def draw(self, worker: int) -> Indices:
         shards = self._hands.get(worker)
         if not shards:
-            return self._batches.draw(worker)
+            return self.inner.draw(worker)
         shards.rotate(-1)
-        return self._batches.draw(shards[-1])
+        return self.inner.draw(shards[-1])
 
     def put_back(self, worker: int, indices: Indices) -> None:
         homes = self._home[indices]
         for home in np.unique(homes).tolist():
-            self._batches.put_back(home, indices[homes == home])
+            self.inner.put_back(home, indices[homes == home])
 
     def observe(self, worker: int, indices: Indices, losses: Losses) -> None:
         if self._watchful is not None:
@@ -75,11 +75,11 @@ class HandedOnBatches:
                 self._watchful.observe(home, indices[homes == home], losses[homes == home])
 
     def state(self) -> State:
-        inner = check_stateful({"sampling": self._batches})["sampling"]
+        inner = check_stateful({"sampling": self.inner})["sampling"]
         hands = [[worker, list(shards)] for worker, shards in self._hands.items()]
         return {"inner": inner.state(), "hands": hands, "waiting": self._waiting}
 
     def restore(self, state: State) -> None:
-        check_stateful({"sampling": self._batches})["sampling"].restore(state["inner"])
+        check_stateful({"sampling": self.inner})["sampling"].restore(state["inner"])
         self._hands = {whole(worker): deque(map(whole, shards)) for worker, shards in state["hands"]}
         self._waiting = [whole(shard) for shard in state["waiting"]]

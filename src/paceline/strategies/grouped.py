@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Decision, Within
-from paceline.core.ledger import Groups, Ledger
+from paceline.core.facts import Decision, Groups, Within
+from paceline.core.ledger import Ledger
 from paceline.strategies.synchronous import Synchronous
 
 
@@ -29,20 +29,12 @@ class Grouped(Strategy):
     inside: Strategy = Synchronous()
 
     def __post_init__(self) -> None:
-        groups: Groups = tuple(tuple(group) for group in self.groups)
-        object.__setattr__(self, "groups", groups)
-        if not groups or not all(groups):
-            raise ConfigError(f"groups need at least one worker each: {groups}")
-        times = Counter(worker for group in groups for worker in group)
-        if twice := sorted(worker for worker, count in times.items() if count > 1):
-            raise ConfigError(f"groups overlap: {_workers(twice)} named more than once; put each worker in one group")
+        object.__setattr__(self, "groups", disjoint(self.groups))
+        if not self.groups:
+            raise ConfigError(f"groups need at least one worker each: {self.groups}")
 
     def check(self, workers: int, batch_size: int | None) -> None:
-        named = {worker for group in self.groups for worker in group}
-        if missed := sorted(set(range(workers)) - named):
-            raise ConfigError(f"groups miss {_workers(missed)}: put each of the {workers} workers in one group")
-        if unknown := sorted(named - set(range(workers))):
-            raise ConfigError(f"groups name {_workers(unknown)}: the fleet has workers 0 to {workers - 1}")
+        check_complete(self.groups, workers)
         check_inside = getattr(self.inside, "check", None)
         for group in self.groups:
             try:
@@ -76,6 +68,31 @@ def groups_by_speed(durations: Sequence[float], tolerance: float = 0.25) -> Grou
             longest = durations[worker] * (1 + tolerance)
         groups[-1].append(worker)
     return tuple(tuple(sorted(group)) for group in groups)
+
+
+def groups_by_label(labels: Sequence[str]) -> Groups:
+    """One group for the workers of each label, such as the kind of node that they are on."""
+    return tuple(tuple(worker for worker, own in enumerate(labels) if own == label) for label in dict.fromkeys(labels))
+
+
+def disjoint(groups: Sequence[Sequence[int]]) -> Groups:
+    """The groups as tuples; raises ``ConfigError`` if one is empty, or a worker is in two."""
+    found: Groups = tuple(tuple(group) for group in groups)
+    if not all(found):
+        raise ConfigError(f"groups need at least one worker each: {found}")
+    times = Counter(worker for group in found for worker in group)
+    if twice := sorted(worker for worker, count in times.items() if count > 1):
+        raise ConfigError(f"groups overlap: {_workers(twice)} named more than once; put each worker in one group")
+    return found
+
+
+def check_complete(groups: Sequence[Sequence[int]], workers: int) -> None:
+    """Raise ``ConfigError`` unless the groups name each of the workers, and nobody else."""
+    named = {worker for group in groups for worker in group}
+    if missed := sorted(set(range(workers)) - named):
+        raise ConfigError(f"groups miss {_workers(missed)}: put each of the {workers} workers in one group")
+    if unknown := sorted(named - set(range(workers))):
+        raise ConfigError(f"groups name {_workers(unknown)}: the fleet has workers 0 to {workers - 1}")
 
 
 def _workers(numbers: Iterable[int]) -> str:

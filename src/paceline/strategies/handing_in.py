@@ -10,6 +10,7 @@ from paceline.core.ledger import Ledger
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
+from paceline.strategies.regrouped import Regrouped
 
 
 def handing_in(work: Callable[[int], Work], ledger: Ledger, decisions: Sequence[Decision]) -> list[Decision]:
@@ -30,7 +31,7 @@ def check_rule(rule: Strategy, named: str, *, needs_rounds: str = "") -> None:
     ``needs_rounds`` says why all models of an update have to be of one round, if so.
     """
     inner = rule
-    while isinstance(inner, Grouped):
+    while isinstance(inner, Grouped | Regrouped):
         inner = inner.inside
     if isinstance(inner, LiveCompensation):
         raise ConfigError(
@@ -42,7 +43,7 @@ def check_rule(rule: Strategy, named: str, *, needs_rounds: str = "") -> None:
             f"{named} cannot wait by {type(inner).__name__}, which itself says what is handed in; choose Synchronous "
             "or FastestK"
         )
-    if needs_rounds and isinstance(rule, Grouped | Asynchronous):
+    if needs_rounds and isinstance(rule, Grouped | Regrouped | Asynchronous):
         raise ConfigError(
             f"{named} cannot wait by {type(rule).__name__}, which has no common rounds: {needs_rounds}; choose "
             "Synchronous or FastestK"

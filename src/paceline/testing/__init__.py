@@ -22,10 +22,13 @@ for needed in ("hypothesis", "pytest"):
 from hypothesis import given, settings  # noqa: E402
 
 from paceline.testing.fleets import FleetContract  # noqa: E402
-from paceline.testing.recount import recount, snapshot, walk  # noqa: E402
+from paceline.testing.recount import happened_in, recount, snapshot, walk  # noqa: E402
 from paceline.testing.rehearsal import Moment, Move, Rehearsal, scripts  # noqa: E402
 
-__all__ = ["FleetContract", "Moment", "Move", "Rehearsal", "StrategyContract", "recount", "scripts", "snapshot", "walk"]
+__all__ = [
+    "FleetContract", "Moment", "Move", "Rehearsal", "StrategyContract", "happened_in", "recount", "scripts", "snapshot",
+    "walk",
+]  # fmt: skip
 
 
 class StrategyContract:
@@ -60,7 +63,9 @@ class StrategyContract:
             before = [(part, part.round) for _, part in walk(rehearsal.ledger) if part.workers]
             rehearsal.play_fairly(self.patience)
             for part, rounds in before:
-                assert part.round > rounds, f"no update in {self.patience} turns of the workers {[*part.workers]}"
+                assert part.round > rounds or not part.workers, (
+                    f"no update in {self.patience} turns of the workers {[*part.workers]}"
+                )
 
         self._finally(check)
 
@@ -199,10 +204,12 @@ def _versions_count_updates(rehearsal: Rehearsal) -> None:
 
 def _indices_equal_recounted_ones(rehearsal: Rehearsal) -> None:
     for numbers, ledger in walk(rehearsal.ledger):
-        members = {
-            worker for worker in rehearsal.workers if any(part is ledger for part in rehearsal.ledger._path(worker))
-        }
-        for name, recounted in recount(rehearsal.history, members, numbers).items():
+        if ledger.groups:
+            rehearsal.first_groups.setdefault(numbers, ledger.groups)
+        facts = rehearsal.history
+        for place, number in enumerate(numbers):
+            facts = happened_in(number, facts, rehearsal.first_groups[numbers[:place]])
+        for name, recounted in recount(facts).items():
             if name == "alarms" and numbers:  # which part asked for an alarm is not told to the fleet
                 assert {*ledger.alarms} <= {*rehearsal.ledger.alarms}
                 continue

@@ -1,21 +1,23 @@
 """What a ledger shows, and what it ought to show."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from paceline.core.facts import (
     Arrived,
-    Decision,
     Drop,
     Event,
+    Groups,
     Halt,
     Instruction,
     Joined,
     Left,
     Rang,
     Recall,
+    Regroup,
     Remember,
     Start,
     Step,
+    Ticket,
     WakeAt,
     Within,
 )
@@ -26,9 +28,8 @@ NUMBERS = ("round", "now", "updated_at")
 Fact = Event | Instruction
 
 
-def recount(history: Sequence[Fact], members: set[int], numbers: tuple[int, ...] = ()) -> dict[str, object]:
-    """What a ledger of these workers has to show, told from the facts alone: slow, and by definition."""
-    facts = [fact for fact in history if _concerns(fact, members)]
+def recount(facts: Sequence[Fact]) -> dict[str, object]:
+    """What a ledger that these things happened to has to show: slow, and by definition."""
     steps = {i: fact for i, fact in enumerate(facts) if isinstance(fact, Step)}
     last_step = max(steps, default=-1)
     given_out = {fact.ticket: i for i, fact in enumerate(facts) if isinstance(fact, Start)}
@@ -62,27 +63,71 @@ def recount(history: Sequence[Fact], members: set[int], numbers: tuple[int, ...]
         "now": _time(facts),
         "updated_at": _time(facts[: last_step + 1]),
         "alarms": sorted({at for i, at in alarms.items() if not any(j > i and rang[j] >= at for j in rang)}),
-        "memory": sorted(dict(note for fact in facts for note in _notes(fact, numbers)).items()),
+        "memory": sorted({fact.name: fact.value for fact in facts if isinstance(fact, Remember)}.items()),
     }
-
-
-def _concerns(fact: Fact, members: set[int]) -> bool:
-    if isinstance(fact, Joined | Left):
-        return fact.worker in members
-    if isinstance(fact, Arrived | Start | Halt | Drop | Recall):
-        return fact.ticket.worker in members
-    return not isinstance(fact, Step) or any(ticket.worker in members for ticket in fact.weights)
 
 
 def _time(facts: Sequence[Fact]) -> float:
     return max((fact.at for fact in facts if isinstance(fact, Joined | Left | Arrived | Rang)), default=0.0)
 
 
-def _notes(fact: Decision | Fact, numbers: tuple[int, ...]) -> Iterator[tuple[str, float]]:
-    if isinstance(fact, Within) and numbers and fact.part == numbers[0]:
-        yield from _notes(fact.decision, numbers[1:])
-    elif isinstance(fact, Remember) and not numbers:
-        yield fact.name, fact.value
+def happened_in(part: int, facts: Iterable[Fact], groups: Groups) -> list[Fact]:
+    """What happened in one part of a ledger, that was split by ``groups``, of all that happened in it.
+
+    A ticket belongs to the part that its worker was in when it was given out. A worker that is to change its part does
+    so when it runs nothing: in the one part it leaves, in the other it joins.
+    """
+    part_of = {worker: number for number, group in enumerate(groups) for worker in group}
+    last, now = len(groups) - 1, 0.0
+    here: set[int] = set()
+    running: dict[int, Ticket] = {}
+    given_out: dict[Ticket, int] = {}
+    moving: dict[int, int] = {}
+    found: list[Fact] = []
+
+    def number(worker: int) -> int:
+        return part_of.get(worker, last)
+
+    def move(worker: int) -> None:
+        old, part_of[worker] = number(worker), moving.pop(worker)
+        if worker in here:
+            found.extend([Left(now, worker)] * (old == part) + [Joined(now, worker)] * (number(worker) == part))
+
+    for fact in facts:
+        ended: set[int] = set()  # the workers that run nothing any more
+        if isinstance(fact, Event):
+            now = fact.at
+        if isinstance(fact, Within):
+            assert isinstance(fact.decision, Instruction)
+            found += [fact.decision] * (fact.part == part)
+        elif isinstance(fact, Regroup):
+            was = {worker: number(worker) for worker in here}
+            part_of = {worker: place for place, group in enumerate(fact.groups) for worker in group}
+            last = len(fact.groups) - 1
+            moving = {worker: number(worker) for worker in here if number(worker) != was[worker]}
+            part_of |= {worker: was[worker] for worker in moving}
+            ended = moving.keys() - running.keys()
+        elif isinstance(fact, Joined | Left):
+            (here.add if isinstance(fact, Joined) else here.discard)(fact.worker)
+            found += [fact] * (number(fact.worker) == part)
+            if isinstance(fact, Left) and fact.worker in running:
+                del running[fact.worker]
+                ended = {fact.worker}
+        elif isinstance(fact, Step):
+            found += [fact] * (given_out[next(iter(fact.weights))] == part)
+        elif isinstance(fact, Start | Arrived | Halt | Drop | Recall):
+            ticket = fact.ticket
+            if isinstance(fact, Start):
+                given_out[ticket] = number(ticket.worker)
+                running[ticket.worker] = ticket
+            found += [fact] * (given_out[ticket] == part)
+            if isinstance(fact, Arrived | Halt) and running.get(ticket.worker) == ticket:
+                ended = {running.pop(ticket.worker).worker}
+        elif not isinstance(fact, Remember):
+            found.append(fact)  # which part asked for an alarm is not told
+        for worker in sorted(ended & moving.keys()):
+            move(worker)
+    return found
 
 
 def walk(ledger: Ledger, numbers: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Ledger]]:

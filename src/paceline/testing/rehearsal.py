@@ -6,7 +6,20 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.facts import Arrived, Decision, Event, Halt, Joined, Left, Rang, Recall, Start, Ticket, WakeAt
+from paceline.core.facts import (
+    Arrived,
+    Decision,
+    Event,
+    Groups,
+    Halt,
+    Joined,
+    Left,
+    Rang,
+    Recall,
+    Start,
+    Ticket,
+    WakeAt,
+)
 from paceline.core.ledger import Ledger
 from paceline.testing.recount import Fact
 
@@ -55,6 +68,7 @@ class Rehearsal:
         self.running: dict[int, Ticket] = {}
         self.recalled: set[Ticket] = set()
         self.alarms: list[float] = []
+        self.first_groups: dict[tuple[int, ...], Groups] = {}  # what a ledger with these numbers was split by at first
         self.on_news: Callable[[Rehearsal], None] | None = None  # called before the strategy is asked about an event
 
     @property

@@ -27,24 +27,51 @@ class Solution:
 
 
 class Record:
-    """Takes the values of a portion of the paths after the other, block by block of steps."""
+    """What is remembered of all paths. Portions of them are watched apart, in any order, and put together in theirs."""
 
     def __init__(self, keep: Keep, every: int, shape: tuple[int, int, int], scale: float) -> None:
         steps, paths, dimensions = shape
-        self._scale = scale
-        self._every = every
-        self._some = slice(0, 0)
+        self._every, self._scale = every, scale
         self._end = np.empty((paths, dimensions))
-        times = steps // every + 1
-        self._paths = np.empty((times, paths, dimensions)) if keep == "paths" else None
-        self._mean = np.zeros((times, dimensions)) if keep == "moments" else None
-        self._squares = np.zeros((times if keep == "moments" else 0, dimensions))  # of differences from the mean
-        self.watches = keep != "end"
+        self._moments = np.empty((0, dimensions)) if keep == "end" else np.zeros((steps // every + 1, dimensions))
+        self._paths = np.empty((len(self._moments), paths, dimensions)) if keep == "paths" else None
+        self._watches: list[Watch] = []
 
-    def begin(self, some: slice, now: Floats) -> None:
-        """These paths are next, and this is where they begin."""
-        self._some = some
-        if self.watches:
+    def watch(self, some: slice) -> "Watch":
+        """For these paths, which come after those of the watches before."""
+        paths = None if self._paths is None else self._paths[:, some]
+        self._watches.append(Watch(self._every, self._scale, self._end[some], paths, self._moments.copy()))
+        return self._watches[-1]
+
+    def solution(self, times: Floats) -> Solution:
+        if self._paths is not None or not len(self._moments):
+            return Solution(times, self._end, self._paths)
+        first, *others = self._watches
+        mean, squares, before = first.mean, first.squares, len(first.end)
+        for watch in others:
+            added = len(watch.end)
+            difference = watch.mean - mean
+            squares = squares + watch.squares + difference**2 * (before * added / (before + added))
+            mean = mean + difference * (added / (before + added))
+            before += added
+        variance = squares / (before - 1) if before > 1 else np.full_like(squares, np.nan)
+        return Solution(times, self._end, None, mean, variance)
+
+
+class Watch:
+    """Takes the values of a portion of the paths, block by block of steps.
+
+    mean     over these paths, at each instant that is kept; ``squares``: the sums of squared differences from it
+    """
+
+    def __init__(self, every: int, scale: float, end: Floats, paths: Floats | None, moments: Floats) -> None:
+        self.end, self.mean, self.squares = end, moments, moments.copy()
+        self.needs_all = len(moments) > 0
+        self._every, self._scale, self._paths = every, scale, paths
+
+    def begin(self, now: Floats) -> None:
+        """Where these paths begin."""
+        if self.needs_all:
             self._note(0, now[None])
 
     def block(self, k: int, values: Floats) -> None:
@@ -55,23 +82,14 @@ class Record:
 
     def finish(self, values: Floats) -> None:
         """Where these paths end."""
-        np.multiply(self._scale, values, out=self._end[self._some])
-
-    def solution(self, times: Floats) -> Solution:
-        if self._mean is None:
-            return Solution(times, self._end, self._paths)
-        count = len(self._end)
-        variance = self._squares / (count - 1) if count > 1 else np.full_like(self._squares, np.nan)
-        return Solution(times, self._end, None, self._mean, variance)
+        np.multiply(self._scale, values, out=self.end)
 
     def _note(self, place: int, values: Floats) -> None:
         values = values if self._scale == 1 else self._scale * values
+        places = slice(place, place + len(values))
         if self._paths is not None:
-            self._paths[place : place + len(values), self._some] = values
-        if self._mean is not None:
-            before, added = self._some.start, values.shape[1]
-            mean = values.mean(axis=1)
-            difference = mean - self._mean[place : place + len(values)]
-            self._squares[place : place + len(values)] += np.square(values - mean[:, None]).sum(axis=1)
-            self._squares[place : place + len(values)] += difference**2 * (before * added / (before + added))
-            self._mean[place : place + len(values)] += difference * (added / (before + added))
+            self._paths[places] = values
+            return
+        mean = values.mean(axis=1)
+        self.mean[places] = mean
+        self.squares[places] = np.square(values - mean[:, None]).sum(axis=1)

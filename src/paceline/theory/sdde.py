@@ -16,23 +16,25 @@ the random numbers.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg.blas import daxpy
 
 from paceline.core.errors import ConfigError
 from paceline.theory.grid_delays import GridDelays, grid_delays
-from paceline.theory.record import Keep, Record, Solution
+from paceline.theory.record import Keep, Record, Solution, Watch
 
 Floats = NDArray[np.float64]
 Coefficient = Callable[[Floats, Floats], ArrayLike]
+Streams = tuple[np.random.Generator, np.random.Generator]  # of normal numbers, and of delays
 MOST_ROWS = 16  # steps worked on at once
 FEWEST_PATHS = 250  # worked on together: below it the calls cost more than the numbers
 TINY = 1e-100  # noise below it cannot be a unit
-IN_CACHE = 36_000  # numbers in a block: three of these fit a second-level cache of 1 MB
+IN_CACHE = 24_000  # numbers in a block: five of these fit a second-level cache of 1 MB
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def solve_sdde(
     noise: Floats | None = None,
     keep: Keep = "end",
     every: int = 1,
+    threads: int = 1,
 ) -> Solution:
     r"""Paths of ``equation`` over ``steps`` grid steps of the length ``step``, from the time ``start`` on.
 
@@ -82,37 +85,50 @@ def solve_sdde(
     keep     what to remember beside the ``end``: mean and variance at each instant (``moments``) or all ``paths``.
              Memory does not depend on the number of steps otherwise
     every    keep each so many steps only
+    threads  how many portions of the paths are worked on at a time. The result is the same, to the last bit; functions
+             are called from several threads then
 
     An equation that is not stable runs off to infinity without a warning.
     """
     _check(step, steps, paths, every, keep)
+    if threads < 1:
+        raise ConfigError(f"{threads} threads cannot solve anything: at least 1")
     lags = grid_delays(delay, steps)
     past = _past(history, lags.reach, start, step, paths)
     dimensions = past.shape[-1]
     if noise is not None and noise.shape != (steps, paths, dimensions):
         raise ConfigError(f"noise of shape {noise.shape} cannot drive paths of shape {(steps, paths, dimensions)}")
-    scheme = _Scheme(equation, step, start, lags)
+    scheme = _Scheme(equation, step, start, steps, lags, dimensions)
     scale = scheme.noise_scale or 1.0
-    streams = [np.random.Generator(np.random.SFC64(each)) for each in np.random.SeedSequence(seed).spawn(2)]
     record = Record(keep, every, (steps, paths, dimensions), scale)
-    portion = max(FEWEST_PATHS, IN_CACHE // (scheme.rows * dimensions))
+    portions = _portions(paths, max(FEWEST_PATHS, IN_CACHE // (scheme.rows * dimensions)))
+    streams = _streams(seed, len(portions))
+    watches = [record.watch(some) for some in portions]
+
+    def follow(some: slice, streams: Streams, watch: Watch) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):  # each thread has its own settings
+            scheme.run(past[:, some] / scale, None if noise is None else noise[:, some], streams, watch)
+
+    if threads == 1:
+        for each in zip(portions, streams, watches, strict=True):
+            follow(*each)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(follow, portions, streams, watches))  # after an error those that did not begin are cancelled
     with np.errstate(over="ignore", invalid="ignore"):
-        for begin in range(0, paths, portion):
-            some = slice(begin, min(begin + portion, paths))
-            scaled = past[:, some] / scale
-            record.begin(some, scaled[-1])
-            scheme.run(scaled, steps, streams, None if noise is None else noise[:, some], record)
-    return record.solution(start + step * np.arange(0, steps + 1, every, dtype=np.float64))
+        return record.solution(start + step * np.arange(0, steps + 1, every, dtype=np.float64))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Scheme:
-    """The method for a portion of the paths."""
+    """The method for a portion of the paths. What does not change from block to block is worked out once."""
 
     equation: DelayEquation
     step: float
     start: float
+    steps: int
     lags: GridDelays
+    dimensions: int
 
     @cached_property
     def rows(self) -> int:
@@ -122,66 +138,92 @@ class _Scheme:
     @cached_property
     def noise_scale(self) -> float | None:
         """In units of this the noise is standard: one pass less over a linear equation with constant noise."""
-        diffusion = self.equation.diffusion
-        if callable(self.equation.drift) or callable(diffusion) or np.ndim(diffusion):
+        if callable(self.equation.drift) or callable(self.equation.diffusion) or np.ndim(self.equation.diffusion):
             return None
-        scale = float(diffusion) * math.sqrt(self.step / self.equation.unit)
+        scale = float(self.equation.diffusion) * math.sqrt(self._ratio)
         return scale if abs(scale) > TINY else None
 
-    def run(
-        self,
-        past: Floats,
-        steps: int,
-        streams: Sequence[np.random.Generator],
-        noise: Floats | None,
-        record: Record,
-    ) -> None:
+    @cached_property
+    def _ratio(self) -> float:
+        return self.step / self.equation.unit
+
+    @cached_property
+    def _offsets(self) -> Floats:
+        """The times of a block's steps, from its first on."""
+        offsets: Floats = self.step * np.arange(self.rows, dtype=np.float64).reshape(-1, 1, 1)
+        return offsets
+
+    @cached_property
+    def _constant(self) -> Floats | None:
+        """What the normal numbers of all steps are multiplied with, if it is the same."""
+        return None if callable(self.equation.diffusion) else self._factors(self.equation.diffusion)
+
+    def run(self, past: Floats, noise: Floats | None, streams: Streams, watch: Watch) -> None:
         """Normal numbers are drawn to where the values will be, and become increments and then values in place."""
         blocks = -(-(self.lags.longest + 1) // self.rows) + 1
         ring = np.empty((blocks * self.rows, *past.shape[1:]))  # X_k is in row k - 1, modulo its length
         for age in range(self.lags.reach + 1):
             ring[-age - 1] = past[-age - 1]
-        values, add = list(ring), np.add
-        for k in range(0, steps, self.rows):
-            count = min(self.rows, steps - k)
+        values = list(ring)
+        before = [values[-1], *values[:-1]]
+        watch.begin(values[-1])
+        for k in range(0, self.steps, self.rows):
             first = k % len(ring)
-            new = ring[first : first + count]
+            rows = slice(first, first + min(self.rows, self.steps - k))
+            new = ring[rows]
             if noise is None:
                 streams[0].standard_normal(out=new)
             else:
-                new[...] = noise[k : k + count]
-            delayed = self.lags.take(ring, k, count, streams[1])
-            self._increments(k, delayed, new)
-            for row in range(first, first + count):
-                add(values[row - 1], values[row], values[row])
-            if record.watches:
-                record.block(k, new)
-        record.finish(values[(steps - 1) % len(ring)])
+                new[...] = noise[k : k + len(new)]
+            self._increments(k, self.lags.take(ring, k, len(new), streams[1]), new)
+            for _ in map(np.add, before[rows], values[rows], values[rows]):
+                pass  # each increment becomes a value in its place
+            if watch.needs_all:
+                watch.block(k, new)
+        watch.finish(values[(self.steps - 1) % len(ring)])
 
     def _increments(self, k: int, delayed: Floats, normal: Floats) -> None:
         """Turn the normal numbers of the steps from k on into the steps' increments."""
-        equation, ratio = self.equation, self.step / self.equation.unit
+        drift, diffusion, ratio = self.equation.drift, self.equation.diffusion, self._ratio
         if self.noise_scale is not None:
-            assert not callable(equation.drift)
-            daxpy(delayed.reshape(-1), normal.reshape(-1), a=equation.drift * ratio)  # adds to the normal numbers
+            assert not callable(drift)
+            normal += drift * ratio * delayed
             return
-        times: Floats = self.start + self.step * np.arange(k, k + len(normal), dtype=np.float64).reshape(-1, 1, 1)
-        scale = math.sqrt(ratio)
-        diffusion = equation.diffusion(times, delayed) if callable(equation.diffusion) else equation.diffusion
-        dimensions, shape = normal.shape[-1], np.shape(diffusion)
-        if len(shape) not in (0, normal.ndim) and shape[-2:] != (dimensions, dimensions):
+        times: Floats = self._offsets[: len(normal)] + (self.start + self.step * k)
+        factors = self._factors(diffusion(times, delayed)) if callable(diffusion) else self._constant
+        assert factors is not None
+        if factors.ndim in (0, normal.ndim):
+            np.multiply(normal, factors, normal)
+        else:
+            normal[...] = np.einsum("...ij,...j->...i", factors, normal)
+        if not callable(drift):
+            normal += drift * ratio * delayed
+        elif ratio == 1:
+            np.add(normal, drift(times, delayed), normal)
+        else:
+            normal += np.multiply(ratio, drift(times, delayed))
+
+    def _factors(self, diffusion: ArrayLike) -> Floats:
+        """A diffusion over one step, if it goes with the dimensions."""
+        found, dimensions = np.asarray(diffusion, dtype=np.float64), self.dimensions
+        if found.ndim not in (0, 3) and found.shape[-2:] != (dimensions, dimensions):
             raise ConfigError(
-                f"a diffusion of shape {shape} does not go with {dimensions} dimensions: a factor or matrix"
+                f"a diffusion of shape {found.shape} does not go with {dimensions} dimensions: a factor or matrix"
             )
-        if len(shape) in (0, normal.ndim):
-            np.multiply(normal, diffusion if scale == 1 else np.multiply(scale, diffusion), normal)
-        else:
-            normal[...] = scale * np.einsum("...ij,...j->...i", np.asarray(diffusion), normal)
-        if callable(equation.drift):
-            drift = np.asarray(equation.drift(times, delayed))
-            normal += drift if ratio == 1 else ratio * drift
-        else:
-            normal += np.multiply(equation.drift * ratio, delayed)
+        return found if self._ratio == 1 else math.sqrt(self._ratio) * found
+
+
+def _portions(paths: int, most: int) -> list[slice]:
+    """Nearly equal ones of at most so many paths."""
+    count = -(-paths // most)
+    edges = [paths * number // count for number in range(count + 1)]
+    return [slice(*each) for each in pairwise(edges)]
+
+
+def _streams(seed: int, portions: int) -> list[Streams]:
+    """Each portion has its own, so that the result does not depend on who is first."""
+    each = [np.random.Generator(np.random.SFC64(child)) for child in np.random.SeedSequence(seed).spawn(2 * portions)]
+    return list(zip(each[::2], each[1::2], strict=True))
 
 
 def _past(

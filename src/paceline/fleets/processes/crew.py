@@ -11,7 +11,9 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol
 
 from paceline.core.errors import TooFewWorkers, WorkerFailed
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
@@ -19,8 +21,10 @@ from paceline.core.plain import real, whole
 from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Mailbox, Order
 from paceline.fleets.processes.roster import ATTEMPTS, Member, Roster
 from paceline.learning.contributions import own_seed
-from paceline.learning.rows import RowContributions
+from paceline.learning.rows import Promise
+from paceline.learning.segments import Brought
 from paceline.stateful import State
+from paceline.trace_lines import Computed
 
 LOOK_FOR_SILENCE = 0.25  # seconds between looks at deadlines
 READ_AT_ONCE = 256 * RECORD.size
@@ -29,14 +33,33 @@ LISTENED_AT_ONCE = 1.0  # seconds of silence that count at most, if the server i
 log = logging.getLogger("paceline")
 
 
+class Rows(Protocol):
+    """Contributions that are handed in as rows: gradients, or models."""
+
+    def promised(self, ticket: Ticket, /) -> Promise: ...
+
+    def hand_in(self, ticket: Ticket, brought: Brought, /) -> None: ...
+
+    def halt(self, ticket: Ticket, /) -> None: ...
+
+    def forget_worker(self, worker: int, /) -> None:
+        """It has another process."""
+        ...
+
+    def detach(self) -> None:
+        """The run is over."""
+        ...
+
+
 class ProcessCrew:
     """The workers of one run, at work."""
 
     def __init__(
-        self, roster: Roster, contributions: RowContributions, post: int, seed: int, *, minimum: int, replace: bool,
+        self, roster: Roster, contributions: Rows, post: int, seed: int, *, minimum: int, replace: bool,
         delays: Mapping[int, Iterator[float]],
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {"clock": "real", "workers": len(roster.members), "transfer_seconds": 0.0}
+        self.announce: Callable[[Computed], None] | None = None
         self._roster = roster
         self._contributions = contributions
         self._post = post
@@ -86,7 +109,7 @@ class ProcessCrew:
         member.mailbox.post(
             Order(
                 ticket.serial, ticket.work.units, promise.row, promise.source, promise.indices,
-                own_seed(self._seed, ticket), 0.0 if delay is None else next(delay),
+                own_seed(self._seed, ticket), 0.0 if delay is None else sum(islice(delay, ticket.work.mini_batches)),
             )
         )  # fmt: skip
         self._to_ring.append(member.mailbox)
@@ -201,6 +224,8 @@ class ProcessCrew:
 
     def _receive(self, member: Member, ticket: Ticket, done: int) -> None:
         self._contributions.hand_in(ticket, member.mailbox.brought)
+        if self.announce is not None:
+            self.announce(Computed(ticket, member.mailbox.spent))
         member.answer(self._listened)
         self._fruitful = True
         self._events.append(Arrived(self._now(), ticket, done))
@@ -222,8 +247,9 @@ class ProcessCrew:
 
     def _condemn_the_overdue(self) -> None:
         for member in self._roster:
+            member.listen(self._listened)
             if member.overdue_at <= self._listened and member.process is not None and not member.condemned:
-                silent = self._listened - member.since
+                silent = self._listened - member.heard
                 member.condemned = f"said nothing for {silent:.3g} s ({member.past.reason()}), and was ended"
                 member.process.kill()
 

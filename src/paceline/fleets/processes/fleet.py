@@ -1,18 +1,21 @@
 """The description of workers that are processes of this machine."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.delays import Delay
+from paceline.fleets.fleet import check_labels
 from paceline.fleets.processes.deadline import Deadline
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.crew import ProcessCrew
     from paceline.fleets.processes.understudy import ProcessUnderstudy
     from paceline.learning.job import Job
+    from paceline.learning.local_work import Bench
+    from paceline.learning.piece_rows import PieceRows
     from paceline.learning.rows import RowContributions
 
 
@@ -26,6 +29,7 @@ class ProcessFleet:
     replace      have another process for a worker that is lost
     min_workers  the run stops when fewer than these are here or on their way
     deadline     how long a worker may be silent
+    labels       one for each worker, if groups are to be formed by them
     """
 
     workers: int
@@ -34,6 +38,7 @@ class ProcessFleet:
     replace: bool = True
     min_workers: int = 1
     deadline: Deadline = Deadline()
+    labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -47,6 +52,7 @@ class ProcessFleet:
                 raise ConfigError(f"slow names worker {worker}: the fleet has workers 0 to {self.workers - 1}")
             if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):
                 raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: at least 1 times")
+        check_labels(self.labels, self.workers)
         if sys.platform != "linux":
             raise ConfigError(f"worker processes need Linux, and this is {sys.platform}: use a SimulatedFleet")
 
@@ -67,3 +73,14 @@ class ProcessFleet:
         from paceline.fleets.processes.understudy import understudy
 
         return understudy(self, job, seed)
+
+    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessCrew, PieceRows]":
+        """The same, for workers that train models of their own."""
+        from paceline.fleets.processes.hiring import hire_trainers
+
+        return hire_trainers(self, bench)
+
+    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessUnderstudy, PieceRows]":
+        from paceline.fleets.processes.understudy import understudy_trainers
+
+        return understudy_trainers(self, bench)

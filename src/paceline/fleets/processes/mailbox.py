@@ -22,7 +22,7 @@ from paceline.sampling.partition import Indices
 SPIN = 1e-3  # seconds that a worker keeps looking: somewhat longer than the server takes for an update of a small model
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
 TEXT = 16_384  # bytes for a traceback
-ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, LOSSES, SECONDS, TAKEN, LOSS_SUM, NORM = range(13)
+ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, LOSSES, SECONDS, TAKEN, BEAT, SPENT, LOSS_SUM, NORM = range(15)
 WORDS = 16
 NOTHING, QUIT = 0, -1
 
@@ -110,9 +110,19 @@ class Mailbox:
         return self._words[TAKEN]
 
     @property
+    def beaten(self) -> int:
+        """Changes whenever the worker begins another block, or another mini-batch of a piece of many."""
+        return self._words[BEAT]
+
+    @property
     def brought(self) -> Brought:
         """What is known of the row that was handed in last."""
         return Brought(self._words[LOSSES], self._reals[LOSS_SUM], self._reals[NORM])
+
+    @property
+    def spent(self) -> float:
+        """The seconds that the worker itself took for what it handed in last."""
+        return self._reals[SPENT]
 
     @property
     def complaint(self) -> str:
@@ -160,8 +170,14 @@ class Mailbox:
             if select.select([self.wake], [], [], left)[0]:
                 os.eventfd_read(self.wake)
 
+    def beat(self, block: int) -> None:
+        self._words[BEAT] = block
+
     def bring(self, brought: Brought) -> None:
         self._words[LOSSES], self._reals[LOSS_SUM], self._reals[NORM] = brought
+
+    def count_seconds(self, seconds: float) -> None:
+        self._reals[SPENT] = seconds
 
     def complain(self, text: str) -> None:
         """The end of it, where a traceback says what was wrong."""

@@ -10,6 +10,7 @@ as any worker does.)
 
 import atexit
 import ctypes
+import importlib
 import os
 import select
 import signal
@@ -26,6 +27,7 @@ from paceline.core.errors import PacelineError
 
 NUMBER = struct.Struct("<q")
 MOST_DESCRIPTORS = 16
+OPTIMIZERS = -1  # instead of a worker's number
 PR_SET_PDEATHSIG = 1
 # Freed memory is kept for the next mini-batch: giving it back and asking again makes large models 1.5 times slower.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(2**24)}
@@ -97,6 +99,11 @@ class Nursery:
         with self._lock:
             self._be_there()
 
+    def load_optimizers(self) -> None:
+        """Have it load what torch loads with the first optimizer, for seconds: once, and not in every worker."""
+        with self._lock, suppress(OSError):  # if it is gone, workers will load it
+            self._ask(OPTIMIZERS, [])
+
     def _ask(self, worker: int, descriptors: Sequence[int]) -> None:
         self._be_there()
         assert self._socket is not None
@@ -150,6 +157,9 @@ def serve(descriptor: int) -> None:
                 message, descriptors, _, _ = socket.recv_fds(requests, NUMBER.size, MOST_DESCRIPTORS)
                 if not message:
                     return
+                if NUMBER.unpack(message)[0] == OPTIMIZERS:
+                    importlib.import_module("torch._dynamo")
+                    continue
                 status, *given = descriptors
                 if not (pid := os.fork()):
                     for other in (deaths, wakeup, descriptor, status, *children.values()):

@@ -25,11 +25,13 @@ class Memories:
     segments: SharedMemory
     instructions: SharedMemory
     equipment: SharedMemory
+    letters: int  # the descriptor
 
     @property
     def descriptors(self) -> list[int]:
         """In the order in which a worker expects them."""
-        return [each.descriptor for each in (self.mailboxes, self.segments, self.instructions, self.equipment)]
+        memories = (self.mailboxes, self.segments, self.instructions, self.equipment)
+        return [*(each.descriptor for each in memories), self.letters]
 
     def close(self) -> None:
         for descriptor in self.descriptors:
@@ -47,6 +49,8 @@ class Member:
         self.here = False
         self.ticket: Ticket | None = None
         self.since = 0.0  # when it was given what it has to answer, or started
+        self.heard = 0.0  # when it last gave a sign of life: not before that
+        self.beat = 0  # the last one
         self.taken = 0  # the last order that it was seen to have taken
         self.silent = False  # was it given something that it has not answered?
         self.condemned = ""  # why it was killed, if we did it
@@ -57,17 +61,24 @@ class Member:
     def overdue_at(self) -> float:
         """When it will have been silent for too long; never for one that owes nothing."""
         owes = self.ticket is not None or not self.here
-        return self.since + self.past.limit if owes and self.process is not None else float("inf")
+        return self.heard + self.past.limit if owes and self.process is not None else float("inf")
 
     def give(self, ticket: Ticket, now: float) -> None:
         """It has a ticket from now on; but one that did not even take its last one has been silent for longer."""
         if not self.silent or self.mailbox.taken != self.taken:
-            self.since = now
+            self.since = self.heard = now
+        self.beat = self.mailbox.beaten
         self.ticket, self.taken, self.silent = ticket, self.mailbox.taken, True
+
+    def listen(self, now: float) -> None:
+        """Is it at another mini-batch of its piece than it was?"""
+        if self.ticket is not None and self.mailbox.beaten != self.beat:
+            self.beat, self.heard = self.mailbox.beaten, now
 
     def answer(self, now: float) -> None:
         """It has handed something in."""
-        self.past.add(now - self.since)
+        mini_batches = 1 if self.ticket is None else self.ticket.work.mini_batches
+        self.past.add((now - self.since) / mini_batches)
         self.ticket, self.silent, self.fruitless = None, False, 0
 
     def doing(self) -> str:
@@ -98,7 +109,8 @@ class Roster:
     def start(self, member: Member, now: float) -> None:
         """Have a process for a member that has none."""
         member.mailbox.clear()
-        member.here, member.silent, member.since, member.condemned, member.complaint = False, False, now, "", ""
+        member.here, member.silent, member.condemned, member.complaint = False, False, "", ""
+        member.since = member.heard = now
         member.process = NURSERY.fork(member.number, [self._post, member.mailbox.wake, *self._memories.descriptors])
 
     def end(self) -> None:

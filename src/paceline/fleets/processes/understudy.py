@@ -7,50 +7,71 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.facts import Ticket
+from paceline.fleets.processes.crew import Rows
+from paceline.fleets.processes.equipment import Desk, Equipment, GradientEquipment, TrainingEquipment
+from paceline.fleets.processes.mailbox import Order
+from paceline.learning import piece_rows, rows
 from paceline.learning.contributions import own_seed
-from paceline.learning.gradient_work import GradientWork
 from paceline.learning.job import Job
-from paceline.learning.rows import RowContributions, segments_needed
+from paceline.learning.letters import Letters
+from paceline.learning.local_work import Bench
+from paceline.learning.piece_rows import PieceRows
+from paceline.learning.rows import RowContributions
 from paceline.learning.segments import Layout, Segments
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.fleet import ProcessFleet
 
+NO_LETTERS = Letters(descriptor=-1)  # gradients need none
+
 
 def understudy(fleet: "ProcessFleet", job: Job, seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
-    state = job.state
-    layout = Layout(state.parameters, state.buffers, job.batch_size)
-    segments = Segments(layout, torch.zeros(segments_needed(fleet.workers) * layout.stride, dtype=torch.uint8))
-    contributions = RowContributions(state, segments, fleet.workers)
-    model = copy.deepcopy(state.model)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    work = GradientWork(model, parameters, job.samples, job.loss)
-    threads = fleet.threads or max(1, len(os.sched_getaffinity(0)) // fleet.workers)
-    return ProcessUnderstudy(work, segments, contributions, seed, threads), contributions
+    segments = _segments(job, rows.segments_needed(fleet.workers))
+    contributions = RowContributions(job.state, segments, fleet.workers)
+    equipment = GradientEquipment(copy.deepcopy(job.state.model), job.samples, job.loss)
+    return ProcessUnderstudy(fleet, _desk(equipment, segments, NO_LETTERS), contributions, seed), contributions
+
+
+def understudy_trainers(fleet: "ProcessFleet", bench: Bench) -> "tuple[ProcessUnderstudy, PieceRows]":
+    job, letters = bench.job, Letters()
+    segments = _segments(job, piece_rows.segments_needed(fleet.workers))
+    pieces = PieceRows(bench.trainers, segments, letters)
+    model = copy.deepcopy(job.state.model)
+    equipment = TrainingEquipment(model, job.samples, job.loss, job.batch_size, bench.recipe)
+    return ProcessUnderstudy(fleet, _desk(equipment, segments, letters), pieces, bench.seed), pieces
+
+
+def _segments(job: Job, count: int) -> Segments:
+    layout = Layout(job.state.parameters, job.state.buffers, job.batch_size)
+    return Segments(layout, torch.zeros(count * layout.stride, dtype=torch.uint8))
+
+
+def _desk(equipment: GradientEquipment | TrainingEquipment, segments: Segments, letters: Letters) -> Desk:
+    parameters = [parameter for parameter in equipment.model.parameters() if parameter.requires_grad]
+    opened: Equipment = equipment
+    return opened.open(parameters, segments, letters)
 
 
 class ProcessUnderstudy:
-    """Computes a ticket when the trace says that it arrived, on the weights that its worker had downloaded."""
+    """Computes a ticket when the trace says that it arrived, on what its worker had been given to begin with."""
 
-    def __init__(
-        self, work: GradientWork, segments: Segments, contributions: RowContributions, seed: int, threads: int
-    ) -> None:
-        self._work = work
-        self._segments = segments
+    def __init__(self, fleet: "ProcessFleet", desk: Desk, contributions: Rows, seed: int) -> None:
+        self._desk = desk
         self._contributions = contributions
         self._seed = seed
-        self._threads = threads  # as many as a worker has: sums are split up among them
+        # as many as a worker has: sums are split up among them
+        self._threads = fleet.threads or max(1, len(os.sched_getaffinity(0)) // fleet.workers)
 
     def hand_in(self, ticket: Ticket, done: int) -> None:
         promise = self._contributions.promised(ticket)
-        source, row = self._segments[promise.source], self._segments[promise.row]
-        units, seed = ticket.work.units, own_seed(self._seed, ticket)
+        order = Order(
+            ticket.serial, ticket.work.units, promise.row, promise.source, promise.indices,
+            own_seed(self._seed, ticket), 0.0,
+        )  # fmt: skip
         ours = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            brought = self._work.compute(
-                source, row, promise.indices, units=units, seed=seed, go_on=lambda block: block < done
-            )[1]
+            brought = self._desk(order, lambda block: block < done)[1]
         finally:
             torch.set_num_threads(ours)
         self._contributions.hand_in(ticket, brought)

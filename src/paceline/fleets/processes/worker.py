@@ -12,22 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from paceline.fleets.processes.equipment import Equipment
 from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Mailbox, Order, Shape
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.processes.parcel import unpack
-from paceline.learning.data import Samples
-from paceline.learning.gradient_work import GradientWork
-from paceline.learning.loss import SampleLoss
+from paceline.learning.letters import Letters
 from paceline.learning.segments import Layout, Segments
-
-
-@dataclass(frozen=True)
-class Equipment:
-    """What all workers of a run are given."""
-
-    model: nn.Module
-    samples: Samples
-    loss: SampleLoss
 
 
 @dataclass(frozen=True)
@@ -45,14 +35,16 @@ class Instructions:
 
 def main(number: int, descriptors: Sequence[int]) -> int:
     """The life of a worker."""
-    post, wake, mailboxes, segments, instructions, equipment = descriptors
+    post, wake, mailboxes, segments, instructions, equipment, letters = descriptors
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which lets its workers go
     how: Instructions = unpack(SharedMemory(descriptor=instructions), ())
     mailbox = Mailbox(SharedMemory(descriptor=mailboxes), how.mailboxes, number, wake)
     worker = Worker(number, mailbox, post, how)
     order: Order | None = None
     try:
-        worker.prepare(SharedMemory(descriptor=segments), SharedMemory(descriptor=equipment, private=True))
+        worker.prepare(
+            SharedMemory(descriptor=segments), SharedMemory(descriptor=equipment, private=True), Letters(letters)
+        )
         worker.tell(READY, 0)
         while (order := mailbox.take(worker.last, how.spin)) is not None:
             worker.carry_out(order)
@@ -72,35 +64,34 @@ class Worker:
         self._how = how
         self._slowness = how.slowness[number]
 
-    def prepare(self, segments: SharedMemory, equipment: SharedMemory) -> None:
+    def prepare(self, segments: SharedMemory, equipment: SharedMemory, letters: Letters) -> None:
         sys.path[:] = self._how.path
         os.chdir(self._how.directory)
         torch.set_num_threads(self._how.threads)
         gc.set_threshold(100_000, 50, 50)
-        self._segments = Segments(self._how.layout, segments.tensor())
-        parameters = [nn.Parameter(values) for values in self._segments[0].parameters]
+        shared = Segments(self._how.layout, segments.tensor())
+        parameters = [nn.Parameter(values) for values in shared[0].parameters]
         given: Equipment = unpack(equipment, parameters)
-        self._work = GradientWork(given.model, parameters, given.samples, given.loss)
+        self._compute = given.open(parameters, shared, letters)
 
     def carry_out(self, order: Order) -> None:
         self.last = order.serial
         mailbox, serial = self._mailbox, order.serial
-        began = time.perf_counter()
+        taken = began = time.perf_counter()
 
         def go_on(block: int) -> bool:
             nonlocal began
             if block:
                 began = self._dawdle(order, began)
+                mailbox.beat(block)
             return not (mailbox.halted(serial) or mailbox.recalled(serial))
 
-        row = self._segments[order.row]
-        done, brought = self._work.compute(
-            self._segments[order.source], row, order.indices, units=order.units, seed=order.seed, go_on=go_on
-        )
+        done, brought = self._compute(order, go_on)
         if done == order.units:
             self._dawdle(order, began)
         if not mailbox.halted(serial):
             mailbox.bring(brought)
+            mailbox.count_seconds(time.perf_counter() - taken)
             self.tell(done, serial)
 
     def _dawdle(self, order: Order, began: float) -> float:

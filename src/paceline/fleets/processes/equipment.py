@@ -1,0 +1,76 @@
+"""What the workers of a run are given to work with: one kind hands in gradients, the other models of their own.
+
+Equipment is packed once, by the server; every worker unpacks it and opens a desk, which turns orders into rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import nn
+
+from paceline.fleets.processes.mailbox import Order
+from paceline.learning.data import Samples
+from paceline.learning.gradient_work import GradientWork
+from paceline.learning.job import Job
+from paceline.learning.letters import Letters
+from paceline.learning.local_training import LocalTrainer
+from paceline.learning.local_work import LocalWork
+from paceline.learning.loss import SampleLoss
+from paceline.learning.model_state import ModelState
+from paceline.learning.piece_rows import RowWork
+from paceline.learning.segments import NOTHING_TOLD, Brought, Segments
+from paceline.learning.server import Recipe
+
+Desk = Callable[
+    [Order, Callable[[int], bool]], tuple[int, Brought]
+]  # how many units were done, and what is told of them
+
+
+class Equipment(Protocol):
+    """``parameters`` are the model's, and lie in the first segment."""
+
+    def open(self, parameters: Sequence[nn.Parameter], segments: Segments, letters: Letters) -> Desk: ...
+
+
+@dataclass(frozen=True)
+class GradientEquipment:
+    """To compute gradients with."""
+
+    model: nn.Module
+    samples: Samples
+    loss: SampleLoss
+
+    def open(self, parameters: Sequence[nn.Parameter], segments: Segments, letters: Letters) -> Desk:
+        work = GradientWork(self.model, parameters, self.samples, self.loss)
+
+        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
+            return work.compute(
+                segments[order.source], segments[order.row], order.indices,
+                units=order.units, seed=order.seed, go_on=go_on,
+            )  # fmt: skip
+
+        return compute
+
+
+@dataclass(frozen=True)
+class TrainingEquipment:
+    """To train a model with."""
+
+    model: nn.Module
+    samples: Samples
+    loss: SampleLoss
+    batch_size: int
+    recipe: Recipe
+
+    def open(self, parameters: Sequence[nn.Parameter], segments: Segments, letters: Letters) -> Desk:
+        for parameter in parameters:
+            parameter.data = parameter.data.clone()  # the worker's own: it is changed on the way
+        job = Job(ModelState(self.model), self.samples, self.loss, self.batch_size, self.samples, shards=())
+        # its own random numbers are never used: they come with each piece of work, and so does everything else
+        work = RowWork(LocalWork(LocalTrainer(job, self.recipe, 0, seed=0, model=self.model)), segments, letters)
+
+        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
+            return work.compute(order.serial, order.source, order.row, order.units, go_on), NOTHING_TOLD
+
+        return compute

@@ -1,0 +1,177 @@
+"""``paceline profile``: a minute of a fleet's real work, who is slow in it, and which groups that suggests."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.core.errors import ConfigError
+from paceline.interrupts import Interrupted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from paceline.config import Config
+    from paceline.profiling import Profiled
+    from paceline.reports.stragglers import Stragglers
+    from paceline.run_directory import RunDirectory
+
+FAILED = 1
+SHORTEST = 0.5  # seconds: no run of processes is shorter than it takes to notice that they are there
+
+
+def profile(  # noqa: PLR0917 - typer names the options
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file, as train takes it.")],
+    fleet: Annotated[
+        str | None, typer.Option(metavar="KIND", help="processes or ray; by default the file's own fleet.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 60.0,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="DIR", help="By default a new one under profiles/.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write everything there.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's first one.")] = None,
+) -> None:
+    """Measure the workers of a real fleet on the file's own task: nobody waits, and nothing is trained.
+
+    The trace goes on to paceline replay DIR --strategy ... and paceline predict DIR. Exits with 1 if workers failed.
+    """
+    from paceline.cli import _free
+    from paceline.config import write_config
+    from paceline.files import check_writable, write_atomically
+    from paceline.reports.stragglers import stragglers
+    from paceline.run_directory import RunDirectory
+
+    if not SHORTEST <= seconds < float("inf"):
+        raise ConfigError(f"--seconds {seconds:g} is no time to measure in: at least {SHORTEST:g}")
+    if json_file is not None:
+        check_writable(json_file, ".json")
+    config = _profiled(file, fleet, seed)
+    path = output or _free(Path("profiles") / file.stem)
+    place = RunDirectory(path, {"config.toml": write_config(config)})
+    place.check_empty()
+    done = _measure(config, seconds, place)
+    found = stragglers(done.trace)
+    _show(found, file, path)
+    if json_file is not None:
+        write_atomically(json_file, json.dumps(found.table(), allow_nan=False) + "\n")
+        typer.echo(f"Everything in numbers: {json_file}")
+    if done.interrupted:
+        raise Interrupted(f"interrupted after {found.seconds:.1f} of {seconds:g} s; what was measured is in {path}")
+    if done.problem:
+        typer.echo(done.problem)
+        raise typer.Exit(FAILED)
+
+
+def _profiled(file: Path, kind: str | None, seed: int | None) -> "Config":
+    """The configuration of the profile: the file's, with real workers, and a rule under which nobody waits."""
+    from paceline.cli import _on
+    from paceline.config import read_config
+    from paceline.experiment import check
+    from paceline.fleets.simulated import SimulatedFleet
+    from paceline.strategy_names import parse_strategy
+
+    config = _on(read_config(file), kind)
+    if isinstance(config.fleet, SimulatedFleet):
+        raise ConfigError(
+            f"{file.name} describes simulated workers, of which there is nothing to measure: give --fleet"
+        )
+    seeds = config.seeds[:1] if seed is None else (seed,)
+    config = replace(config, strategies=(parse_strategy("asgd"),), seeds=seeds)
+    check(config)
+    return config
+
+
+def _measure(config: "Config", seconds: float, place: "RunDirectory") -> "Profiled":
+    from paceline.experiment import make_task
+    from paceline.profiling import profile as measure
+
+    with _watched(seconds, config.fleet.workers) as watch:
+        return measure(
+            make_task(config.task, config.seeds[0]),
+            fleet=config.fleet,
+            seconds=seconds,
+            batch_size=config.batch_size,
+            partition=config.partition,
+            seed=config.seeds[0],
+            directory=place,
+            watch=watch,
+        )
+
+
+@contextmanager
+def _watched(seconds: float, workers: int) -> "Iterator[Callable[[float], None] | None]":
+    """A bar of the time that has passed, where somebody watches; else one line."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from paceline.tables import console
+
+    terminal = console(stderr=True)
+    if not terminal.is_terminal:
+        typer.echo(f"measuring {workers} workers for {seconds:g} s ...", err=True)
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[done]}"))
+    with Progress(*columns, console=terminal, transient=True) as bar:
+        task = bar.add_task(f"measuring {workers} workers", total=seconds, done="")
+        handed_in = 0
+
+        def watch(at: float) -> None:
+            nonlocal handed_in
+            handed_in += 1
+            bar.update(task, completed=at, done=f"{handed_in:,} mini-batches")
+
+        yield watch
+
+
+def _show(found: "Stragglers", file: Path, path: Path) -> None:
+    from paceline.strategy_names import _spelled
+    from paceline.tables import console
+
+    terminal = console()
+    terminal.print(stragglers_table(found))
+    for worker in found.unknown:
+        typer.echo(f"Worker {worker} finished nothing in {found.seconds:.1f} s: measure longer, with --seconds")
+    typer.echo(f"\nUnder ssgd workers would wait {found.waiting:.0%} of their time.")
+    if found.unknown:
+        typer.echo(f"Trace: {path}")
+        return
+    groups = f"gsgd:groups={_spelled(found.groups)}"
+    alike = (
+        "all are of like speed, one group" if len(found.groups) == 1 else f"{len(found.groups)} groups of like speed"
+    )
+    typer.echo(f"Suggested: {alike}: {groups}\nTrace: {path}")
+    rules = " ".join(f"-s {rule}" for rule in ("ssgd", "asgd", groups))
+    typer.echo(f"Next: paceline replay {path} {rules}\n      paceline predict {path} {rules}")
+    typer.echo(f"      paceline train {file} --strategy {groups}")
+
+
+def stragglers_table(found: "Stragglers") -> "Table":
+    """One row a worker."""
+    from rich.table import Table
+
+    from paceline.reports.stragglers import TAIL
+
+    group_of = {worker: number for number, group in enumerate(found.groups) for worker in group}
+    title = f"{found.seconds:,.1f} s of {len(found.workers)} workers; seconds a mini-batch, medians"
+    table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold", expand=False)
+    for heading in (
+        "worker", "mini-\nbatches", "round\ntrip", f"{TAIL:.0%}\nwithin", "compute", "transfer", "times the\nfastest",
+        "share of\nstraggling", "group",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
+    for each in found.workers:
+        own = [each.round_trip, each.tail, each.compute, each.transfer]
+        table.add_row(
+            str(each.worker),
+            f"{each.mini_batches:,}",
+            *("-" if value is None else f"{value:.3g}" for value in own),
+            f"{each.ratio:.2f}",
+            f"{each.straggling:.0%}",
+            str(group_of[each.worker]),
+        )
+    return table

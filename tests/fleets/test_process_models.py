@@ -1,0 +1,144 @@
+"""Worker processes that train models of their own: whatever happens to one, what it had handed in is what goes on."""
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paceline as pl
+from paceline.core.facts import Halt, Joined, Left, Step
+from paceline.trace import Spoiled, Trace
+from support import faults
+from support.digits import digits_task, weights
+from support.local_models import mlp, sgd
+
+EC = pl.EnsembleCompression
+SOON = pl.Deadline(factor=5.0, at_least=1.5, at_first=60.0)
+FAULTS = [faults.die, faults.die_before_telling, faults.die_after_handing_in]
+STRATEGIES = [
+    pl.ModelAveraging(4),
+    pl.ModelAveraging(4, waits=pl.FastestK(2)),
+    pl.ModelAveraging(4, waits=pl.Grouped([[0, 1], [2]])),
+    EC(4, compression_steps=2),
+]
+
+
+def task(model: nn.Module) -> pl.Task:
+    return replace(digits_task(model), evaluate=lambda model: {"loss": 0.0})
+
+
+def struck(fault: faults.Fault, marks: Path, at: int, **layers: Any) -> pl.Task:
+    marks.mkdir(exist_ok=True)
+    return task(faults.Struck(mlp(**layers), fault, marks, at=at))
+
+
+def train(task: pl.Task, strategy: pl.Strategy, fleet: Any, updates: int, **options: Any) -> pl.Run:
+    return pl.train(
+        task, strategy=strategy, fleet=fleet, optimizer=sgd(momentum=0.9), stop=pl.Stop(updates=updates), batch_size=16,
+        progress=False, **options,
+    )  # fmt: skip
+
+
+def of_type(trace: Trace, kind: type) -> list[Any]:
+    return [fact for fact in trace if isinstance(fact, kind)]
+
+
+@pytest.mark.parametrize("strategy", [pl.ModelAveraging(4), EC(4, compression_steps=2)], ids=lambda s: type(s).__name__)
+def test_a_replacement_goes_on_as_if_nothing_had_happened(strategy: pl.Strategy, tmp_path: Path) -> None:
+    """Killed with SIGKILL in the middle of its third piece: model, momentum and dropout are those of its second."""
+    fault = struck(faults.die, tmp_path / "marks", at=10, dropout=0.3)
+    run = train(fault, strategy, pl.ProcessFleet(1, threads=1), 5)
+    assert len(of_type(run.trace, Left)) == len(of_type(run.trace, Halt)) == 1
+    undisturbed = train(task(mlp(dropout=0.3)), strategy, pl.SimulatedFleet(pl.Constant(1.0), workers=1), 5)
+    assert torch.equal(weights(run.model), weights(undisturbed.model))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_a_killed_worker_is_replaced_and_the_run_follows_from_its_trace(strategy: pl.Strategy, tmp_path: Path) -> None:
+    number = STRATEGIES.index(strategy)
+    fault = struck(FAULTS[number % len(FAULTS)], tmp_path / "marks", at=6)
+    fleet = pl.ProcessFleet(3, threads=1, slow=dict.fromkeys(range(3), pl.Constant(0.02)))
+    run = train(fault, strategy, fleet, 12, directory=tmp_path / "run")
+    assert (run.ended, run.spoiled) == ("updates", [])
+    (left,) = of_type(run.trace, Left)
+    assert [joined.worker for joined in of_type(run.trace, Joined)[3:]] == [left.worker]
+    used = [ticket for step in of_type(run.trace, Step) for ticket in step.weights]
+    assert len(used) == len(set(used))
+    found = pl.replay(
+        tmp_path / "run", fault, strategy=strategy, fleet=fleet, optimizer=sgd(momentum=0.9), batch_size=16
+    )
+    assert (found.departure, found.differences, found.compared) == (None, {}, True)
+
+
+def test_a_worker_stopped_within_a_piece_is_given_up_and_a_long_piece_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Deadlines are for one mini-batch: a piece of 40 takes longer than that."""
+    fleet = pl.ProcessFleet(2, slow={0: pl.Constant(0.06), 1: pl.Constant(0.06)}, deadline=SOON)
+    run = train(struck(faults.stop, tmp_path / "marks", at=45), pl.ModelAveraging(40), fleet, 3)
+    left = of_type(run.trace, Left)  # on a machine that stands still now and then, others may be given up too
+    assert any(f"worker {each.worker} said nothing for" in caplog.text for each in left)
+    assert re.search(r"the slowest of its last \d+ mini-batches took 0\.\d+ s", caplog.text)
+    assert max(seconds for _, seconds in run.trace.durations()) > SOON.at_least
+    assert run.ended == "updates"
+
+
+@pytest.mark.parametrize("strategy", [pl.ModelAveraging(4), EC(4, compression_steps=2)], ids=lambda s: type(s).__name__)
+def test_a_model_that_is_not_finite_is_left_out_reported_and_reset(
+    strategy: pl.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "paceline"):
+        run = train(task(faults.SpoiltOnce(mlp(), tmp_path / "spoilt", at=6)), strategy, pl.ProcessFleet(3), 5)
+    assert run.ended == "updates"
+    assert [fact.ticket for fact in of_type(run.trace, Spoiled)] == list(run.spoiled)
+    assert len(run.spoiled) == 1
+    assert f"leaves out worker {run.spoiled[0].worker}: its model is not finite" in caplog.text
+    assert bool(weights(run.model).isfinite().all())
+    assert len(of_type(run.trace, Step)[-1].weights) == 3  # it is back
+
+
+def test_what_user_code_raises_surfaces_with_its_worker() -> None:
+    def unlucky(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise ZeroDivisionError("on purpose")
+
+    broken = replace(task(mlp()), loss=unlucky)
+    with pytest.raises(pl.PacelineError, match=r"(?s)worker . raised an error while it ran t.*on purpose"):
+        train(broken, pl.ModelAveraging(4), pl.ProcessFleet(2), 3)
+
+
+def test_late_ones_are_halted_and_nothing_of_theirs_is_used() -> None:
+    fleet = pl.ProcessFleet(3, slow={2: pl.Constant(0.3)})
+    run = train(task(mlp()), pl.ModelAveraging(50, waits=pl.FastestK(2)), fleet, 4)
+    assert {ticket.worker for step in of_type(run.trace, Step) for ticket in step.weights} == {0, 1}
+    halted = [fact.ticket for fact in of_type(run.trace, Halt)]
+    assert {ticket.worker for ticket in halted} == {2}
+
+
+def test_every_worker_begins_with_weights_of_its_own_and_the_ensemble_can_be_loaded(tmp_path: Path) -> None:
+    run = pl.train(
+        digits_task(mlp()), strategy=EC(10, "regression", steps=30), fleet=pl.ProcessFleet(3), optimizer=sgd(),
+        directory=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    members = [weights(member) for member in run.model.get_submodule("members").children()]
+    assert len(members) == 3
+    assert not torch.equal(members[0], members[1])
+    assert run.costs is None  # real time: what took how long is in the trace
+    loaded = pl.load(tmp_path / "run")
+    inputs = torch.randn(5, 64, dtype=torch.float64)
+    run.model.eval()
+    torch.testing.assert_close(loaded(inputs), run.model(inputs), check_dtype=False)
+
+
+def test_a_fleet_that_cannot_train_models_is_refused() -> None:
+    class GradientsOnly:
+        workers = 2
+        hire: Callable[..., Any]
+
+    with pytest.raises(pl.ConfigError, match="GradientsOnly cannot run ModelAveraging: its workers hand in gradients"):
+        train(task(mlp()), pl.ModelAveraging(4), GradientsOnly(), 3)
