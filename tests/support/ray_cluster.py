@@ -67,7 +67,10 @@ def mine() -> set[int]:
     """Processes of Ray that descend from this one, or whose parent is gone."""
     own, found = os.getpid(), set()
     for process in psutil.process_iter(["name", "ppid", "cmdline"]):
-        name, line = process.info["name"] or "", " ".join(process.info["cmdline"] or ())
-        if process.info["ppid"] in (own, 1) and (name in RAYS_OWN or "ray/" in line or name.startswith("ray::")):
+        name, line = (
+            process.info["name"] or "",
+            " ".join(each for each in process.info["cmdline"] or () if " " not in each),
+        )
+        if process.info["ppid"] in (own, 1) and (name in RAYS_OWN or "/ray/" in line or name.startswith("ray::")):
             found.add(process.pid)
     return found

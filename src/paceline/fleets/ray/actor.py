@@ -11,6 +11,7 @@ import gc
 import os
 import platform
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -153,6 +154,7 @@ class Far:
         self.beaten = 0
         self._slowness = how.slowness[number]
         self._layout = how.layout
+        sys.path += [each for each in how.path if each not in sys.path and os.path.isdir(each)]  # on a common disk
         torch.set_num_threads(how.threads)
         gc.set_threshold(100_000, 50, 50)
         self._segments = Segments(how.layout, torch.zeros(2 * how.layout.stride, dtype=torch.uint8))
