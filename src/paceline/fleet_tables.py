@@ -1,6 +1,6 @@
 """The ``[fleet]`` section of a TOML file, read strictly and written back: simulated workers, processes, or Ray's."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,12 +33,14 @@ RAY_CHOICES: Mapping[str, Any] = {
 
 
 def read_fleet(table: dict[str, Any]) -> AnyFleet:
+    readers: Mapping[str, Callable[[dict[str, Any]], AnyFleet]]
+    readers = {"simulated": _simulated, "processes": _processes, "ray": _ray}
     rest = dict(table)
     if (kind := rest.pop("kind", KINDS[0])) not in KINDS:
         known = nearest(kind, KINDS) if isinstance(kind, str) else f"choose from {', '.join(KINDS)}"
         raise ConfigError(f"fleet.kind: {shown(kind)} is unknown: {known}")
     try:
-        return {"simulated": _simulated, "processes": _processes, "ray": _ray}[kind](rest)
+        return readers[kind](rest)
     except ConfigError as error:
         raise ConfigError(str(error) if str(error).startswith("fleet") else f"fleet: {error}") from None
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import paceline as pl
@@ -84,7 +85,13 @@ def test_nobody_at_the_address() -> None:
 
 def test_a_task_that_cannot_be_sent() -> None:
     """It is not even tried to connect."""
-    task = replace(digits_task(), loss=lambda outputs, targets, lock=threading.Lock(): mse_loss(outputs, targets))
+    lock = threading.Lock()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        with lock:
+            return mse_loss(outputs, targets)
+
+    task = replace(digits_task(), loss=loss)
     line = refused(pl.RayFleet(2, address="127.0.0.1:9"), task)
     assert line.startswith("the task cannot be sent to worker processes: cannot pickle '_thread.lock' object")
 

@@ -130,17 +130,17 @@ def die_before_the_answer() -> None:
     """When everything is computed, and nobody knows."""
     from paceline.fleets.ray import actor
 
-    actor.cut = lambda row, pieces: die()  # type: ignore[assignment, func-returns-value, return-value]
+    setattr(actor, "cut", lambda row, pieces: die())  # noqa: B010 - it is no name of that module's own
 
 
 def die_around_the_answer() -> None:
     """About when the answer is on its way: whether it comes is not known."""
     from paceline.fleets.ray import actor
 
-    cut = actor.cut
+    cut = getattr(actor, "cut")  # noqa: B009
 
     def last(row: Any, pieces: int) -> Any:
         threading.Timer(0.001, die).start()
         return cut(row, pieces)
 
-    actor.cut = last
+    setattr(actor, "cut", last)  # noqa: B010

@@ -61,7 +61,7 @@ class FarOrder(NamedTuple):
     indices: Indices
     seed: int
     seconds: float  # how long it is made to take at least
-    letter: bytes | None  # what comes with the weights
+    letter: bytes | bytearray | None  # what comes with the weights
 
 
 class Answer(NamedTuple):
@@ -89,8 +89,9 @@ class Actor:
         """Join the server if it is on this machine, and tell."""
         self._number = number
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        for option, value in MALLOC.items() if mallopt is not None else ():
-            mallopt(option, value)
+        if mallopt is not None:
+            for option, value in MALLOC.items():
+                mallopt(option, value)
         if self._joined is not None:  # for a run that has ended
             self._joined[0].close()
         self._joined = near.join(desk, key) if desk and near.machine() == machine else None
@@ -223,7 +224,7 @@ class Stored:
     """Bytes of the object store, as a parcel is unpacked from."""
 
     def __init__(self, array: Bytes) -> None:
-        self.bytes = memoryview(array)
+        self.bytes = array.data
         self._array = array
 
     def tensor(self, dtype: torch.dtype = torch.uint8, begin: int = 0, count: int = -1) -> Tensor:

@@ -7,6 +7,7 @@ and only while it is asked for. Answers of halted tickets, and of actors that we
 
 import os
 import sys
+from typing import Any, cast
 
 from paceline.core.facts import Ticket
 from paceline.fleets.processes.hiring import Premises
@@ -128,7 +129,7 @@ class FarMailbox:
         if self._order is not order or self._hand.over:
             return
         self._order = None  # whatever else comes of it is not asked for
-        (told, first), *rest = answer  # type: ignore[misc]
+        (told, first), *rest = cast(list[Any], answer)
         assert isinstance(told, Answer)
         if told.complaint:
             self.complaint = told.complaint
