@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +31,7 @@ class Nodes:
         self.address: str = cluster.address
 
     def add(self, cpus: int, **options: Any) -> Any:
-        return self.cluster.add_node(num_cpus=cpus, object_store_memory=STORE, **options)
+        return _patiently(lambda: self.cluster.add_node(num_cpus=cpus, object_store_memory=STORE, **options))
 
     def kill(self, node: Any) -> None:
         """The raylet of a node, without a word: its workers end with it."""
@@ -49,7 +49,7 @@ def nodes(cpus: Sequence[int]) -> Iterator[Nodes]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own: of files that it leaves open, of settings to come
         head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False, "_system_config": SOON}
-        cluster = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=True)
+        cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=True))
         found = Nodes(cluster)
         try:
             for each in cpus:
@@ -61,6 +61,16 @@ def nodes(cpus: Sequence[int]) -> Iterator[Nodes]:
     while left := mine() - before:
         assert time.monotonic() < until, f"still running: {[psutil.Process(pid).cmdline()[:3] for pid in left]}"
         time.sleep(0.1)
+
+
+def _patiently(start: Callable[[], Any]) -> Any:
+    """Once more if the machine is too busy: Ray gives a node half a minute to start, and no choice."""
+    try:
+        return start()
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        return start()
 
 
 def mine() -> set[int]:
