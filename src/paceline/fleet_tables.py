@@ -38,7 +38,9 @@ def read_fleet(table: dict[str, Any]) -> AnyFleet:
         known = nearest(kind, KINDS) if isinstance(kind, str) else f"choose from {', '.join(KINDS)}"
         raise ConfigError(f"fleet.kind: {shown(kind)} is unknown: {known}")
     try:
-        return {"simulated": _simulated, "processes": _processes, "ray": _ray}[kind](rest)
+        if kind == "ray":
+            return _ray(rest)
+        return _simulated(rest) if kind == "simulated" else _processes(rest)
     except ConfigError as error:
         raise ConfigError(str(error) if str(error).startswith("fleet") else f"fleet: {error}") from None
 

@@ -149,7 +149,8 @@ def test_death_is_noticed_within_200_milliseconds(near: bool, cluster: Nodes) ->
             os.kill(crew.pids[worker], signal.SIGKILL)
             (left,) = crew.wait()
             noticed.append(time.monotonic() - began)
-            assert (type(left), left.worker) == (Left, worker)
+            assert isinstance(left, Left)
+            assert left.worker == worker
         assert {type(event) for event in (*crew.wait(), *crew.wait())} == {Joined}
     assert min(noticed) < 0.2, noticed  # the machine itself may be too busy
 

@@ -91,7 +91,7 @@ class Desk:
 
     @property
     def row(self) -> list[float]:
-        return self.segments[3].vectors[0].unique().tolist()
+        return sorted({float(value) for value in self.segments[3].vectors[0]})
 
     def close(self) -> None:
         if not self.hand.over:

@@ -31,7 +31,7 @@ class Letters:
         _Packer(packed, protocol=pickle.HIGHEST_PROTOCOL).dump(content)
         self.put_packed(segment, number, packed.getbuffer())
 
-    def put_packed(self, segment: int, number: int, body: bytes | memoryview) -> None:
+    def put_packed(self, segment: int, number: int, body: bytes | bytearray | memoryview) -> None:
         """A letter as it lies in another file."""
         place = segment * APART
         self._write(NONE, place)
@@ -57,7 +57,7 @@ class Letters:
     def close(self) -> None:
         os.close(self.descriptor)
 
-    def _write(self, data: bytes | memoryview, place: int) -> None:
+    def _write(self, data: bytes | bytearray | memoryview, place: int) -> None:
         left = memoryview(data)
         while left:
             written = os.pwrite(self.descriptor, left, place)

@@ -61,7 +61,7 @@ class FarOrder(NamedTuple):
     indices: Indices
     seed: int
     seconds: float  # how long it is made to take at least
-    letter: bytes | None  # what comes with the weights
+    letter: bytearray | None  # what comes with the weights
 
 
 class Answer(NamedTuple):
@@ -71,7 +71,7 @@ class Answer(NamedTuple):
     brought: Brought
     spent: float  # seconds
     complaint: str  # the traceback, if something was raised
-    letter: bytes | None = None  # what comes with the row
+    letter: bytearray | None = None  # what comes with the row
 
 
 def versions() -> dict[str, str]:
@@ -88,9 +88,10 @@ class Actor:
     def greet(self, number: int, machine: str, desk: str, key: bytes) -> Greeting:
         """Join the server if it is on this machine, and tell."""
         self._number = number
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        for option, value in MALLOC.items() if mallopt is not None else ():
-            mallopt(option, value)
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            for option, value in MALLOC.items():
+                libc.mallopt(option, value)
         if self._joined is not None:  # for a run that has ended
             self._joined[0].close()
         self._joined = near.join(desk, key) if desk and near.machine() == machine else None
@@ -170,10 +171,9 @@ class Far:
         if isinstance(given.samples, DatasetSamples):
             self._try_out(given.samples)
 
-    def letter(self, serial: int) -> bytes | None:
+    def letter(self, serial: int) -> bytearray | None:
         """What is handed in with the row."""
-        packed = self._letters.packed(ROW, serial)
-        return None if packed is None else bytes(packed)
+        return self._letters.packed(ROW, serial)
 
     def _try_out(self, samples: DatasetSamples) -> None:
         try:
@@ -223,7 +223,7 @@ class Stored:
     """Bytes of the object store, as a parcel is unpacked from."""
 
     def __init__(self, array: Bytes) -> None:
-        self.bytes = memoryview(array)
+        self.bytes = array.data
         self._array = array
 
     def tensor(self, dtype: torch.dtype = torch.uint8, begin: int = 0, count: int = -1) -> Tensor:

@@ -7,6 +7,7 @@ and only while it is asked for. Answers of halted tickets, and of actors that we
 
 import os
 import sys
+from typing import Any
 
 from paceline.core.facts import Ticket
 from paceline.fleets.processes.hiring import Premises
@@ -118,7 +119,7 @@ class FarMailbox:
         if not isinstance(answer, Gone):
             (self._beaten,) = answer
 
-    def _receive(self, order: Order, answer: list[object] | Gone) -> None:
+    def _receive(self, order: Order, answer: list[Any] | Gone) -> None:
         if isinstance(answer, Gone):
             self._hand.gone(answer.why)
             return
@@ -128,8 +129,7 @@ class FarMailbox:
         if self._order is not order or self._hand.over:
             return
         self._order = None  # whatever else comes of it is not asked for
-        (told, first), *rest = answer  # type: ignore[misc]
-        assert isinstance(told, Answer)
+        told: Answer = answer[0][0]
         if told.complaint:
             self.complaint = told.complaint
             os.write(self._post, RECORD.pack(self._member.number, FAILED, order.serial))
@@ -137,7 +137,7 @@ class FarMailbox:
             return
         if told.done:
             row, begin = self._segments.bytes(order.row).numpy(), 0
-            for piece in (first, *rest):
+            for piece in (answer[0][1], *answer[1:]):
                 row[begin : begin + len(piece)] = piece
                 begin += len(piece)
         if told.letter is not None:
