@@ -136,7 +136,8 @@ def _kill(pid: int) -> None:
 
 def this_node() -> tuple[str, str]:
     """In an actor: the node that it is on, by Ray's number and by its address."""
-    return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+    address: str = ray.util.get_node_ip_address()
+    return ray.get_runtime_context().get_node_id(), address
 
 
 def _answers(future: "Future[Any]", rest: Sequence[Any]) -> Any:
