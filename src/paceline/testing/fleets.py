@@ -11,6 +11,7 @@ Each test trains a small model with one of ``strategies`` and looks at what the 
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from paceline.run import Run
 
 LR = 0.05
+NOTICED_WITHIN = 0.2  # seconds
 _MADE: "dict[tuple[type, Strategy, int | None], tuple[Spied, Run]]" = {}
 
 
@@ -174,6 +176,8 @@ class SpiedCrew:
         spied = self._spied
         if len(spied.told) == 2 and spied.lose is not None:
             spied.contract.lose(self._crew, spied.lose)
+            if self.about["clock"] == "real":
+                time.sleep(NOTICED_WITHIN)  # else the run may be over before anybody could
         events = self._crew.wait()
         spied.told.append(events)
         spied.log.extend(events)

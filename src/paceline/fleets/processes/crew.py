@@ -191,10 +191,10 @@ class ProcessCrew:
         self._listened += min(now - self._at_listening, LISTENED_AT_ONCE)
         self._at_listening = now
         if ready:
+            ended = self._hear_of([self._by_sentinel[each] for each, _ in ready if each != self._post])
             self._read_post()  # what somebody wrote before its end comes before its end
-            for descriptor, _ in ready:
-                if descriptor != self._post:
-                    self._hear_of(self._by_sentinel[descriptor])
+            for member in ended:
+                self._miss(member)
         if now - self._looked_for_silence >= LOOK_FOR_SILENCE:
             self._looked_for_silence = now
             self._condemn_the_overdue()
@@ -260,13 +260,13 @@ class ProcessCrew:
             left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
             self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
 
-    def _hear_of(self, member: Member) -> None:
-        """A process was born, or has ended."""
-        assert member.process is not None
-        if member.process.pid:
-            self._miss(member)
-        else:
-            member.process.be_born()
+    def _hear_of(self, members: Sequence[Member]) -> Sequence[Member]:
+        """The processes of these were born, or have ended. Returns the latter."""
+        ended = [member for member in members if member.process is not None and member.process.pid]
+        for member in members:
+            if member.process is not None:
+                member.process.be_born()
+        return ended
 
     def _miss(self, member: Member) -> None:
         """A process has ended: tell of it, and have another one unless there is no hope."""
