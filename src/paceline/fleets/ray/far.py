@@ -7,6 +7,7 @@ and only while it is asked for. Answers of halted tickets, and of actors that we
 
 import os
 import sys
+import threading
 from typing import Any, cast
 
 from paceline.core.facts import Ticket
@@ -28,16 +29,16 @@ class Weights:
         self._once_a_version = once_a_version  # or does every worker have weights of its own?
         self._segments = segments
         self._connection = connection
-        self._version = -1
+        self._sent_of = -1, -1  # the version, and the segment: one that is a row is overwritten when it is handed in
         self._sent: list[object] = []
 
     def of(self, version: int, source: int) -> list[object]:
         """The version's weights, which lie in a segment, as arguments of a call."""
-        if version != self._version or not self._once_a_version:
+        if (version, source) != self._sent_of or not self._once_a_version:
             array = self._segments.bytes(source).numpy()
             small = array.nbytes <= WITH_THE_CALL
             self._sent = [*cut(array, pieces_of(array.nbytes))] if small else [self._connection.put(array)]
-            self._version = version
+            self._sent_of = version, source
         return self._sent
 
 
@@ -58,6 +59,7 @@ class FarMailbox:
         self._post = premises.post
         self._pieces = pieces_of(premises.segments.layout.losses.end)
         self._order: Order | None = None
+        self._changing = threading.Lock()  # no order takes the place of another whose answer is being written
         self._version = 0
         self._sent = False
         self._asked = 0  # calls
@@ -77,7 +79,8 @@ class FarMailbox:
 
     def post(self, order: Order) -> None:
         assert self._member.ticket is not None
-        self._order, self._version, self._sent = order, self._member.ticket.version, False
+        with self._changing:
+            self._order, self._version, self._sent = order, self._member.ticket.version, False
 
     def ring(self) -> None:
         order = self._order
@@ -95,7 +98,8 @@ class FarMailbox:
     def halt(self, ticket: Ticket) -> None:
         if self._sent:
             self._hand.handle.tell("halt", self._run, ticket.serial)
-        self._order = None
+        with self._changing:
+            self._order = None
 
     def recall(self, ticket: Ticket) -> None:
         if self._sent:
@@ -126,10 +130,13 @@ class FarMailbox:
         self.taken += 1
         if self._quits and self._asked == self.taken:
             self._hand.done()
-        if self._order is not order or self._hand.over:
-            return
-        self._order = None  # whatever else comes of it is not asked for
-        (told, first), *rest = cast(list[Any], answer)
+        with self._changing:
+            if self._order is order and not self._hand.over:
+                self._order = None  # whatever else comes of it is not asked for
+                self._take(order, cast(list[Any], answer))
+
+    def _take(self, order: Order, answer: list[Any]) -> None:
+        (told, first), *rest = answer
         assert isinstance(told, Answer)
         if told.complaint:
             self.complaint = told.complaint
