@@ -31,7 +31,7 @@ demo: venv
 
 # One thread for each test process: several of them share the cores. Tests that need a Ray cluster go to the same one.
 test: venv
-	OMP_NUM_THREADS=1 $(if $(DATA),PACELINE_DATA='$(abspath $(DATA))') $(BIN)/pytest -n auto --dist loadgroup
+	OMP_NUM_THREADS=1 $(if $(DATA),PACELINE_DATA='$(abspath $(DATA))') $(BIN)/pytest -n auto
 
 check: venv
 	$(BIN)/ruff check $(CODE)

@@ -1,6 +1,11 @@
-"""Tests repeat: Hypothesis tries the same examples every time, and keeps none."""
+"""Tests repeat: Hypothesis tries the same examples every time, and keeps none. Those on Ray stay together."""
 
+import re
+
+import pytest
 from hypothesis import HealthCheck, Phase, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile(
     "paceline",
@@ -12,3 +17,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("paceline")
+
+
+class RayTogether(LoadScopeScheduling):
+    """Tests on a Ray cluster go to one process, all others wherever there is time: two clusters want more cores."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "ray" if "ray" in re.split(r"[\W_]", nodeid) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> RayTogether:
+    return RayTogether(config, log)

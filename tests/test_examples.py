@@ -114,7 +114,6 @@ def test_ensemble_compression_tells_errors_and_costs_and_loads_what_it_saved() -
     assert f"loaded from its directory: error {errors['EC-DNN-S']}%" in result.stdout
 
 
-@pytest.mark.xdist_group("ray")
 @pytest.mark.timeout(300)
 def test_a_ray_cluster_loses_a_node_and_goes_on() -> None:
     output = run_example("ray_cluster.py")

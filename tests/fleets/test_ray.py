@@ -29,7 +29,6 @@ from support.ray_cluster import Nodes, nodes
 from support.resumable import PROCESSES, replayed
 
 pytestmark = [
-    pytest.mark.xdist_group("ray"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
 ]

@@ -15,7 +15,6 @@ import pytest
 
 from support.ray_cluster import SOON
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(300)]
 TESTS = Path(__file__).parent.parent
 OURS, THEIRS = "10.77.0.1", "10.77.0.2"
 RAY = Path(sys.executable).with_name("ray")

@@ -23,7 +23,6 @@ from support.digits import digits_task
 from support.ray_cluster import Nodes, nodes
 
 pytestmark = [
-    pytest.mark.xdist_group("ray"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
 ]
