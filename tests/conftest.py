@@ -19,7 +19,7 @@ settings.register_profile(
 settings.load_profile("paceline")
 
 
-class RayTogether(LoadScopeScheduling):
+class RayTogether(LoadScopeScheduling):  # type: ignore[misc]
     """Tests on a Ray cluster go to one process, all others wherever there is time: two clusters want more cores."""
 
     def _split_scope(self, nodeid: str) -> str:
