@@ -191,10 +191,11 @@ class ProcessCrew:
         self._listened += min(now - self._at_listening, LISTENED_AT_ONCE)
         self._at_listening = now
         if ready:
+            # before the post is read, which may tell of a birth as well
+            ended = [self._by_sentinel[each] for each, _ in ready if each != self._post and self._has_ended(each)]
             self._read_post()  # what somebody wrote before its end comes before its end
-            for descriptor, _ in ready:
-                if descriptor != self._post:
-                    self._hear_of(self._by_sentinel[descriptor])
+            for member in ended:
+                self._miss(member)
         if now - self._looked_for_silence >= LOOK_FOR_SILENCE:
             self._looked_for_silence = now
             self._condemn_the_overdue()
@@ -260,13 +261,13 @@ class ProcessCrew:
             left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
             self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
 
-    def _hear_of(self, member: Member) -> None:
-        """A process was born, or has ended."""
-        assert member.process is not None
-        if member.process.pid:
-            self._miss(member)
-        else:
-            member.process.be_born()
+    def _has_ended(self, sentinel: int) -> bool:
+        """What a sentinel tells: that a process was born, or after that, that it has ended."""
+        process = self._by_sentinel[sentinel].process
+        assert process is not None
+        known = bool(process.pid)
+        process.be_born()
+        return known
 
     def _miss(self, member: Member) -> None:
         """A process has ended: tell of it, and have another one unless there is no hope."""
