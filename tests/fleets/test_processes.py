@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 import paceline as pl
 from paceline.core.errors import WorkerFailed
-from paceline.core.facts import Arrived, Recall, Start, Ticket
+from paceline.core.facts import Arrived, Joined, Recall, Start, Ticket
 from paceline.learning.job import job_of
 from support.ddp import train_with_ddp
 from support.digits import Recorded, digits, digits_task
@@ -220,6 +220,16 @@ def test_workers_can_be_made_slow() -> None:
     assert min(durations[2]) >= 0.2
     assert min(durations[2][1::2]) >= 0.3
     assert min(durations[0]) < 0.1
+
+
+def test_workers_may_be_ready_before_the_server_listens() -> None:
+    """Then it hears of a process's birth, and from the process itself, at the same moment."""
+    for _ in range(2):  # torch is loaded where processes come from only when the first are needed
+        crew, _ = pl.ProcessFleet(2).hire(job_of(digits_task(), [], 32), seed=0)
+        with closing(crew):
+            time.sleep(1.0)
+            assert [event.worker for event in crew.wait() if isinstance(event, Joined)] == [0, 1]
+            assert crew.pids.keys() == crew.present == {0, 1}
 
 
 def test_a_factor_makes_a_worker_so_many_times_as_slow() -> None:

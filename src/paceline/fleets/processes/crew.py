@@ -191,7 +191,8 @@ class ProcessCrew:
         self._listened += min(now - self._at_listening, LISTENED_AT_ONCE)
         self._at_listening = now
         if ready:
-            ended = self._hear_of([self._by_sentinel[each] for each, _ in ready if each != self._post])
+            # before the post is read, which may tell of a birth as well
+            ended = [self._by_sentinel[each] for each, _ in ready if each != self._post and self._has_ended(each)]
             self._read_post()  # what somebody wrote before its end comes before its end
             for member in ended:
                 self._miss(member)
@@ -260,13 +261,13 @@ class ProcessCrew:
             left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
             self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
 
-    def _hear_of(self, members: Sequence[Member]) -> Sequence[Member]:
-        """The processes of these were born, or have ended. Returns the latter."""
-        ended = [member for member in members if member.process is not None and member.process.pid]
-        for member in members:
-            if member.process is not None:
-                member.process.be_born()
-        return ended
+    def _has_ended(self, sentinel: int) -> bool:
+        """What a sentinel tells: that a process was born, or after that, that it has ended."""
+        process = self._by_sentinel[sentinel].process
+        assert process is not None
+        known = bool(process.pid)
+        process.be_born()
+        return known
 
     def _miss(self, member: Member) -> None:
         """A process has ended: tell of it, and have another one unless there is no hope."""
