@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -164,43 +163,6 @@ def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
     (left,) = events(run, Left)
     assert f"worker {left.worker} said nothing for" in caplog.text
     assert run.ended == "updates"
-
-
-def test_a_node_that_dies_is_replaced_by_one_that_joins(
-    cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its worker is lost; those of the others go on; it comes back where there is room."""
-    label, joined = {"part": "doomed"}, list[Any]()
-    doomed, spare = cluster.add(1, labels=label), cluster.add(2, labels={"part": "spare"})
-    fleet = pl.RayFleet(
-        3, address=cluster.address, share_memory=False, labels=("part=doomed", "part=spare", "part=spare"),
-        slow=dict.fromkeys(range(3), pl.Constant(0.05)),
-    )  # fmt: skip
-
-    class Striking:
-        """Counts its looks: at the second one a raylet dies, and another one comes. Content when its worker is back."""
-
-        looks = 0
-
-        def __call__(self, model: torch.nn.Module) -> dict[str, float]:
-            self.looks += 1
-            if self.looks == 2:
-                cluster.kill(doomed)
-                threading.Thread(target=lambda: joined.append(cluster.add(1, labels=label))).start()
-            here = (tmp_path / "run" / "trace.jsonl").read_text().count('["joined"') if self.looks > 2 else 0
-            return {"loss": 0.0, "accuracy": float(here == 4)}
-
-    task = replace(digits_task(), evaluate=Striking())
-    stop = pl.Stop(target=0.5, seconds=150.0)
-    try:
-        run = train(task, pl.Asynchronous(), fleet, stop=stop, every=pl.Every(updates=20), directory=tmp_path / "run")
-        assert run.ended == "target"
-        assert [left.worker for left in events(run, Left)] == [0]
-        assert [event.worker for event in events(run, Joined)] == [0, 1, 2, 0]
-        assert "worker 0 ended" in caplog.text
-    finally:
-        for node in (doomed, spare, *joined):
-            cluster.remove(node)
 
 
 def test_below_the_minimum_the_run_stops_with_a_checkpoint_and_goes_on_later(cluster: Nodes, tmp_path: Path) -> None:
