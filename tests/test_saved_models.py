@@ -127,8 +127,8 @@ def test_the_same_run_leaves_the_same_bytes(name: str, saved: dict[str, pl.Run],
     assert first is not None
     files = sorted(file.name for file in first.iterdir())
     assert files == [
-        "architecture.pt2", "config.json", "local.safetensors", "metrics.jsonl", "model.safetensors", "summary.json",
-        "trace.jsonl",
+        "architecture.pt2", "checkpoint.safetensors", "config.json", "local.safetensors", "metrics.jsonl",
+        "model.safetensors", "summary.json", "trace.jsonl",
     ]  # fmt: skip
     for file in files:
         assert (first / file).read_bytes() == (second / file).read_bytes(), file
