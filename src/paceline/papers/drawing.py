@@ -24,8 +24,8 @@ def save(figure: Figure, path: Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def tidy(axis: Any, title: str, across: str, up: str) -> None:
-    axis.set_title(title, fontsize=11)
+def tidy(axis: Any, title: str, across: str, up: str, *, size: int = 11) -> None:
+    axis.set_title(title, fontsize=size)
     axis.set_xlabel(across)
     axis.set_ylabel(up)
     axis.grid(True, color="0.9", linewidth=0.7)

@@ -1,16 +1,15 @@
 """The figures of *Differential Equations for Modeling Asynchronous Algorithms*, and those of docs/theory.md."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from paceline.files import write_atomically
 from paceline.papers.card import Card
+from paceline.papers.drawing import blank, save, tidy
 from paceline.papers.sdde import DELAY, RATE, SIGMA, STEP, THINNED
 from paceline.papers.sdde_claims import TOY, toy_bounds, toy_moments, toy_sampled
 from paceline.reports.figures import COLOURS, DASHES
@@ -25,6 +24,7 @@ from paceline.theory import (
 )
 
 Rows = Sequence[Mapping[str, Any]]
+_tidy = partial(tidy, size=10)
 
 
 def draw(card: Card, directory: Path) -> list[Path]:
@@ -43,13 +43,10 @@ def draw(card: Card, directory: Path) -> list[Path]:
     }
     written = []
     for name, (height, fill) in drawn.items():
-        figure = Figure(figsize=(10, height), dpi=100, layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = blank(10, height)
         fill(figure)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", metadata={"Software": "Paceline"})
         written.append(directory / f"{name}.png")
-        write_atomically(written[-1], buffer.getvalue())
+        save(figure, written[-1])
     return written
 
 
@@ -210,12 +207,3 @@ def _variance(figure: Figure) -> None:
     axis.set_ylim(1e-4, 30)
     _tidy(axis, "variance that noise keeps up (sigma 1, curvature 1)", "step / (1 - momentum)", "stationary variance")
     axis.legend(frameon=False)
-
-
-def _tidy(axis: Any, title: str, across: str, up: str) -> None:
-    axis.set_title(title, fontsize=10)
-    axis.set_xlabel(across)
-    axis.set_ylabel(up)
-    axis.grid(True, color="0.9", linewidth=0.7)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.delays import Delay
-from paceline.fleets.fleet import check_labels
 from paceline.fleets.processes.deadline import Deadline
+from paceline.fleets.real_workers import check_workers, medians_of
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.crew import ProcessCrew
@@ -41,26 +41,15 @@ class ProcessFleet:
     labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"a fleet of {self.workers} workers can do nothing: at least 1")
+        check_workers(self.workers, self.min_workers, self.slow, self.labels)
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads={self.threads} is not possible: at least 1, or none for a share of the cores")
-        if not 1 <= self.min_workers <= self.workers:
-            raise ConfigError(f"min_workers={self.min_workers} does not fit {self.workers} workers: from 1 to as many")
-        for worker, slowness in self.slow.items():
-            if not 0 <= worker < self.workers:
-                raise ConfigError(f"slow names worker {worker}: the fleet has workers 0 to {self.workers - 1}")
-            if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):
-                raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: at least 1 times")
-        check_labels(self.labels, self.workers)
         if sys.platform != "linux":
             raise ConfigError(f"worker processes need Linux, and this is {sys.platform}: use a SimulatedFleet")
 
     @property
     def medians(self) -> tuple[float, ...]:
-        """How long a mini-batch takes each worker: in seconds if all have a ``Delay``, else only in proportion."""
-        slowness = [self.slow.get(worker, 1.0) for worker in range(self.workers)]
-        return tuple(float(each) if isinstance(each, int | float) else each.median for each in slowness)
+        return medians_of(self.slow, self.workers)
 
     def hire(self, job: "Job", seed: int) -> "tuple[ProcessCrew, RowContributions]":
         """Start the workers; the run begins when all of them are ready."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
 from paceline.delays import Delay
-from paceline.fleets.fleet import check_labels
 from paceline.fleets.processes.deadline import Deadline
+from paceline.fleets.real_workers import check_workers, medians_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -49,10 +49,7 @@ class RayFleet:
     deadline: Deadline = Deadline()
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"a fleet of {self.workers} workers can do nothing: at least 1")
-        if not 1 <= self.min_workers <= self.workers:
-            raise ConfigError(f"min_workers={self.min_workers} does not fit {self.workers} workers: from 1 to as many")
+        check_workers(self.workers, self.min_workers, self.slow, self.labels)
         if self.placement not in ("spread", "pack"):
             raise ConfigError(f"placement={self.placement!r} is unknown: 'spread' or 'pack'")
         if self.address is not None and self.address.startswith("ray://"):
@@ -60,21 +57,12 @@ class RayFleet:
                 f"address={self.address!r} is that of a Ray client, which has no object store: train on a machine of "
                 "the cluster (ray job submit) with address='auto'"
             )
-        self._check_each_worker()
-
-    def _check_each_worker(self) -> None:
         for name, amount in self.resources_per_worker.items():
             if not 0 <= amount < float("inf"):
                 raise ConfigError(f"resources_per_worker: {amount} of {name} is not possible: at least 0")
-        check_labels(self.labels, self.workers)
         for label in self.labels:
             if not all(label.partition("=")):
                 raise ConfigError(f"labels: {label!r} names no label of a Ray node and its value: such as 'gpu=a100'")
-        for worker, slowness in self.slow.items():
-            if not 0 <= worker < self.workers:
-                raise ConfigError(f"slow names worker {worker}: the fleet has workers 0 to {self.workers - 1}")
-            if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):
-                raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: at least 1 times")
 
     @property
     def threads(self) -> int:
@@ -83,9 +71,7 @@ class RayFleet:
 
     @property
     def medians(self) -> tuple[float, ...]:
-        """How long a mini-batch takes each worker: in seconds if all have a ``Delay``, else only in proportion."""
-        slowness = [self.slow.get(worker, 1.0) for worker in range(self.workers)]
-        return tuple(float(each) if isinstance(each, int | float) else each.median for each in slowness)
+        return medians_of(self.slow, self.workers)
 
     def standing(self) -> "AbstractContextManager[Standing]":
         """The fleet for several runs: its actors, which take seconds to start, stay until the end of a ``with``.
