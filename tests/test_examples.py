@@ -112,3 +112,12 @@ def test_ensemble_compression_tells_errors_and_costs_and_loads_what_it_saved() -
     relabelling = {name: float(seconds) for name, _, _, _, seconds, _ in rows}
     assert relabelling["MA-DNN"] == relabelling["E-DNN"] == 0 < relabelling["EC-DNN-S"]
     assert f"loaded from its directory: error {errors['EC-DNN-S']}%" in result.stdout
+
+
+@pytest.mark.timeout(300)
+def test_a_ray_cluster_loses_a_node_and_goes_on() -> None:
+    output = run_example("ray_cluster.py")
+    assert re.search(r"^workers that were lost: \[[012]\]$", output, re.M)
+    accuracy = re.search(r"^300 updates, accuracy ([\d.]+)%, ended by updates$", output, re.M)
+    assert accuracy
+    assert float(accuracy.group(1)) > 80

@@ -165,6 +165,42 @@ def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
     assert run.ended == "updates"
 
 
+def test_a_node_that_dies_is_replaced_by_one_that_joins(
+    cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its worker is lost; those of the others go on; it comes back where there is room."""
+    label = {"part": "doomed"}
+    doomed, spare = cluster.add(1, labels=label), cluster.add(2, labels={"part": "spare"})
+    made = [doomed, spare]
+    fleet = pl.RayFleet(
+        3, address=cluster.address, share_memory=False, labels=("part=doomed", "part=spare", "part=spare"),
+        slow=dict.fromkeys(range(3), pl.Constant(0.05)),
+    )  # fmt: skip
+
+    class Striking:
+        """When all three are at work, a raylet dies and another one comes. Content when its worker is back."""
+
+        def __call__(self, model: torch.nn.Module) -> dict[str, float]:
+            trace = tmp_path / "run" / "trace.jsonl"
+            here = trace.read_text().count('["joined"') if trace.exists() else 0
+            if here == 3 and len(made) == 2:
+                cluster.kill(doomed)
+                made.append(cluster.add(1, labels=label))
+            return {"loss": 0.0, "accuracy": float(here == 4)}
+
+    task = replace(digits_task(), evaluate=Striking())
+    stop = pl.Stop(target=0.5, seconds=150.0)
+    try:
+        run = train(task, pl.Asynchronous(), fleet, stop=stop, every=pl.Every(updates=20), directory=tmp_path / "run")
+        assert run.ended == "target"
+        assert [left.worker for left in events(run, Left)] == [0]
+        assert [event.worker for event in events(run, Joined)] == [0, 1, 2, 0]
+        assert "worker 0 ended" in caplog.text
+    finally:
+        for node in made:
+            cluster.remove(node)
+
+
 def test_below_the_minimum_the_run_stops_with_a_checkpoint_and_goes_on_later(cluster: Nodes, tmp_path: Path) -> None:
     fleet = pl.RayFleet(2, address=cluster.address, min_workers=2, replace=False)
     task = struck(faults.die, tmp_path / "marks", at=6)
@@ -191,7 +227,7 @@ endless(Path({str(tmp_path / "run")!r}), pl.RayFleet(3, {{"CPU": 0.5}}, address=
     while not checkpoint.exists():
         assert server.poll() is None, "it ended by itself"
         time.sleep(0.01)
-    actors = [each for each in psutil.Process().children(recursive=True) if "ray::Actor" in " ".join(each.cmdline())]
+    actors = cluster.actors()
     server.kill()
     assert server.wait() == -signal.SIGKILL
     made = read_checkpoint(checkpoint)["loop"]["version"]

@@ -37,6 +37,12 @@ class Nodes:
         """The raylet of a node, without a word: its workers end with it."""
         node.kill_raylet(check_alive=False)
 
+    def actors(self) -> list[psutil.Process]:
+        """The processes of all actors on all nodes."""
+        raylets = {node.all_processes["raylet"][0].process.pid for node in self.cluster.list_all_nodes()}
+        running = psutil.process_iter(["name", "ppid"])
+        return [each for each in running if each.info["ppid"] in raylets and each.info["name"].startswith("ray::Actor")]
+
     def remove(self, node: Any) -> None:
         """The rest of a node."""
         self.cluster.remove_node(node, allow_graceful=False)

@@ -154,8 +154,11 @@ class ProcessCrew:
             self._start(member)
 
     def _begin(self) -> Sequence[Event]:
-        while any(member.process is not None and not member.here for member in self._roster):
+        while self._roster.awaited(self._listened):
             self._listen()
+        for member in self._roster:
+            if member.process is not None and not member.here:
+                log.warning("worker %d has found no place: the run begins without it", member.number)
         self._begun = True
         self._events.clear()
         self._zero = time.monotonic() - self._before
@@ -257,7 +260,7 @@ class ProcessCrew:
 
     def _check_enough(self) -> None:
         """Of those who are here or on their way."""
-        if not self._too_few and (expected := self._roster.expected(self._listened)) < self._minimum:
+        if not self._too_few and (expected := len(self._roster.expected(self._listened))) < self._minimum:
             left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
             self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
 

@@ -190,10 +190,14 @@ class Roster:
     def __iter__(self) -> Iterator[Member]:
         return iter(self.members)
 
-    def expected(self, now: float) -> int:
-        """How many are here or on their way."""
-        running = [member for member in self.members if member.process is not None]
-        return sum(each.here or now - each.since < each.process.patience for each in running if each.process)
+    def expected(self, now: float) -> list[Member]:
+        """Those who are here or on their way."""
+        running = [(member, member.process) for member in self.members if member.process is not None]
+        return [member for member, process in running if member.here or now - member.since < process.patience]
+
+    def awaited(self, now: float) -> bool:
+        """Is somebody on the way?"""
+        return not all(member.here for member in self.expected(now))
 
     def start(self, member: Member, now: float) -> None:
         """Have a process for a member that has none."""

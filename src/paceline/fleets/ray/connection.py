@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -168,14 +170,32 @@ def _connect(address: str | None, wanted: Mapping[str, float]) -> None:
                 )  # fmt: skip
             else:
                 _check_reachable(address)
+                _present_token(address)
                 ray.init(address, namespace=f"paceline-{os.getpid()}-{time.time_ns()}", logging_level=logging.ERROR)
     except ConfigError:
         raise
     except Exception as error:  # whatever it is: Ray raises even plain ones
         ray.shutdown()
-        if "ersion mismatch" in (line := _line(error)):
+        line = _line(error)
+        if isinstance(error, AuthenticationError) or "InvalidAuthToken" in str(error.__cause__):
+            raise ConfigError(
+                f"the Ray cluster at {address} wants another token than this machine has: see ray get-auth-token there"
+            ) from None
+        if "ersion mismatch" in line:
             raise ConfigError(f"this process does not fit the Ray cluster at {address}: {line}") from None
         raise ConfigError(f"no Ray cluster at {address or 'this machine'} could be used: {line[:300]}") from None
+
+
+def _present_token(address: str) -> None:
+    """Bring this machine's token to a cluster that wants one: Ray does so by itself only where it finds the cluster."""
+    if ":" not in address or "RAY_AUTH_MODE" in os.environ:
+        return
+    try:
+        GcsClient(address=address)
+    except AuthenticationError:
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it would say that there is a token
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        GcsClient(address=address)
 
 
 def _check_reachable(address: str) -> None:

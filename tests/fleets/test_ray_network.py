@@ -1,0 +1,169 @@
+"""Two nodes, each in a network namespace of its own: the link between them is slow, and is cut."""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.link import DEVICE
+from support.ray_cluster import SOON
+
+TESTS = Path(__file__).parent.parent
+OURS, THEIRS = "10.77.0.1", "10.77.0.2"
+TOKEN = secrets.token_hex(16)
+RAY = Path(sys.executable).with_name("ray")
+
+
+def done(*command: str) -> bool:
+    found = shutil.which(command[0]) is not None
+    return found and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+class Link:
+    """Two namespaces: the server's, and that of another machine."""
+
+    def __init__(self) -> None:
+        self.here, self.there = f"pl{os.getpid()}a", f"pl{os.getpid()}b"
+        self._started: list[subprocess.Popen[str]] = []
+
+    def made(self) -> bool:
+        sides = ((self.here, OURS, THEIRS), (self.there, THEIRS, OURS))
+        return all(
+            done(*command.split())
+            for name, own, others in sides
+            for command in (
+                f"ip netns add {name}",
+                f"ip -n {name} tuntap add dev {DEVICE} mode tun",
+                f"ip -n {name} addr add {own} peer {others} dev {DEVICE}",
+                f"ip -n {name} link set lo up",
+                f"ip -n {name} link set {DEVICE} up",
+            )
+        )
+
+    def carry(self, milliseconds: int) -> None:
+        """Packets from one to the other, from now on, each so much later."""
+        command = sys.executable, "-m", "support.link", self.here, self.there, str(milliseconds)
+        self._carrier = subprocess.Popen(command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._started.append(self._carrier)
+        assert self._carrier.stdout is not None
+        assert self._carrier.stdout.readline() == "up\n"
+
+    def tell(self, command: str) -> None:
+        """``cut`` or ``mend``."""
+        assert self._carrier.stdin is not None
+        self._carrier.stdin.write(f"{command}\n")
+        self._carrier.stdin.flush()
+
+    def start(self, namespace: str, *command: str, **variables: str) -> "subprocess.Popen[str]":
+        inside = ["ip", "netns", "exec", namespace, *command]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_TOKEN": TOKEN, **variables}
+        started = subprocess.Popen(
+            inside, cwd=TESTS, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._started.append(started)
+        return started
+
+    def node(self, address: str) -> "subprocess.Popen[str]":
+        """A Ray node for one worker, elsewhere."""
+        where = ("--address", address, "--node-ip-address", THEIRS)
+        return self.start(self.there, str(RAY), "start", *where, "--num-cpus", "1", "--block", *SMALL, **LOCKED)
+
+    def close(self) -> None:
+        for process in reversed(self._started):
+            end_family(process)
+        for name in (self.here, self.there):
+            done("ip", "netns", "del", name)
+
+
+SMALL = ("--object-store-memory", "100000000", "--disable-usage-stats")
+LOCKED = {"RAY_AUTH_MODE": "token"}
+
+
+def end_family(process: "subprocess.Popen[str]") -> None:
+    family = []
+    with suppress(psutil.NoSuchProcess):
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for each in family:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.communicate()
+    psutil.wait_procs(family, timeout=10)
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    made = Link()
+    try:
+        if sys.platform != "linux" or not made.made():
+            pytest.skip("this machine does not let us make network namespaces")
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def session() -> Iterator[Path]:
+    """Where Ray keeps its sockets: their names must not be longer than 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="pl", ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+@pytest.mark.timeout(300)
+def test_a_node_whose_link_is_cut_is_missed_and_comes_back(link: Link, session: Path, tmp_path: Path) -> None:
+    """One worker shares the server's memory, the other one is behind the link."""
+    link.carry(milliseconds=10)
+    address = f"{OURS}:6379"
+    head = ("--head", "--node-ip-address", OURS, "--port", "6379", "--num-cpus", "1", "--include-dashboard=false")
+    settings = ("--system-config", json.dumps(SOON), "--temp-dir", str(session))
+    link.start(link.here, str(RAY), "start", *head, *settings, "--block", *SMALL, **LOCKED)
+    until(lambda: done("ip", "netns", "exec", link.here, *probe(address)))
+    elsewhere = link.node(address)
+    command = sys.executable, "-m", "support.networked", address, str(tmp_path)
+    stranger = link.start(link.here, *command, RAY_AUTH_TOKEN="of another cluster")
+    assert "wants another token than this machine has" in stranger.communicate()[1]
+    server = link.start(link.here, *command)
+    assert server.stdout is not None
+    assert server.stdout.readline() == "trained\n", server.communicate()[1]
+    link.tell("cut")
+    until(lambda: "left" in trace(tmp_path))
+    end_family(elsewhere)
+    link.tell("mend")
+    link.node(address)
+    until(lambda: trace(tmp_path).count('"joined"') == 3)
+    (tmp_path / "enough").touch()
+    told, errors = server.communicate()
+    (line,) = [line for line in told.splitlines() if line.startswith("[[")]
+    *first, left, back = json.loads(line)
+    assert first == [["Joined", 0], ["Joined", 1]]
+    assert (left[0], back) == ("Left", ["Joined", left[1]])
+    assert f"worker {left[1]} " in errors
+    assert server.returncode == 0
+
+
+def probe(address: str) -> list[str]:
+    host, _, port = address.partition(":")
+    return [sys.executable, "-c", f"import socket; socket.create_connection(({host!r}, {port}), timeout=1)"]
+
+
+def trace(directory: Path) -> str:
+    file = directory / "run" / "trace.jsonl"
+    return (
+        "".join(line for line in file.read_text().splitlines() if line[:3] in ('["j', '["l')) if file.exists() else ""
+    )
+
+
+def until(happened: Callable[[], bool], seconds: float = 150.0) -> None:
+    limit = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < limit, "it did not happen"
+        time.sleep(0.2)
