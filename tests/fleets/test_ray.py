@@ -201,6 +201,30 @@ def test_a_node_that_dies_is_replaced_by_one_that_joins(
             cluster.remove(node)
 
 
+def test_a_run_begins_without_a_worker_that_finds_no_place(
+    cluster: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node dies while it starts, and there is no other one."""
+    monkeypatch.setattr("paceline.fleets.ray.hand.PLACE_WITHIN", 15.0)
+    doomed, spare = cluster.add(1, labels={"part": "doomed"}), cluster.add(1, labels={"part": "spare"})
+    doom = [doomed]
+
+    def judge(model: torch.nn.Module) -> dict[str, float]:  # first of all when workers were asked for, and are not here
+        while doom:
+            cluster.kill(doom.pop())
+        return {"loss": 0.0}
+
+    try:
+        fleet = pl.RayFleet(2, address=cluster.address, labels=("part=doomed", "part=spare"))
+        run = train(replace(digits_task(), evaluate=judge), pl.Synchronous(), fleet, updates=5)
+        assert (run.ended, run.history[-1].updates) == ("updates", 5)
+        assert [event.worker for event in events(run, Joined)] == [1]
+        assert "worker 0 has found no place: the run begins without it" in caplog.text
+    finally:
+        for node in (doomed, spare):
+            cluster.remove(node)
+
+
 def test_below_the_minimum_the_run_stops_with_a_checkpoint_and_goes_on_later(cluster: Nodes, tmp_path: Path) -> None:
     fleet = pl.RayFleet(2, address=cluster.address, min_workers=2, replace=False)
     task = struck(faults.die, tmp_path / "marks", at=6)

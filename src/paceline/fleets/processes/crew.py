@@ -154,7 +154,7 @@ class ProcessCrew:
             self._start(member)
 
     def _begin(self) -> Sequence[Event]:
-        while self._roster.awaited(self._listened):
+        while self._roster.awaited(self._listened) or not self.present:
             self._listen()
         for member in self._roster:
             if member.process is not None and not member.here:
