@@ -8,11 +8,13 @@ import math
 import os
 import signal
 import socket
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from paceline.core.errors import ConfigError
+from paceline.toml_tables import nearest
 
 REACHED_WITHIN = 5.0  # seconds until a cluster must have answered
 PLACED_WITHIN = 10.0  # seconds that others may take to free what is missing
@@ -29,6 +32,8 @@ LOCAL_STORE = 200 * 2**20  # bytes: workers of this machine share memory of thei
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # resources that Ray has arguments for
 ASIDE = "aside"  # calls that are answered while another one runs
 ALIVE = "alive"  # one call that never returns
+NUMBER = "ray.io/node-id"  # the label that Ray itself gives to each node
+CONDITIONS = ("!", "in(")  # how a label's value begins that is none
 
 Note = Callable[[Callable[[], None]], None]  # has something done in a thread in which one may wait
 Then = Callable[[Any], None]  # called there with the answers, or with ``Gone``
@@ -59,7 +64,9 @@ class Connection:
     ) -> None:
         """Have resources set aside for all workers; say what is missing if there is no room for them."""
         self._each = dict(each)
-        _check_room(each, workers, ray.nodes())
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        _check_room(each, workers, nodes)
+        _check_labels(each, labels, nodes)
         self._group = placement_group(
             [dict(each) or {"CPU": 0.001}] * workers, strategy="SPREAD" if spread else "PACK",
             **({"bundle_label_selector": [dict(label) for label in labels]} if labels else {}),
@@ -70,7 +77,7 @@ class Connection:
             raise ConfigError(
                 f"{workers} workers of {_shown(each)} found no room within {PLACED_WITHIN:g} s: "
                 f"{_shown(ray.available_resources())} is free now, of {_shown(ray.cluster_resources())}"
-                + (f"; wanted labels: {', '.join(sorted({str(dict(each)) for each in labels}))}" if labels else "")
+                + (f"; wanted labels: {', '.join(_listed(labels))}" if labels else "")
             ) from None
 
     def start(self, kind: type, place: int) -> "Handle":
@@ -157,7 +164,7 @@ def _answers(future: "Future[Any]", rest: Sequence[Any]) -> Any:
 
 def _connect(address: str | None, wanted: Mapping[str, float]) -> None:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _termination_as_it_was():
             warnings.simplefilter("ignore", FutureWarning)  # of variables for accelerators, which nobody here sets
             if address is None:
                 cores = max(len(os.sched_getaffinity(0)), math.ceil(wanted.get("CPU", 0)))
@@ -178,6 +185,17 @@ def _connect(address: str | None, wanted: Mapping[str, float]) -> None:
         raise ConfigError(f"no Ray cluster at {address or 'this machine'} could be used: {line[:300]}") from None
 
 
+@contextmanager
+def _termination_as_it_was() -> Iterator[None]:
+    """Ray takes SIGTERM for itself and aborts; a run that is asked to end has something to save."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():  # nobody else may
+            signal.signal(signal.SIGTERM, before)
+
+
 def _check_reachable(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not colon:
@@ -191,20 +209,43 @@ def _check_reachable(address: str) -> None:
         ) from None
 
 
-def _check_room(each: Mapping[str, float], workers: int, nodes: Sequence[Mapping[str, Any]]) -> None:
+def _check_room(each: Mapping[str, float], workers: int, nodes: Sequence[Mapping[str, Any]], which: str = "") -> None:
     """Refuse at once what no waiting will make possible."""
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
     for name, amount in each.items():
-        total, largest = sum(node.get(name, 0) for node in alive), max((node.get(name, 0) for node in alive), default=0)
+        amounts = [node["Resources"].get(name, 0) for node in nodes]
+        total, largest = sum(amounts), max(amounts, default=0)
         if amount > largest:
             raise ConfigError(
-                f"a worker of {_shown(each)} fits no node of the cluster: none has more than {largest:g} of {name}"
+                f"a worker of {_shown(each)} fits no node{which} of the cluster: none has more than {largest:g} of "
+                f"{name}"
             )
         if amount * workers > total:
             raise ConfigError(
                 f"{workers} workers of {_shown(each)} need {amount * workers:g} of {name}, and the cluster has "
-                f"{total:g} on {len(alive)} nodes: {amount * workers - total:g} is missing"
+                f"{total:g} on {len(nodes)} nodes{which}: {amount * workers - total:g} is missing"
             )
+
+
+def _check_labels(
+    each: Mapping[str, float], labels: Sequence[Mapping[str, str]], nodes: Sequence[Mapping[str, Any]]
+) -> None:
+    """Nodes with the labels must be there, with room for the workers that ask for them."""
+    for (name, value), workers in Counter(pair for label in labels for pair in label.items()).items():
+        if value.startswith(CONDITIONS):
+            continue  # only Ray knows what fits it
+        having = [node for node in nodes if node["Labels"].get(name) == value]
+        if not having:
+            known = _listed(node["Labels"] for node in nodes)
+            missing = f"no node of the cluster has the label {name}={value}, wanted for {workers} of the workers"
+            raise ConfigError(
+                f"{missing}: {nearest(f'{name}={value}', known)}" if known
+                else f"{missing}: its nodes have no labels, which ray start --labels {name}={value} would give them"
+            )  # fmt: skip
+        _check_room(each, workers, having, f" labelled {name}={value}")
+
+
+def _listed(labels: Iterable[Mapping[str, str]]) -> list[str]:
+    return sorted({f"{name}={value}" for label in labels for name, value in label.items() if name != NUMBER})
 
 
 def _shown(resources: Mapping[str, float]) -> str:
