@@ -107,6 +107,7 @@ def test_every_arrival_was_told_what_it_took(three: Path) -> None:
         ("", "", ["--seconds", "0"], "--seconds 0 is no time to measure in: at least 0.5"),
         ("", "", ["--seconds", "nan"], "--seconds nan is no time"),
         ("", "", ["--fleet", "process"], "--fleet 'process' is unknown: did you mean 'processes'?"),
+        ("", "", ["--address", "10.0.0.1:6379"], "--address 10.0.0.1:6379 is that of a Ray cluster: add --fleet ray"),
         ("", "", ["--json", "out.txt"], "out.txt must end with .json"),
         ("workers = 3", "workers = 0", [], "a fleet of 0 workers can do nothing"),
         ("batch_size = 8", "batch_size = 8000", [], "8000"),
@@ -150,6 +151,18 @@ def test_ctrl_c_keeps_what_was_measured(three: Path) -> None:
     assert "what was measured is in out" in err
     assert "Suggested: 2 groups" in out
     assert len(list(read_trace("out").durations())) >= 40
+
+
+def test_ctrl_c_before_anything_was_measured(
+    three: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profiling, "hire", interrupted)
+    assert main(["profile", str(three)]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted; nothing was written"
+    assert not Path("profiles").exists()
 
 
 def test_the_model_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:

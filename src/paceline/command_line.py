@@ -19,6 +19,7 @@ Strategies = Annotated[
         "--strategy", "-s", metavar="NAME:OPTION=VALUE,...", help="Such as lgc:quorum=7,blocks=4; repeat for several."
     ),
 ]
+Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; auto for this machine's.")]
 CheckStep = Annotated[bool, typer.Option("--check-step/--no-check-step", help="Warn of a step beyond its limit.")]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.command_line import free_path, on_fleet
+from paceline.command_line import Address, free_path, on_fleet
 from paceline.core.errors import ConfigError
 from paceline.interrupts import Interrupted
 
@@ -36,6 +36,7 @@ def profile(  # noqa: PLR0917 - typer names the options
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write everything there.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's first one.")] = None,
+    address: Address = None,
 ) -> None:
     """Measure the workers of a real fleet on the file's own task: nobody waits, and nothing is trained.
 
@@ -50,13 +51,19 @@ def profile(  # noqa: PLR0917 - typer names the options
         raise ConfigError(f"--seconds {seconds:g} is no time to measure in: at least {SHORTEST:g}")
     if json_file is not None:
         check_writable(json_file, ".json")
-    config = _profiled(file, fleet, seed)
+    config = _profiled(file, fleet, address, seed)
     path = output or free_path(Path("profiles") / file.stem)
     place = RunDirectory(path, {"config.toml": write_config(config)})
     place.check_empty()
-    done = _measure(config, seconds, place)
+    try:
+        done = _measure(config, seconds, place)
+    except KeyboardInterrupt:  # before there was anything, or once more
+        kept = f"what was measured is in {path}" if path.exists() else "nothing was written"
+        raise Interrupted(f"interrupted; {kept}") from None
     found = stragglers(done.trace)
-    _show(found, file, path)
+    chosen = {"--fleet": fleet, "--address": address}
+    profiled = " ".join((str(file), *(f"{option} {value}" for option, value in chosen.items() if value is not None)))
+    _show(found, profiled, path)
     if json_file is not None:
         write_atomically(json_file, json.dumps(found.table(), allow_nan=False) + "\n")
         typer.echo(f"Everything in numbers: {json_file}")
@@ -67,14 +74,14 @@ def profile(  # noqa: PLR0917 - typer names the options
         raise typer.Exit(FAILED)
 
 
-def _profiled(file: Path, kind: str | None, seed: int | None) -> "Config":
+def _profiled(file: Path, kind: str | None, address: str | None, seed: int | None) -> "Config":
     """The configuration of the profile: the file's, with real workers, and a rule under which nobody waits."""
     from paceline.config import read_config
     from paceline.experiment import check
     from paceline.fleets.simulated import SimulatedFleet
     from paceline.strategy_names import parse_strategy
 
-    config = on_fleet(read_config(file), kind)
+    config = on_fleet(read_config(file), kind, address)
     if isinstance(config.fleet, SimulatedFleet):
         raise ConfigError(
             f"{file.name} describes simulated workers, of which there is nothing to measure: give --fleet"
@@ -127,7 +134,7 @@ def _watched(seconds: float, workers: int) -> "Iterator[Callable[[float], None] 
         yield watch
 
 
-def _show(found: "Stragglers", file: Path, path: Path) -> None:
+def _show(found: "Stragglers", profiled: str, path: Path) -> None:
     from paceline.strategy_names import _spelled
     from paceline.tables import console
 
@@ -146,7 +153,7 @@ def _show(found: "Stragglers", file: Path, path: Path) -> None:
     typer.echo(f"Suggested: {alike}: {groups}\nTrace: {path}")
     rules = " ".join(f"-s {rule}" for rule in ("ssgd", "asgd", groups))
     typer.echo(f"Next: paceline replay {path} {rules}\n      paceline predict {path} {rules}")
-    typer.echo(f"      paceline train {file} --strategy {groups}")
+    typer.echo(f"      paceline train {profiled} --strategy {groups}")
 
 
 def stragglers_table(found: "Stragglers") -> "Table":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.command_line import CheckStep, config_of, free_path, on_fleet, told
+from paceline.command_line import Address, CheckStep, config_of, free_path, on_fleet, told
 from paceline.core.errors import ConfigError
 from paceline.interrupts import Interrupted
 
@@ -32,9 +32,7 @@ def train(  # noqa: PLR0917 - typer names the options
     fleet: Annotated[
         str | None, typer.Option(metavar="KIND", help="processes or ray: real workers, as slow as the file says.")
     ] = None,
-    address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; auto for this machine's.")
-    ] = None,
+    address: Address = None,
 ) -> None:
     """Train once, and keep config, trace, metrics and weights in a directory. Exits with 1 if the run came to grief.
 

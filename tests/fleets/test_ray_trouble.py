@@ -114,8 +114,15 @@ def test_room_that_others_take(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) 
         assert others.workers == 1
         line = refused(pl.RayFleet(1, {"CPU": 0.5}))  # where this process is connected to
     assert line.startswith("1 workers of 0.5 CPU found no room within 1 s: ")
-    line = refused(pl.RayFleet(1, {"CPU": 0.5}, address=cluster.address, labels=["zone=moon"]))
-    assert "wanted labels: {'zone': 'moon'}" in line
+    line = refused(pl.RayFleet(1, {"CPU": 0.5}, address=cluster.address, labels=["zone=in(moon,mars)"]))
+    assert line.endswith("; wanted labels: zone=in(moon,mars)")
+
+
+def test_labels_where_there_are_none(cluster: Nodes) -> None:
+    assert refused(pl.RayFleet(1, address=cluster.address, labels=["zone=moon"])) == (
+        "no node of the cluster has the label zone=moon, wanted for 1 of the workers: its nodes have no labels, "
+        "which ray start --labels zone=moon would give them"
+    )
 
 
 def test_another_version_of_ray(cluster: Nodes) -> None:

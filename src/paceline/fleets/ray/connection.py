@@ -8,11 +8,12 @@ import math
 import os
 import signal
 import socket
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from paceline.core.errors import ConfigError
+from paceline.fleets.ray.room import check_labels, check_room, listed, shown
 
 REACHED_WITHIN = 5.0  # seconds until a cluster must have answered
 PLACED_WITHIN = 10.0  # seconds that others may take to free what is missing
@@ -61,7 +63,9 @@ class Connection:
     ) -> None:
         """Have resources set aside for all workers; say what is missing if there is no room for them."""
         self._each = dict(each)
-        _check_room(each, workers, ray.nodes())
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        check_room(each, workers, nodes)
+        check_labels(each, labels, nodes)
         self._group = placement_group(
             [dict(each) or {"CPU": 0.001}] * workers, strategy="SPREAD" if spread else "PACK",
             **({"bundle_label_selector": [dict(label) for label in labels]} if labels else {}),
@@ -70,9 +74,9 @@ class Connection:
             ray.get(self._group.ready(), timeout=PLACED_WITHIN)
         except GetTimeoutError:
             raise ConfigError(
-                f"{workers} workers of {_shown(each)} found no room within {PLACED_WITHIN:g} s: "
-                f"{_shown(ray.available_resources())} is free now, of {_shown(ray.cluster_resources())}"
-                + (f"; wanted labels: {', '.join(sorted({str(dict(each)) for each in labels}))}" if labels else "")
+                f"{workers} workers of {shown(each)} found no room within {PLACED_WITHIN:g} s: "
+                f"{shown(ray.available_resources())} is free now, of {shown(ray.cluster_resources())}"
+                + (f"; wanted labels: {', '.join(listed(labels))}" if labels else "")
             ) from None
 
     def start(self, kind: type, place: int) -> "Handle":
@@ -154,12 +158,12 @@ def _answers(future: "Future[Any]", rest: Sequence[Any]) -> Any:
         return Gone(f"ended ({type(error).__name__}: {_line(error)[-200:]})")
 
 
-# Connecting and placing: what can be wrong with a cluster.
+# Connecting: what can be wrong with a cluster.
 
 
 def _connect(address: str | None, wanted: Mapping[str, float]) -> None:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _termination_as_it_was():
             warnings.simplefilter("ignore", FutureWarning)  # of variables for accelerators, which nobody here sets
             if address is None:
                 cores = max(len(os.sched_getaffinity(0)), math.ceil(wanted.get("CPU", 0)))
@@ -198,6 +202,17 @@ def _present_token(address: str) -> None:
         GcsClient(address=address)
 
 
+@contextmanager
+def _termination_as_it_was() -> Iterator[None]:
+    """Ray takes SIGTERM for itself and aborts; a run that is asked to end has something to save."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():  # nobody else may
+            signal.signal(signal.SIGTERM, before)
+
+
 def _check_reachable(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not colon:
@@ -209,28 +224,6 @@ def _check_reachable(address: str) -> None:
             f"no Ray cluster answers at {address} ({_line(error)}): start one with ray start --head, or leave the "
             "address out for one on this machine"
         ) from None
-
-
-def _check_room(each: Mapping[str, float], workers: int, nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse at once what no waiting will make possible."""
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
-    for name, amount in each.items():
-        total, largest = sum(node.get(name, 0) for node in alive), max((node.get(name, 0) for node in alive), default=0)
-        if amount > largest:
-            raise ConfigError(
-                f"a worker of {_shown(each)} fits no node of the cluster: none has more than {largest:g} of {name}"
-            )
-        if amount * workers > total:
-            raise ConfigError(
-                f"{workers} workers of {_shown(each)} need {amount * workers:g} of {name}, and the cluster has "
-                f"{total:g} on {len(alive)} nodes: {amount * workers - total:g} is missing"
-            )
-
-
-def _shown(resources: Mapping[str, float]) -> str:
-    internal = ("node:", "object_store", "bundle")
-    own = [f"{amount:g} {name}" for name, amount in resources.items() if not name.startswith(internal)]
-    return ", ".join(each for each in own if "_group_" not in each) or "nothing"
 
 
 def _line(error: BaseException) -> str:

@@ -1,0 +1,194 @@
+"""Who is slow on a Ray cluster, and which groups come of it: by profile, by labels of its nodes, by measured speed."""
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+import torch
+
+import paceline as pl
+from paceline.cli import main
+from paceline.core.facts import Arrived, Regroup, Step
+from paceline.learning.job import job_of
+from paceline.trace import Computed, read_trace
+from support.digits import digits_task
+from support.ray_cluster import Nodes, nodes
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
+]
+FAST, SLOW = 0.05, 0.3  # seconds a mini-batch, made: noise of the machine can only bring them nearer to each other
+FILE = """
+batch_size = 8
+strategy = "gsgd:groups=labels"
+[task]
+data = "digits"
+model = "linear"
+[fleet]
+kind = "ray"
+share_memory = false
+resources_per_worker = {{ CPU = 0.3 }}
+{fleet}
+[optimizer]
+name = "SGD"
+lr = 0.1
+[stop]
+updates = 20
+"""
+UNEQUAL = f"""
+workers = 2
+[[fleet.slow]]
+worker = 0
+delay = "constant"
+value = {FAST}
+[[fleet.slow]]
+worker = 1
+delay = "constant"
+value = {SLOW}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    with nodes([]) as made:
+        for kind in ("a100", "t4"):
+            made.add(1, labels={"gpu": kind})
+        yield made
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "ray.toml"
+
+
+def test_a_profile_of_far_workers_tells_compute_from_transfer_and_goes_on(
+    cluster: Nodes, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(FILE.format(fleet=UNEQUAL))
+    asked = ["profile", str(file), "--address", cluster.address, "--seconds", "2"]
+    assert main([*asked, "--output", "out", "--json", "out.json"]) == 0
+    out = capsys.readouterr().out
+    assert "Suggested: 2 groups of like speed: gsgd:groups=0/1" in out
+    assert f"paceline train {file} --address {cluster.address} --strategy gsgd:groups=0/1" in out
+    fast, slow = json.loads(Path("out.json").read_text())["workers"]
+    assert FAST <= fast["compute"] < fast["round_trip"]
+    assert SLOW <= slow["compute"] < slow["round_trip"]
+    assert 2 < slow["ratio"] < 1.1 * SLOW / FAST
+    assert slow["straggling"] > 0.8
+    for each in (fast, slow):
+        assert each["compute"] + each["transfer"] == pytest.approx(each["round_trip"], rel=0.2)  # medians, of each
+    trace = read_trace("out")
+    computed = [fact for fact in trace if isinstance(fact, Computed)]
+    for (worker, round_trip), own in zip(trace.durations(), computed, strict=False):  # the last may not have arrived
+        assert worker == own.ticket.worker
+        assert (FAST, SLOW)[worker] <= own.seconds < round_trip
+    assert main(["replay", "out", "-s", "gsgd:groups=0/1"]) == 0
+    assert "gsgd:groups=0/1, simulated" in capsys.readouterr().out
+    assert main(["predict", "out", "--no-model", "-s", "gsgd:groups=0/1"]) == 0
+    assert "gsgd:groups=0/1" in capsys.readouterr().out
+
+
+def test_groups_of_a_file_are_those_of_its_labels(
+    cluster: Nodes, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = ["gpu=a100", "gpu=t4", "gpu=a100"]
+    file.write_text(FILE.format(fleet=f"workers = {len(labels)}\nlabels = {json.dumps(labels)}"))
+    asked = ["train", str(file), "--address", cluster.address, "--directory", "run", "--no-check-step"]
+    assert main(asked) == 0
+    assert "ended by updates after 20 updates" in capsys.readouterr().out
+    steps = [fact for fact in read_trace("run") if isinstance(fact, Step)]
+    assert {tuple(sorted(ticket.worker for ticket in step.weights)) for step in steps} == {(0, 2), (1,)}
+
+
+@pytest.mark.parametrize(
+    ("workers", "label", "said"),
+    [
+        (
+            3, "gpu=a10",
+            "no node of the cluster has the label gpu=a10, wanted for 3 of the workers: did you mean 'gpu=a100'? "
+            "(known: gpu=a100, gpu=t4)",
+        ),
+        (3, "zone=the moon", "the label zone=the moon, wanted for 3 of the workers: choose from gpu=a100, gpu=t4"),
+        (
+            5, "gpu=t4",
+            "5 workers of 0.3 CPU need 1.5 of CPU, and the cluster has 1 on 1 nodes labelled gpu=t4: 0.5 is missing",
+        ),
+    ],
+)  # fmt: skip
+def test_labels_that_cannot_be_had_are_one_line_within_seconds(  # noqa: PLR0917 - pytest names them
+    cluster: Nodes, file: Path, workers: int, label: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(FILE.format(fleet=f"workers = {workers}\nlabels = {json.dumps([label] * workers)}"))
+    began = time.monotonic()
+    assert main(["train", str(file), "--address", cluster.address]) == 2
+    assert time.monotonic() - began < 8
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+    assert [path.name for path in Path.cwd().iterdir()] == ["ray.toml"]
+
+
+class TestLabelled:
+    """Two far workers on one node, where they would be spread over both. In time, the second becomes slow for good."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fleet(cls, cluster: Nodes) -> Iterator[Any]:
+        becomes_slow = pl.Empirical([FAST] * 8 + [SLOW] * 1000, in_order=True)
+        described = pl.RayFleet(
+            2, {"CPU": 0.3}, address=cluster.address, share_memory=False,
+            labels=["gpu=t4", "gpu=t4"], slow={0: pl.Constant(FAST), 1: becomes_slow},
+        )  # fmt: skip
+        with described.standing() as standing:
+            yield standing
+
+    def test_workers_are_on_nodes_with_their_labels(self, cluster: Nodes, fleet: Any) -> None:
+        labels = {node["NodeID"]: node["Labels"].get("gpu") for node in ray.nodes()}
+        raylets = {
+            node.all_processes["raylet"][0].process.pid: labels[node.node_id]
+            for node in cluster.cluster.list_all_nodes()
+        }
+        assert sorted(map(str, raylets.values())) == ["None", "a100", "t4"]
+        crew, _ = fleet.hire(job_of(digits_task(), [], 32), seed=0)
+        with closing(crew):
+            crew.wait()
+            parents = [psutil.Process(pid).ppid() for pid in crew.pids.values()]
+        assert [raylets[parent] for parent in parents] == ["t4", "t4"]
+
+    def test_groups_are_formed_anew_when_one_becomes_slow(self, fleet: Any) -> None:
+        rule = pl.Regrouped(tolerance=1.0, margin=0.5, window=3)
+        run = pl.train(
+            digits_task(), strategy=rule, fleet=fleet, stop=pl.Stop(updates=30), progress=False,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        )  # fmt: skip
+        facts = list(run.trace)
+        (regroup,) = (fact for fact in facts if isinstance(fact, Regroup))
+        assert regroup.groups == ((0,), (1,))
+        assert re.fullmatch(
+            r"worker 1 takes \S+ s and worker 0 of its group \S+ s: \S+ times, more than 3", regroup.why
+        )
+        before = facts[: facts.index(regroup)]
+        assert sum(isinstance(fact, Arrived) and fact.ticket.worker == 1 for fact in before) > 8
+
+
+def test_a_handler_of_sigterm_stays(cluster: Nodes) -> None:
+    """Ray would take its place, and a run that is asked to end could save nothing."""
+    asked: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    try:
+        with pl.RayFleet(1, {"CPU": 0.1}, address=cluster.address).standing():
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert asked == [signal.SIGTERM]
