@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 Parts = tuple[tuple[int, float], ...]  # numbers of rows in rising order, each with its factor
-Product = tuple[Tensor, Tensor, float]  # some rows, transposed, and their factors; the first factor
+Single = tuple[Tensor, float]  # one row, and its factor
+Product = tuple[Tensor, Tensor, Single | None]  # some rows, transposed, and their factors; the row if it is only one
 
 PLANS = 1000  # are kept; a strategy comes back to the same few
 
@@ -34,9 +35,9 @@ class RowSums:
         """Add the sum to vectors, and leave the result in others or in the same."""
         for products, vector, result in zip(self._plan(parts), to, into, strict=True):
             so_far = vector
-            for rows, factors, first in products:
-                if so_far is not result and len(factors) == 1:  # a product would copy the vector first
-                    torch.add(so_far, rows[:, 0], alpha=first, out=result)
+            for rows, factors, single in products:
+                if single is not None and so_far is not result:  # a product would copy the vector first
+                    torch.add(so_far, single[0], alpha=single[1], out=result)
                 else:
                     torch.addmv(so_far, rows, factors, out=result)
                 so_far = result
@@ -52,11 +53,12 @@ class RowSums:
 
 def _products(matrix: Tensor, parts: Parts) -> list[Product]:
     breaks = [i for i, (one, following) in enumerate(pairwise(parts), start=1) if following[0] != one[0] + 1]
+    neighbours = [parts[begin:end] for begin, end in pairwise([0, *breaks, len(parts)] if parts else [])]
     return [
         (
-            matrix[parts[begin][0] : parts[end - 1][0] + 1].t(),
-            torch.tensor([factor for _, factor in parts[begin:end]], dtype=matrix.dtype),
-            parts[begin][1],
+            matrix[some[0][0] : some[-1][0] + 1].t(),
+            torch.tensor([factor for _, factor in some], dtype=matrix.dtype),
+            (matrix[some[0][0]], some[0][1]) if len(some) == 1 else None,
         )
-        for begin, end in pairwise([0, *breaks, len(parts)] if parts else [])
+        for some in neighbours
     ]
