@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
@@ -55,6 +55,7 @@ class SimulatedFleet:
              itself (``exact``: slower, the same to rounding)
     ties     whose turn it is of those that arrive at one instant: by ``index``, ``reverse``, or all at once (``batch``)
     labels   one for each worker, if groups are to be formed by them
+    server_seconds  what the one server takes for each contribution, one after the other in the order in which they come
     """
 
     delays: Delay | Sequence[Delay]
@@ -65,6 +66,7 @@ class SimulatedFleet:
     ties: Literal["index", "reverse", "batch"] = "index"
     evaluation: Literal["fused", "exact"] = "fused"
     labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
+    server_seconds: float = 0.0
     _delays: tuple[Delay, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -81,8 +83,19 @@ class SimulatedFleet:
         for name, choices in CHOICES.items():
             if (chosen := getattr(self, name)) not in choices:
                 raise ConfigError(f"{name}={chosen!r} is unknown: choose one of {', '.join(choices)}")
+        if not 0 <= self.server_seconds < math.inf:
+            raise ConfigError(
+                f"server_seconds={self.server_seconds} is not possible: give a finite number of at least 0"
+            )
         check_labels(self.labels, self.workers)
         self._check_changes()
+
+    def __repr__(self) -> str:
+        """Says nothing of a server that takes no time: runs are known by this, also those from before it could."""
+        told = [each.name for each in fields(self) if each.repr]
+        if not self.server_seconds:
+            told.remove("server_seconds")
+        return f"SimulatedFleet({', '.join(f'{name}={getattr(self, name)!r}' for name in told)})"
 
     def _check_changes(self) -> None:
         last: dict[int, Left | Joined] = {}

@@ -2,14 +2,19 @@
 
 Time is counted in whole picoseconds, so that instants that are equal on paper are equal here (0.1 + 0.2 and 0.3), and
 ties are broken by a stated rule rather than by rounding.
+
+Where the server takes time, a contribution that reaches it waits for its turn, and arrives when the server has dealt
+with it. The server takes up the next at the end of an instant, when everybody was told of what happened and has
+answered: whoever is stopped by then takes none of its time.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
@@ -24,7 +29,7 @@ if TYPE_CHECKING:
 
 TICKS = 10**12  # a second
 MOST_DRAWN = 10**10  # in a run: half a day of nothing else; only a forged checkpoint has more
-ARRIVAL, CHANGE, ALARM = range(3)  # what comes first of things at one instant
+ARRIVAL, AT_SERVER, CHANGE, ALARM, TURN = range(5)  # what comes first of things at one instant
 
 
 class SimulatedCrew:
@@ -44,6 +49,13 @@ class SimulatedCrew:
         transfer = fleet.network.seconds(message_bytes)
         self.about: Mapping[str, object] = {"clock": "virtual", "workers": fleet.workers, "transfer_seconds": transfer}
         self._transfer = _ticks(transfer)
+        self._service = 0  # ticks that the server takes for a contribution
+        self._comes = ARRIVAL
+        if fleet.server_seconds:
+            self._service, self._comes = _ticks(fleet.server_seconds) or 1, AT_SERVER
+            self.about = {**self.about, "server_seconds": fleet.server_seconds}
+        self._waiting: deque[_Running] = deque()  # at the server; halted ones are passed over when it is their turn
+        self._engaged = False  # a turn is to come, at the latest when the server is free
         self._batches = fleet.ties == "batch"
         self._sign = -1 if fleet.ties == "reverse" else 1
         self._now = 0
@@ -51,7 +63,7 @@ class SimulatedCrew:
         self._alarms: set[int] = set()
         self._running: dict[int, _Running] = {}
         # (tick, what, worker in the order of ties, serial number, the event or the entry of a running ticket)
-        self._heap: list[tuple[int, int, int, int, Event | _Running]] = []
+        self._heap: list[tuple[int, int, int, int, Event | _Running | None]] = []
         absent: dict[int, bool] = {}
         for change in sorted(fleet.changes, key=lambda change: change.at):
             absent.setdefault(change.worker, isinstance(change, Joined))
@@ -68,14 +80,14 @@ class SimulatedCrew:
         if event is None or not self._batches:
             return () if event is None else (event,)
         events = [event]
-        while (event := self._next(by=self._now)) is not None:
+        while (event := self._next(before=(self._now, TURN))) is not None:
             events.append(event)
         return events
 
-    def _next(self, by: float = math.inf) -> Event | None:
-        """The next event up to a tick."""
+    def _next(self, before: tuple[Any, ...] = (math.inf,)) -> Event | None:
+        """The next event before a tick, or before things of a kind at a tick."""
         heap = self._heap
-        while heap and heap[0][0] <= by:
+        while heap and heap[0] < before:
             tick, kind, _, serial, entry = heappop(heap)
             if kind == ARRIVAL:
                 assert isinstance(entry, _Running)
@@ -86,7 +98,13 @@ class SimulatedCrew:
                 if self._billed:
                     self.costs.add(self._billed.pop(entry.ticket))
                 return Arrived(tick / TICKS, entry.ticket, entry.done)
-            assert not isinstance(entry, _Running)
+            if entry is None:
+                self._take_up_next(tick)
+                continue
+            if isinstance(entry, _Running):
+                if entry.serial == serial:
+                    self._wait_for_turn(entry, tick)
+                continue
             self._now = tick
             if isinstance(entry, Left):
                 self._forget(entry.worker)
@@ -94,6 +112,26 @@ class SimulatedCrew:
                 self._alarms.discard(tick)
             return entry
         return None
+
+    def _wait_for_turn(self, entry: "_Running", tick: int) -> None:
+        self._pushed = entry.serial = self._pushed + 1  # in the order of waiting, and nothing of the queue is due
+        entry.at_server = True
+        self._waiting.append(entry)
+        if not self._engaged:
+            self._turn_at(tick)
+
+    def _take_up_next(self, tick: int) -> None:
+        """The server deals with the first that waits; what was halted meanwhile takes no time."""
+        self._engaged, waiting = False, self._waiting
+        while waiting and waiting[0].serial < 0:
+            waiting.popleft()
+        if waiting:
+            self._due(waiting.popleft(), tick + self._service, ARRIVAL)
+            self._turn_at(tick + self._service)  # even if what it deals with is halted: begun is begun
+
+    def _turn_at(self, tick: int) -> None:
+        self._engaged = True
+        heappush(self._heap, (tick, TURN, 0, 0, None))  # there is only one
 
     def start(self, ticket: Ticket) -> None:
         if self._all_billed or ticket.work.kind != "gradient":
@@ -108,7 +146,7 @@ class SimulatedCrew:
         self._running[worker] = entry = _Running(ticket, begins, lasts)
         self._pushed = entry.serial = self._pushed + 1
         tick = begins + lasts + self._transfer
-        heappush(self._heap, (tick, ARRIVAL, self._sign * worker, entry.serial, entry))
+        heappush(self._heap, (tick, self._comes, self._sign * worker, entry.serial, entry))
 
     def _start_billed(self, ticket: Ticket) -> None:
         """Download, label, train and hand in."""
@@ -118,7 +156,7 @@ class SimulatedCrew:
         lasts = _ticks(times.compute + times.relabelling) or 1
         self._running[worker] = entry = _Running(ticket, begins, lasts)
         self._billed[ticket] = times
-        self._due(entry, begins + lasts + _ticks(times.upload))
+        self._due(entry, begins + lasts + _ticks(times.upload), self._comes)
         self.announce(Billed(ticket, times.download, times.relabelling, times.upload))
 
     def _draw(self, worker: int) -> float:
@@ -135,8 +173,10 @@ class SimulatedCrew:
         entry = self._running[ticket.worker]
         units, begins, lasts, now = ticket.work.units, entry.begins, entry.lasts, self._now
         how = self._fleet.recall
+        if entry.at_server:
+            return  # handed in already
         if how == "complete":
-            self._due(entry, now)
+            self._due(entry, now, self._comes)
             return
         if now >= begins + lasts:
             return  # computed already, and on its way
@@ -146,7 +186,7 @@ class SimulatedCrew:
         else:
             entry.done = begun + (how == "block")
         ends = begins - (-lasts * entry.done // units) if how == "block" and entry.done else now
-        self._due(entry, ends + (self._transfer if entry.done else 0))
+        self._due(entry, ends + (self._transfer if entry.done else 0), self._comes)
 
     def wake_at(self, at: float) -> None:
         tick = _ticks(at)
@@ -161,12 +201,12 @@ class SimulatedCrew:
 
     def state(self) -> State:
         """The clock, what is in work and to come, and how many durations were drawn of each worker."""
-        due = {entry[3]: entry[0] for entry in self._heap if entry[1] == ARRIVAL}
+        due = {entry[3]: entry[0] for entry in self._heap if entry[1] in (ARRIVAL, AT_SERVER)}
         running = [
-            [plain_ticket(each.ticket), each.begins, each.lasts, each.done, each.serial, due[each.serial]]
+            [plain_ticket(each.ticket), each.begins, each.lasts, each.done, each.serial, due.get(each.serial)]
             for each in self._running.values()
         ]
-        others = [entry for entry in sorted(self._heap) if entry[1] != ARRIVAL]
+        others = [entry for entry in sorted(self._heap) if entry[1] in (CHANGE, ALARM)]
         return {
             "now": self._now,
             "pushed": self._pushed,
@@ -176,7 +216,13 @@ class SimulatedCrew:
             "changes": [serial for _, kind, _, serial, _ in others if kind == CHANGE],
             "billed": [[plain_ticket(ticket), *times] for ticket, times in self._billed.items()],
             "costs": list(astuple(self.costs)),
+            **({"server": self._server_state()} if self._service else {}),
         }
+
+    def _server_state(self) -> State:
+        """When its next turn is, and who is there: waiting, if nothing is due of them, or being dealt with."""
+        there = [each.ticket.worker for each in self._running.values() if each.at_server]
+        return {"turn": next((tick for tick, kind, *_ in self._heap if kind == TURN), None), "there": there}
 
     def restore(self, state: State) -> None:
         drawn = [whole(count) for count in state["drawn"]]
@@ -191,20 +237,30 @@ class SimulatedCrew:
         for tick, serial in state["alarms"]:
             self._alarms.add(whole(tick))
             self._heap.append((tick, ALARM, 0, whole(serial), Rang(tick / TICKS)))
+        server: State = state["server"] if self._service else {"there": (), "turn": None}
+        there = frozenset(server["there"])
         for ticket, begins, lasts, done, serial, tick in state["running"]:
             entry = _Running(ticket_from(ticket), whole(begins), whole(lasts))
             entry.done, entry.serial = whole(done), whole(serial)
             worker = entry.ticket.worker
+            entry.at_server = worker in there
             self._running[worker] = entry
-            self._heap.append((whole(tick), ARRIVAL, self._sign * worker, serial, entry))
+            if entry.at_server and tick is None:
+                self._waiting.append(entry)
+            else:
+                kind = ARRIVAL if entry.at_server else self._comes
+                self._heap.append((whole(tick), kind, self._sign * worker, serial, entry))
+        self._waiting = deque(sorted(self._waiting, key=lambda entry: entry.serial))
         heapify(self._heap)
+        if server["turn"] is not None:
+            self._turn_at(whole(server["turn"]))
         self._billed = {ticket_from(ticket): Times(*map(real, times)) for ticket, *times in state["billed"]}
         self.costs = Costs(*map(real, state["costs"]))
 
-    def _due(self, entry: "_Running", tick: int) -> None:
+    def _due(self, entry: "_Running", tick: int, kind: int) -> None:
         self._pushed += 1
         entry.serial = self._pushed
-        heappush(self._heap, (tick, ARRIVAL, self._sign * entry.ticket.worker, self._pushed, entry))
+        heappush(self._heap, (tick, kind, self._sign * entry.ticket.worker, self._pushed, entry))
 
     def _push(self, tick: int, kind: int, worker: int, event: Event) -> None:
         self._pushed += 1
@@ -219,7 +275,7 @@ class SimulatedCrew:
 class _Running:
     """A ticket in work: when the computation begins, how long it lasts, how much of it will be handed in."""
 
-    __slots__ = ("begins", "done", "lasts", "serial", "ticket")
+    __slots__ = ("at_server", "begins", "done", "lasts", "serial", "ticket")
 
     def __init__(self, ticket: Ticket, begins: int, lasts: int) -> None:
         self.ticket = ticket
@@ -227,6 +283,7 @@ class _Running:
         self.lasts = lasts
         self.done = ticket.work.units
         self.serial = -1
+        self.at_server = False
 
 
 def _time_alone(ticket: Ticket) -> Bill:
