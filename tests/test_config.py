@@ -78,6 +78,13 @@ def test_the_example_shows_every_part_of_a_fleet() -> None:
     assert fleet.network.latency == 0.01
 
 
+def test_a_server_that_takes_time_is_written_and_read_back() -> None:
+    config = small("[optimizer]", "[fleet]\nserver_seconds = 0.002\n[optimizer]")
+    assert config.fleet == SimulatedFleet((Constant(1.0), Constant(1.0)), server_seconds=0.002)
+    assert parse_config(write_config(config)) == config
+    assert "server_seconds" not in write_config(small())
+
+
 def test_the_demo_has_all_five_strategies_and_three_seeds() -> None:
     config = read_config(ROOT / "src/paceline/demo.toml")
     assert {choice.named for choice in config.strategies} == {
@@ -113,6 +120,9 @@ def test_the_demo_has_all_five_strategies_and_three_seeds() -> None:
         ("strategy", "target = 92\nstrategy", "target=92.0 is no accuracy"),
         ('"linear"', '"mlp"', "an mlp needs the widths of its hidden layers"),
         ("count = 2", "count = = 2", "small.toml is not valid TOML"),
+        ("[optimizer]", "[fleet]\nserver_seconds = -1\n[optimizer]", "fleet: server_seconds=-1.0 is not possible"),
+        ("[optimizer]", '[fleet]\nserver_seconds = "1"\n[optimizer]', "fleet.server_seconds: must be a number"),
+        ("[optimizer]", "[fleet]\nserver_second = 1\n[optimizer]", "'server_second': did you mean 'server_seconds'?"),
         ("[optimizer]", '[fleet]\nrecall = "blok"\n[optimizer]', "recall='blok' is unknown: choose one of complete"),
     ],
 )

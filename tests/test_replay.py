@@ -46,7 +46,8 @@ seconds = 20
     "name",
     [*STRATEGIES, "grouped compensation, exact", "dropout", "batch norm", "Adam and one cycle", "handed on", "watchful",
      "pruned", "pruned and handed on",
-     "leaving and joining, in groups", "recall: abandon", "ties: batch", "ties: reverse", "every delay, asynchronous"],
+     "leaving and joining, in groups", "recall: abandon", "ties: batch", "ties: reverse", "busy server",
+     "every delay, asynchronous"],
 )  # fmt: skip
 def test_a_simulated_run_is_replayed_bit_for_bit(name: str, tmp_path: Path) -> None:
     CASES[name].run(tmp_path, pl.Stop(updates=8))

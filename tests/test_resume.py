@@ -55,7 +55,9 @@ def test_a_run_resumed_after_any_update_has_the_bytes_of_one_that_went_on(name: 
             assert found[file] == expected[file], file
 
 
-@pytest.mark.parametrize("name", ["compensation", "grouped compensation", "every delay", "batch norm", "pruned"])
+@pytest.mark.parametrize(
+    "name", ["compensation", "grouped compensation", "busy server", "every delay", "batch norm", "pruned"]
+)
 def test_a_run_resumed_after_any_time_has_the_bytes_of_one_that_went_on(name: str, tmp_path: Path) -> None:
     """The event that came too late for the first run is the first of the second."""
     case = CASES[name]

@@ -25,7 +25,10 @@ def test_a_run_killed_before_any_of_its_writes_comes_to_the_same_bytes(tmp_path:
 
 def test_runs_killed_at_random_moments_come_to_the_same_bytes(tmp_path: Path) -> None:
     """Each again and again until it gets through between two kills."""
-    cases = ("compensation", "batch norm", "every delay, asynchronous", "leaving and joining, in groups", "watchful")
+    cases = (
+        "compensation", "batch norm", "every delay, asynchronous", "leaving and joining, in groups", "watchful",
+        "busy server",
+    )  # fmt: skip
     assert killed(tmp_path, "at-random", *cases) > 5
 
 

@@ -77,7 +77,7 @@ def fleet_table(fleet: AnyFleet) -> dict[str, Any]:
 
 
 def _simulated(table: dict[str, Any]) -> SimulatedFleet:
-    refuse_unknown(table, ("kind", "workers", "network", "changes", *SIMULATED_CHOICES), "fleet")
+    refuse_unknown(table, ("kind", "workers", "network", "changes", "server_seconds", *SIMULATED_CHOICES), "fleet")
     workers = table.get("workers")
     if not isinstance(workers, list) or not workers:
         raise ConfigError("fleet: describe the workers in one or several [[fleet.workers]], each with count and delay")
@@ -94,6 +94,7 @@ def _simulated(table: dict[str, Any]) -> SimulatedFleet:
         network=build(Network, as_table(table.get("network", {}), "fleet.network"), "fleet.network"),
         changes=tuple(_change(each, f"fleet.changes[{number}]") for number, each in enumerate(changes)),
         labels=labels if any(labels) else (),
+        server_seconds=read_value(float, table.get("server_seconds", 0.0), "fleet.server_seconds"),
         **choices,
     )
 
@@ -171,6 +172,7 @@ def _simulated_table(fleet: SimulatedFleet) -> dict[str, Any]:
     table = {name: getattr(fleet, name) for name in SIMULATED_CHOICES}
     return {
         **table,
+        **({"server_seconds": float(fleet.server_seconds)} if fleet.server_seconds else {}),
         "network": table_of(fleet.network),
         "workers": workers,
         **({"changes": changes} if changes else {}),

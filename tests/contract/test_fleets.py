@@ -22,5 +22,14 @@ class TestSimulatedWithTies(FleetContract):
         assert worker == 1
 
 
+class TestSimulatedWithABusyServer(FleetContract):
+    fleet = pl.SimulatedFleet(
+        pl.ShiftedExponential(0.05, 0.03), workers=4, changes=[pl.Left(0.2, 1)], recall="abandon", server_seconds=0.03
+    )
+
+    def lose(self, crew: Any, worker: int) -> None:
+        assert worker == 1
+
+
 class TestProcesses(FleetContract):
     fleet = pl.ProcessFleet(4, slow={3: 3.0})

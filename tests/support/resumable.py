@@ -219,6 +219,11 @@ CASES: Mapping[str, Case] = {
     "ties: batch": Case(BOTH, pl.SimulatedFleet(pl.Constant(0.1), workers=5, ties="batch")),
     "ties: batch, asynchronous": Case(pl.Asynchronous(), pl.SimulatedFleet(pl.Constant(0.1), workers=5, ties="batch")),
     "ties: reverse": Case(pl.Asynchronous(), pl.SimulatedFleet(pl.Constant(0.1), workers=5, ties="reverse")),
+    "busy server": Case(LGC, replace(FLEET, changes=CHANGES, server_seconds=0.02), optimizer=sgd(momentum=0.9)),
+    "busy server, in groups": Case(BOTH, replace(FLEET, recall="complete", server_seconds=0.04)),
+    "busy server, ties": Case(
+        pl.Asynchronous(), pl.SimulatedFleet(pl.Constant(0.1), workers=5, ties="batch", server_seconds=0.03)
+    ),
     "every delay": Case(pl.FastestK(4), pl.SimulatedFleet(DELAYS)),
     "every delay, asynchronous": Case(pl.Asynchronous(), pl.SimulatedFleet(DELAYS)),
     "resampled": Case(pl.FastestK(3), sampling=pl.Resampled(), partition=pl.Dirichlet(2.0)),
@@ -248,6 +253,9 @@ MODELS: Mapping[str, Case] = {
     "averages, asynchronous": Case(pl.ModelAveraging(2, waits=pl.Asynchronous()), optimizer=sgd(momentum=0.9)),
     "averages in groups": Case(
         pl.ModelAveraging(2, waits=pl.Grouped(GROUPS)), replace(FLEET, changes=CHANGES), sampling=pl.HandedOn()
+    ),
+    "averages, busy server": Case(
+        pl.ModelAveraging(2, waits=pl.FastestK(3, stop_late=False)), replace(COSTLY, server_seconds=0.05)
     ),
     "averages, watchful": Case(pl.ModelAveraging(2), sampling=Hardest()),
     "ensembles": Case(EC(4, compression_steps=2), COSTLY, model=dropout, optimizer=sgd(momentum=0.9)),

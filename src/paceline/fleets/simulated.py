@@ -1,39 +1,28 @@
-"""Workers on a virtual clock: deterministic, and as fast as the gradients can be computed.
-
-Time is counted in whole picoseconds, so that instants that are equal on paper are equal here (0.1 + 0.2 and 0.3), and
-ties are broken by a stated rule rather than by rounding.
-"""
+"""Workers on a virtual clock: deterministic, and as fast as the gradients can be computed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from heapq import heapify, heappop, heappush
-from itertools import islice
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
-from paceline.core.plain import plain_ticket, real, ticket_from, whole
+from paceline.core.facts import Joined, Left, Ticket
 from paceline.delays import Delay
-from paceline.fleets.billing import Bill, Costs, Times, times_of
+from paceline.fleets.billing import Bill
 from paceline.fleets.fleet import NoUnderstudy, check_labels
-from paceline.randomness import stream
-from paceline.stateful import State
-from paceline.trace_lines import Billed
+from paceline.fleets.simulated_crew import SimulatedCrew
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
     from paceline.learning.job import Job
     from paceline.learning.local_work import Bench, Pieces
 
-TICKS = 10**12  # a second
+__all__ = ["Network", "SimulatedCrew", "SimulatedFleet"]
 CHOICES = {
     "recall": ("complete", "block", "abandon"),
     "ties": ("index", "reverse", "batch"),
     "evaluation": ("fused", "exact"),
 }
-MOST_DRAWN = 10**10  # in a run: half a day of nothing else; only a forged checkpoint has more
-ARRIVAL, CHANGE, ALARM = range(3)  # what comes first of things at one instant
 
 
 @dataclass(frozen=True)
@@ -66,6 +55,7 @@ class SimulatedFleet:
              itself (``exact``: slower, the same to rounding)
     ties     whose turn it is of those that arrive at one instant: by ``index``, ``reverse``, or all at once (``batch``)
     labels   one for each worker, if groups are to be formed by them
+    server_seconds  what the one server takes for each contribution, one after the other in the order in which they come
     """
 
     delays: Delay | Sequence[Delay]
@@ -76,6 +66,7 @@ class SimulatedFleet:
     ties: Literal["index", "reverse", "batch"] = "index"
     evaluation: Literal["fused", "exact"] = "fused"
     labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
+    server_seconds: float = 0.0
     _delays: tuple[Delay, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -92,8 +83,19 @@ class SimulatedFleet:
         for name, choices in CHOICES.items():
             if (chosen := getattr(self, name)) not in choices:
                 raise ConfigError(f"{name}={chosen!r} is unknown: choose one of {', '.join(choices)}")
+        if not 0 <= self.server_seconds < math.inf:
+            raise ConfigError(
+                f"server_seconds={self.server_seconds} is not possible: give a finite number of at least 0"
+            )
         check_labels(self.labels, self.workers)
         self._check_changes()
+
+    def __repr__(self) -> str:
+        """Says nothing of a server that takes no time: runs are known by this, also those from before it could."""
+        told = [each.name for each in fields(self) if each.repr]
+        if not self.server_seconds:
+            told.remove("server_seconds")
+        return f"SimulatedFleet({', '.join(f'{name}={getattr(self, name)!r}' for name in told)})"
 
     def _check_changes(self) -> None:
         last: dict[int, Left | Joined] = {}
@@ -111,7 +113,7 @@ class SimulatedFleet:
         """What a mini-batch typically takes each worker, transfers left aside."""
         return tuple(delay.median for delay in self._delays)
 
-    def open(self, seed: int, message_bytes: int = 0, bills: Callable[[Ticket], Bill] | None = None) -> "SimulatedCrew":
+    def open(self, seed: int, message_bytes: int = 0, bills: Callable[[Ticket], Bill] | None = None) -> SimulatedCrew:
         """The workers of a run without a model, or of one whose messages have that size, or as each is billed."""
         return SimulatedCrew(self, seed, message_bytes, bills)
 
@@ -132,218 +134,3 @@ class SimulatedFleet:
         from paceline.learning.contributions import LazyContributions
 
         return NoUnderstudy(), LazyContributions(job, fused=self.evaluation == "fused", seed=seed)
-
-
-class SimulatedCrew:
-    """The workers of one simulated run. ``announce`` is told how long each piece takes that is billed."""
-
-    def __init__(
-        self, fleet: SimulatedFleet, seed: int, message_bytes: int, bills: Callable[[Ticket], Bill] | None
-    ) -> None:
-        self.costs = Costs()
-        self.announce: Callable[[Billed], None] = lambda billed: None
-        self._fleet = fleet
-        self._bills = bills or _time_alone
-        self._all_billed = bills is not None
-        self._billed: dict[Ticket, Times] = {}
-        self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet._delays)]
-        self._drawn = [0] * fleet.workers  # from each of these: all there is to know of where it stands
-        transfer = fleet.network.seconds(message_bytes)
-        self.about: Mapping[str, object] = {"clock": "virtual", "workers": fleet.workers, "transfer_seconds": transfer}
-        self._transfer = _ticks(transfer)
-        self._batches = fleet.ties == "batch"
-        self._sign = -1 if fleet.ties == "reverse" else 1
-        self._now = 0
-        self._pushed = 0
-        self._alarms: set[int] = set()
-        self._running: dict[int, _Running] = {}
-        # (tick, what, worker in the order of ties, serial number, the event or the entry of a running ticket)
-        self._heap: list[tuple[int, int, int, int, Event | _Running]] = []
-        absent: dict[int, bool] = {}
-        for change in sorted(fleet.changes, key=lambda change: change.at):
-            absent.setdefault(change.worker, isinstance(change, Joined))
-            tick = _ticks(change.at)
-            self._push(tick, CHANGE, change.worker, type(change)(tick / TICKS, change.worker))
-        heapify(self._heap)
-        self._present: Sequence[Event] = [Joined(0.0, i) for i in range(fleet.workers) if not absent.get(i, False)]
-
-    def wait(self) -> Sequence[Event]:
-        if self._present:
-            present, self._present = self._present, ()
-            return present
-        event = self._next()
-        if event is None or not self._batches:
-            return () if event is None else (event,)
-        events = [event]
-        while (event := self._next(by=self._now)) is not None:
-            events.append(event)
-        return events
-
-    def _next(self, by: float = math.inf) -> Event | None:
-        """The next event up to a tick."""
-        heap = self._heap
-        while heap and heap[0][0] <= by:
-            tick, kind, _, serial, entry = heappop(heap)
-            if kind == ARRIVAL:
-                assert isinstance(entry, _Running)
-                if entry.serial != serial:
-                    continue  # halted, or recalled and due at another time
-                self._now = tick
-                del self._running[entry.ticket.worker]
-                if self._billed:
-                    self.costs.add(self._billed.pop(entry.ticket))
-                return Arrived(tick / TICKS, entry.ticket, entry.done)
-            assert not isinstance(entry, _Running)
-            self._now = tick
-            if isinstance(entry, Left):
-                self._forget(entry.worker)
-            if kind == ALARM:
-                self._alarms.discard(tick)
-            return entry
-        return None
-
-    def start(self, ticket: Ticket) -> None:
-        if self._all_billed or ticket.work.kind != "gradient":
-            self._start_billed(ticket)
-            return
-        worker = ticket.worker
-        seconds = next(self._draws[worker])  # hot: what _draw and _due do
-        self._drawn[worker] += 1
-        if not 0 < seconds < math.inf:
-            raise _impossible(worker, seconds)
-        begins, lasts = self._now + self._transfer, round(seconds * TICKS) or 1
-        self._running[worker] = entry = _Running(ticket, begins, lasts)
-        self._pushed = entry.serial = self._pushed + 1
-        tick = begins + lasts + self._transfer
-        heappush(self._heap, (tick, ARRIVAL, self._sign * worker, entry.serial, entry))
-
-    def _start_billed(self, ticket: Ticket) -> None:
-        """Download, label, train and hand in."""
-        worker = ticket.worker
-        times = times_of(self._bills(ticket), lambda: self._draw(worker), self._fleet.network.seconds)
-        begins = self._now + _ticks(times.download)
-        lasts = _ticks(times.compute + times.relabelling) or 1
-        self._running[worker] = entry = _Running(ticket, begins, lasts)
-        self._billed[ticket] = times
-        self._due(entry, begins + lasts + _ticks(times.upload))
-        self.announce(Billed(ticket, times.download, times.relabelling, times.upload))
-
-    def _draw(self, worker: int) -> float:
-        seconds = next(self._draws[worker])
-        self._drawn[worker] += 1
-        if not 0 < seconds < math.inf:
-            raise _impossible(worker, seconds)
-        return seconds
-
-    def halt(self, ticket: Ticket) -> None:
-        self._forget(ticket.worker)
-
-    def recall(self, ticket: Ticket) -> None:
-        entry = self._running[ticket.worker]
-        units, begins, lasts, now = ticket.work.units, entry.begins, entry.lasts, self._now
-        how = self._fleet.recall
-        if how == "complete":
-            self._due(entry, now)
-            return
-        if now >= begins + lasts:
-            return  # computed already, and on its way
-        begun = units * (now - begins) // lasts if now > begins else 0
-        if now < begins:
-            entry.done = 0  # the model had not even arrived
-        else:
-            entry.done = begun + (how == "block")
-        ends = begins - (-lasts * entry.done // units) if how == "block" and entry.done else now
-        self._due(entry, ends + (self._transfer if entry.done else 0))
-
-    def wake_at(self, at: float) -> None:
-        tick = _ticks(at)
-        while tick / TICKS < at:
-            tick += 1
-        if tick not in self._alarms:  # several parts may ask for one instant: it rings once
-            self._alarms.add(tick)
-            self._push(tick, ALARM, 0, Rang(tick / TICKS))
-
-    def close(self) -> None:
-        """There is nobody to let go."""
-
-    def state(self) -> State:
-        """The clock, what is in work and to come, and how many durations were drawn of each worker."""
-        due = {entry[3]: entry[0] for entry in self._heap if entry[1] == ARRIVAL}
-        running = [
-            [plain_ticket(each.ticket), each.begins, each.lasts, each.done, each.serial, due[each.serial]]
-            for each in self._running.values()
-        ]
-        others = [entry for entry in sorted(self._heap) if entry[1] != ARRIVAL]
-        return {
-            "now": self._now,
-            "pushed": self._pushed,
-            "drawn": self._drawn,
-            "running": running,
-            "alarms": [[tick, serial] for tick, kind, _, serial, _ in others if kind == ALARM],
-            "changes": [serial for _, kind, _, serial, _ in others if kind == CHANGE],
-            "billed": [[plain_ticket(ticket), *times] for ticket, times in self._billed.items()],
-            "costs": list(astuple(self.costs)),
-        }
-
-    def restore(self, state: State) -> None:
-        drawn = [whole(count) for count in state["drawn"]]
-        if sum(drawn) > (MOST_DRAWN if self._all_billed else min(whole(state["pushed"]), MOST_DRAWN)):
-            raise ValueError(f"{sum(drawn)} durations cannot have been drawn")
-        for draws, count in zip(self._draws, drawn, strict=True):
-            next(islice(draws, count, count), None)  # the same stream from the start: what was drawn is passed over
-        self._drawn = drawn
-        self._now, self._pushed, self._present = whole(state["now"]), state["pushed"], ()
-        to_come = set(state["changes"])
-        self._heap = [entry for entry in self._heap if entry[3] in to_come]
-        for tick, serial in state["alarms"]:
-            self._alarms.add(whole(tick))
-            self._heap.append((tick, ALARM, 0, whole(serial), Rang(tick / TICKS)))
-        for ticket, begins, lasts, done, serial, tick in state["running"]:
-            entry = _Running(ticket_from(ticket), whole(begins), whole(lasts))
-            entry.done, entry.serial = whole(done), whole(serial)
-            worker = entry.ticket.worker
-            self._running[worker] = entry
-            self._heap.append((whole(tick), ARRIVAL, self._sign * worker, serial, entry))
-        heapify(self._heap)
-        self._billed = {ticket_from(ticket): Times(*map(real, times)) for ticket, *times in state["billed"]}
-        self.costs = Costs(*map(real, state["costs"]))
-
-    def _due(self, entry: "_Running", tick: int) -> None:
-        self._pushed += 1
-        entry.serial = self._pushed
-        heappush(self._heap, (tick, ARRIVAL, self._sign * entry.ticket.worker, self._pushed, entry))
-
-    def _push(self, tick: int, kind: int, worker: int, event: Event) -> None:
-        self._pushed += 1
-        heappush(self._heap, (tick, kind, self._sign * worker, self._pushed, event))
-
-    def _forget(self, worker: int) -> None:
-        if (entry := self._running.pop(worker, None)) is not None:
-            entry.serial = -1
-            self._billed.pop(entry.ticket, None)
-
-
-class _Running:
-    """A ticket in work: when the computation begins, how long it lasts, how much of it will be handed in."""
-
-    __slots__ = ("begins", "done", "lasts", "serial", "ticket")
-
-    def __init__(self, ticket: Ticket, begins: int, lasts: int) -> None:
-        self.ticket = ticket
-        self.begins = begins
-        self.lasts = lasts
-        self.done = ticket.work.units
-        self.serial = -1
-
-
-def _time_alone(ticket: Ticket) -> Bill:
-    """Where there is no model that messages and labels could be of."""
-    return Bill(0, ticket.work.mini_batches, 0.0, 0)
-
-
-def _impossible(worker: int, seconds: float) -> ConfigError:
-    return ConfigError(f"worker {worker} drew a delay of {seconds}: it must be positive and finite")
-
-
-def _ticks(seconds: float) -> int:
-    return round(seconds * TICKS)

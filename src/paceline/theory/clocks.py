@@ -69,6 +69,8 @@ class Clock:
 
 def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> list[Clock] | None:
     """The clocks of a strategy on a fleet, or None if its rounds depend on each other or on what cannot be told."""
+    if fleet.server_seconds:
+        return None  # everybody waits for the same server
     delays: list[Distribution] = []
     for delay in fleet._delays:
         if not _is_drawn(delay):

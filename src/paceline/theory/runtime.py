@@ -1,7 +1,8 @@
 r"""What a strategy costs on a fleet, without running anything where a formula is known.
 
 Time comes from order statistics, staleness from renewal theory; ``simulation`` stands in, and says so, where late
-workers keep computing into the next round and rounds so depend on each other:
+workers keep computing into the next round and rounds so depend on each other, or where a server takes time for which
+all workers wait:
 
 | strategy | time of an update | staleness |
 |---|---|---|
