@@ -33,11 +33,12 @@ def mlp_of_10_million() -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the shape of a sample, and how many steps one turn takes."""
+    """A model, the shape of a sample, how many steps one turn takes, and how many turns for each one of the largest."""
 
     model: Callable[[], nn.Module]
     shape: tuple[int, ...]
     steps: int
+    turns: int = 1
     batch: int = 32
     samples: int = 4096
     lr: float = 0.01
@@ -53,10 +54,12 @@ class Case:
 
 
 CASES = {
-    "logistic regression": Case(logistic_regression, (784,), steps=400),
-    "LeNet": Case(lenet, (3, 32, 32), steps=100),
+    "logistic regression": Case(logistic_regression, (784,), steps=400, turns=5),
+    "LeNet": Case(lenet, (3, 32, 32), steps=100, turns=3),
     "MLP of 10 M": Case(mlp_of_10_million, (784,), steps=10),
 }
+
+WARM_UP = 3  # steps that do not count
 
 Body = Callable[[int, int, Case, Connection], None]
 
@@ -133,7 +136,7 @@ def pure(rank: int, workers: int, case: Case, orders: Connection) -> None:
 def _take_turns(rank: int, workers: int, case: Case, orders: Connection, step: Callable[[Tensor], None]) -> None:
     generator = torch.Generator().manual_seed(rank)
     shard = torch.arange(rank, case.samples, workers)
-    for _ in range(3):
+    for _ in range(WARM_UP):
         step(shard[: case.batch])
     orders.send("ready")
     while orders.recv() == "go":

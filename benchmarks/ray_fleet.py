@@ -29,6 +29,7 @@ import torch
 from against_ddp import CASES, Case
 from measuring import interleaved_seconds, ratio, write
 from ray.cluster_utils import Cluster
+from timed_training import asynchronous, synchronous
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
@@ -107,16 +108,6 @@ class Pattern:
             ray.kill(worker)
 
 
-def ours(case: Case, strategy: pl.Strategy, fleet: Fleet, updates: int) -> float:
-    """Seconds from the moment when all workers were ready."""
-    run = pl.train(
-        pl.Task(case.make(), cross_entropy, case.data(), evaluate=lambda model: {"loss": 0.0}),
-        strategy=strategy, fleet=fleet, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=case.lr),
-        batch_size=case.batch, stop=pl.Stop(updates=updates), every=pl.Every(updates=updates), progress=False,
-    )  # fmt: skip
-    return run.history[-1].seconds
-
-
 @contextmanager
 def cluster(cpus: int) -> Iterator[str]:
     """Two nodes, and a head that only the driver is on."""
@@ -154,8 +145,8 @@ def alternatives(case: Case, steps: int, pattern: Pattern, fleets: dict[str, Any
         "asynchronous, pattern": lambda: pattern.asynchronous(steps),
     }
     for place, fleet in fleets.items():
-        made[f"synchronous, {place}"] = lambda fleet=fleet: ours(case, pl.Synchronous(), fleet, steps)  # type: ignore[misc]
-        made[f"asynchronous, {place}"] = lambda fleet=fleet: ours(case, pl.Asynchronous(), fleet, steps)  # type: ignore[misc]
+        made[f"synchronous, {place}"] = lambda fleet=fleet: synchronous(case, fleet, steps)  # type: ignore[misc]
+        made[f"asynchronous, {place}"] = lambda fleet=fleet: asynchronous(case, fleet, steps)  # type: ignore[misc]
     return made
 
 
