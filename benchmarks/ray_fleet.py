@@ -8,7 +8,9 @@ near      ``RayFleet``: workers on the server's machine share its memory
 far       ``RayFleet(share_memory=False)``: as workers on other machines do, everything goes through Ray. Both nodes are
           on this machine, so a network would come on top, for the pattern as well
 
-speed     how many times as many updates a second as the pattern, two workers
+speed     how many times as many updates a second as the pattern, two workers; and how many times as many rounds a
+          second Ray makes that only carry weights and gradients, which is more than any far worker can reach
+over computing alone: four workers that share memory, synchronous, against four that only compute, in time
 --scaling milliseconds of the driver's processor for each update of a trivial model, from 2 to 32 workers
 """
 
@@ -26,7 +28,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from against_ddp import CASES, Case
+from against_ddp import CASES, Case, Team, pure
 from measuring import interleaved_seconds, ratio, write
 from ray.cluster_utils import Cluster
 from timed_training import asynchronous, synchronous
@@ -42,6 +44,9 @@ BARS = {
     "asynchronous": {"logistic regression": 1.2, "LeNet": 1.2, "MLP of 10 M": 1.2},
 }
 WORKERS = 2
+NODE_OF = 4
+ROWS = [f"{how}, {place}" for how in BARS for place in ("near", "far")]
+CARRYING, CEILING = "carrying", "synchronous, if nothing but carrying through Ray took time"
 
 
 class PatternWorker:
@@ -61,6 +66,10 @@ class PatternWorker:
         self.model.zero_grad()
         cross_entropy(self.model(self.inputs[rows]), self.targets[rows]).backward()
         return [parameter.grad.numpy() for parameter in self.model.parameters() if parameter.grad is not None]
+
+    def carry(self, weights: list[Any]) -> list[Any]:
+        """What is sent, without anything computed."""
+        return weights
 
 
 class Pattern:
@@ -88,6 +97,13 @@ class Pattern:
             calls = [worker.gradient.remote(weights) for worker in self.workers]
             ray.wait(calls, num_returns=len(calls))
             self._step(ray.get(calls))
+        return time.perf_counter() - began
+
+    def carrying(self, updates: int) -> float:
+        began = time.perf_counter()
+        for _ in range(updates):
+            weights = self._put()
+            ray.get([worker.carry.remote(weights) for worker in self.workers])
         return time.perf_counter() - began
 
     def asynchronous(self, updates: int) -> float:
@@ -123,7 +139,7 @@ def cluster(cpus: int) -> Iterator[str]:
 
 
 def speeds(address: str, rounds: int) -> dict[str, dict[str, float]]:
-    table: dict[str, dict[str, float]] = {f"{how}, {place}": {} for how in BARS for place in ("near", "far")}
+    table: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         fleets = {
             "near": stack.enter_context(pl.RayFleet(WORKERS, address=address).standing()),
@@ -132,9 +148,11 @@ def speeds(address: str, rounds: int) -> dict[str, dict[str, float]]:
         for name, case in CASES.items():
             with closing(Pattern(case)) as pattern:
                 times = interleaved_seconds(alternatives(case, STEPS[name], pattern, fleets), rounds)
-            for row, found in table.items():
+            for row in ROWS:
+                found = table.setdefault(row, {})
                 how, _, place = row.partition(", ")
                 found[name] = round(ratio(times, f"{how}, pattern", f"{how}, {place}"), 2)
+            table.setdefault(CEILING, {})[name] = round(ratio(times, "synchronous, pattern", CARRYING), 2)
             print(name, {key: f"{median(each) / STEPS[name] * 1e3:.2f} ms" for key, each in times.items()}, flush=True)
     return table
 
@@ -143,11 +161,26 @@ def alternatives(case: Case, steps: int, pattern: Pattern, fleets: dict[str, Any
     made: dict[str, Callable[[], float]] = {
         "synchronous, pattern": lambda: pattern.synchronous(steps),
         "asynchronous, pattern": lambda: pattern.asynchronous(steps),
+        CARRYING: lambda: pattern.carrying(steps),
     }
     for place, fleet in fleets.items():
         made[f"synchronous, {place}"] = lambda fleet=fleet: synchronous(case, fleet, steps)  # type: ignore[misc]
         made[f"asynchronous, {place}"] = lambda fleet=fleet: asynchronous(case, fleet, steps)  # type: ignore[misc]
     return made
+
+
+def over_pure(address: str, rounds: int) -> dict[str, float]:
+    """The time of four workers that share the server's memory, over that of four that only compute."""
+    found: dict[str, float] = {}
+    with pl.RayFleet(NODE_OF, {"CPU": 0.5}, address=address).standing() as fleet:
+        for name, case in CASES.items():
+            team = Team(pure, case, NODE_OF)
+            try:
+                measured = {"pure": team.turn, "ours": lambda case=case: synchronous(case, fleet, case.steps)}  # type: ignore[misc]
+                found[name] = round(ratio(interleaved_seconds(measured, rounds), "ours", "pure"), 2)
+            finally:
+                team.close()
+    return found
 
 
 def milliseconds_to_notice(address: str, near: bool) -> float:
@@ -218,6 +251,7 @@ def main() -> None:
         result = {
             "bars": BARS,
             "speed": speeds(address, arguments.rounds),
+            "synchronous, four workers near, over computing alone": over_pure(address, arguments.rounds),
             "death noticed after, ms": {
                 place: milliseconds_to_notice(address, place == "near") for place in ("near", "far")
             },

@@ -59,7 +59,7 @@ class Desk:
         layout = Layout([nn.Parameter(torch.zeros(numbers))], [], samples=4)
         self.segments = Segments(layout, torch.zeros(4 * layout.stride, dtype=torch.uint8))
         self.calls, self.store = Calls(), Store()
-        self.hand = Hand(self.calls, 1.0, lambda handle: False)  # type: ignore[arg-type]
+        self.hand = Hand(self.calls, 1.0, has_place=lambda: True, keep=lambda handle: False)  # type: ignore[arg-type]
         self.member = Member(7, None, Deadline())  # type: ignore[arg-type]
         self.paper = Letters()
         self.post, self.theirs = os.pipe()

@@ -35,7 +35,10 @@ class Agency:
     def start(self, member: Member, descriptors: list[int]) -> Hand:
         """An actor for a worker; what it comes to is told by its sentinel and on the common pipe."""
         office, number = self._office, member.number
-        hand = Hand(office.start(number), self._deadline.at_first, partial(office.keep, number))
+        hand = Hand(
+            office.start(number), self._deadline.at_first,
+            has_place=office.connection.has_room, keep=partial(office.keep, number),
+        )  # fmt: skip
         desk, key = "", b""
         if office.desk is not None:
             desk, key = office.desk.name, office.desk.expect(descriptors, lambda: hand.gone("ended"))

@@ -21,7 +21,7 @@ import ray
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from paceline.core.errors import ConfigError
@@ -29,6 +29,7 @@ from paceline.fleets.ray.room import check_labels, check_room, listed, shown
 
 REACHED_WITHIN = 5.0  # seconds until a cluster must have answered
 PLACED_WITHIN = 10.0  # seconds that others may take to free what is missing
+LOOK_FOR_ROOM = 1.0  # seconds between looks
 LOCAL_STORE = 200 * 2**20  # bytes: workers of this machine share memory of their own
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # resources that Ray has arguments for
 ASIDE = "aside"  # calls that are answered while another one runs
@@ -57,6 +58,7 @@ class Connection:
             raise ConfigError(f"this process is connected to the Ray cluster at {present} already, not to {address}")
         self._note = note
         self._group: PlacementGroup | None = None
+        self._looked, self._room = -math.inf, True
 
     def place(
         self, each: Mapping[str, float], workers: int, *, spread: bool, labels: Sequence[Mapping[str, str]] = ()
@@ -78,6 +80,14 @@ class Connection:
                 f"{shown(ray.available_resources())} is free now, of {shown(ray.cluster_resources())}"
                 + (f"; wanted labels: {', '.join(listed(labels))}" if labels else "")
             ) from None
+
+    def has_room(self) -> bool:
+        """Are all places there? Not while one was on a node that is gone, and no other node has room for it."""
+        now = time.monotonic()
+        if now - self._looked > LOOK_FOR_ROOM:
+            self._looked = now
+            self._room = placement_group_table(self._group)["state"] == "CREATED"
+        return self._room
 
     def start(self, kind: type, place: int) -> "Handle":
         """An actor of a class, in one of the places that were set aside. It may have to wait until there is one."""

@@ -18,8 +18,11 @@ NEVER_MET = -1  # instead of a process's number
 class Hand:
     """An actor from the moment when it is asked for."""
 
-    def __init__(self, handle: Handle, at_first: float, keep: Callable[[Handle], bool]) -> None:
+    def __init__(
+        self, handle: Handle, at_first: float, *, has_place: Callable[[], bool], keep: Callable[[Handle], bool]
+    ) -> None:
         self.handle = handle
+        self._has_place = has_place
         self._keep = keep
         self._whole = False  # could it work for another run?
         self.sentinel = os.eventfd(0)
@@ -27,13 +30,14 @@ class Hand:
         self.over = False  # nobody cares any more
         self._greeting: Greeting | None = None
         self._at_first = at_first
-        self._asked = self._met = time.monotonic()
+        self._asked = time.monotonic()
+        self._since: float | None = None  # when it had a place, or told so
         self._why = ""
         self._lock = threading.Lock()  # the sentinel is not closed while it is written to
 
     def meet(self, greeting: Greeting) -> None:
         """It has a place, and told where."""
-        self._greeting, self._met, self.pid = greeting, time.monotonic(), greeting.pid
+        self._greeting, self._since, self.pid = greeting, time.monotonic(), greeting.pid
 
     def gone(self, why: str) -> None:
         """It has ended, or must be taken to have."""
@@ -54,12 +58,14 @@ class Hand:
     @property
     def start_limit(self) -> float:
         """For ever until it has a place; then as long as a worker without a past has."""
-        return float("inf") if self._greeting is None else self._met - self._asked + self._at_first
+        if self._since is None and self._has_place():
+            self._since = time.monotonic()
+        return float("inf") if self._since is None else self._since - self._asked + self._at_first
 
     @property
     def patience(self) -> float:
         """A worker that finds no place is after some time no longer counted on; it is still welcome."""
-        return PLACE_WITHIN if self._greeting is None else float("inf")
+        return PLACE_WITHIN if self._greeting is None and not self._has_place() else float("inf")
 
     def kill(self) -> None:
         """At once, even if it is stopped."""
