@@ -9,7 +9,7 @@ far       ``RayFleet(share_memory=False)``: as workers on other machines do, eve
           on this machine, so a network would come on top, for the pattern as well
 
 speed     how many times as many updates a second as the pattern, two workers; and how many times as many rounds a
-          second Ray makes that only carry weights and gradients, which is more than any far worker can reach
+          second the pattern makes in which nothing is computed, only carried
 over computing alone: four workers that share memory, synchronous, against four that only compute, in time
 --scaling milliseconds of the driver's processor for each update of a trivial model, from 2 to 32 workers
 """
@@ -46,7 +46,7 @@ BARS = {
 WORKERS = 2
 NODE_OF = 4
 ROWS = [f"{how}, {place}" for how in BARS for place in ("near", "far")]
-CARRYING, CEILING = "carrying", "synchronous, if nothing but carrying through Ray took time"
+CARRYING, CEILING = "carrying", "synchronous, pattern that only carries"
 
 
 class PatternWorker:
