@@ -87,7 +87,7 @@ def test_a_profile_of_far_workers_tells_compute_from_transfer_and_goes_on(
     assert 2 < slow["ratio"] < 1.1 * SLOW / FAST
     assert slow["straggling"] > 0.8
     for each in (fast, slow):
-        assert each["compute"] + each["transfer"] == pytest.approx(each["round_trip"], rel=0.2)  # medians, of each
+        assert each["compute"] + each["transfer"] == pytest.approx(each["round_trip"], rel=0.4)  # medians, of each
     trace = read_trace("out")
     computed = [fact for fact in trace if isinstance(fact, Computed)]
     for (worker, round_trip), own in zip(trace.durations(), computed, strict=False):  # the last may not have arrived
@@ -132,7 +132,7 @@ def test_labels_that_cannot_be_had_are_one_line_within_seconds(  # noqa: PLR0917
     file.write_text(FILE.format(fleet=f"workers = {workers}\nlabels = {json.dumps([label] * workers)}"))
     began = time.monotonic()
     assert main(["train", str(file), "--address", cluster.address]) == 2
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 20  # and not the minute after which others give up
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert said in err
