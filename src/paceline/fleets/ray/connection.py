@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -204,12 +202,16 @@ def _present_token(address: str) -> None:
     """Bring this machine's token to a cluster that wants one: Ray does so by itself only where it finds the cluster."""
     if ":" not in address or "RAY_AUTH_MODE" in os.environ:
         return
-    try:
-        GcsClient(address=address)
-    except AuthenticationError:
-        logging.getLogger("ray").setLevel(logging.ERROR)  # it would say that there is a token
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-        GcsClient(address=address)
+    with suppress(ImportError):  # names that are Ray's own affair: where they are gone, the token is left to Ray
+        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+        try:
+            GcsClient(address=address)
+        except AuthenticationError:
+            logging.getLogger("ray").setLevel(logging.ERROR)  # it would say that there is a token
+            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+            GcsClient(address=address)
 
 
 @contextmanager
