@@ -183,11 +183,10 @@ def test_another_target_gives_other_times(tab: Chromium) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 768])
-def test_nothing_is_wider_than_a_small_screen(tab: Chromium, width: int) -> None:
+def test_nothing_is_wider_than_a_small_screen(tab: Chromium, url: str, width: int) -> None:
     tab.screen(width, 740)
-    tab.evaluate("location.reload()")
-    tab.until(lambda: tab.evaluate("innerWidth") == width and tab.evaluate("document.readyState") == "complete")
-    tab.settle()
+    tab.open(url)
+    assert tab.evaluate("innerWidth") == width
     assert tab.evaluate("document.documentElement.scrollWidth") == width
 
 

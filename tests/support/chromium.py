@@ -8,7 +8,6 @@ import select
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +60,7 @@ class Chromium:
         self._session = self.ask("Target.attachToTarget", targetId=tab, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.ask(f"{domain}.enable")
+        self.ask("Page.setLifecycleEventsEnabled", enabled=True)
 
     def __enter__(self) -> "Chromium":
         return self
@@ -93,8 +93,10 @@ class Chromium:
         return result
 
     def open(self, url: str) -> None:
-        self.ask("Page.navigate", url=url)
-        self.until(lambda: self.evaluate("document.readyState") == "complete" and self.evaluate("location.href") == url)
+        """Load a page, anew if it is the one that is shown. Nothing is asked of the tab between the two documents."""
+        loader = self.ask("Page.navigate", url=url)["loaderId"]
+        while not any(_has_loaded(event, loader) for event in self.events):
+            self.events.append(self._read())
         self.settle()
 
     def evaluate(self, expression: str) -> Any:
@@ -106,12 +108,6 @@ class Chromium:
     def settle(self) -> None:
         """Let the page draw what it has to."""
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not holds():
-            assert time.monotonic() < deadline, "the page did not come to the expected state"
-            time.sleep(0.02)
 
     def screen(self, width: int, height: int, *, scheme: str = "light", scale: float = 1) -> None:
         self.ask(
@@ -147,6 +143,11 @@ class Chromium:
         message, _, self._waiting = self._waiting.partition(b"\0")
         decoded: dict[str, Any] = json.loads(message)
         return decoded
+
+
+def _has_loaded(event: dict[str, Any], loader: str) -> bool:
+    told = event.get("params", {})
+    return event.get("method") == "Page.lifecycleEvent" and (told["name"], told["loaderId"]) == ("load", loader)
 
 
 def _pipe() -> tuple[int, int]:
