@@ -17,6 +17,7 @@ from collections import deque
 TUNSETIFF, TUN, NO_HEADER = 0x400454CA, 1, 0x1000
 DEVICE = "plink"
 LARGEST = 65536
+COMMANDS = 0  # standard input
 
 
 def tunnel(namespace: str) -> int:
@@ -35,12 +36,12 @@ def carry(here: int, there: int, seconds: float) -> None:
     other, under_way, whole = {here: there, there: here}, deque[tuple[float, int, bytes]](), True
     while True:
         wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
-        for ready in select.select([here, there, sys.stdin], [], [], wait)[0]:
-            if ready is sys.stdin:
-                command = sys.stdin.readline().strip()
-                if not command:
+        for ready in select.select([here, there, COMMANDS], [], [], wait)[0]:
+            if ready == COMMANDS:
+                commands = os.read(COMMANDS, LARGEST).split()
+                if not commands:
                     return
-                whole = command == "mend"
+                whole = commands[-1] == b"mend"
             elif packet := os.read(ready, LARGEST):
                 under_way.append((time.monotonic() + seconds, other[ready], packet))
         while under_way and under_way[0][0] <= time.monotonic():
@@ -50,6 +51,6 @@ def carry(here: int, there: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    ends = [tunnel(namespace) for namespace in sys.argv[1:3]]
+    here, there = map(tunnel, sys.argv[1:3])
     print("up", flush=True)
-    carry(*ends, float(sys.argv[3]) / 1000)
+    carry(here, there, float(sys.argv[3]) / 1000)
