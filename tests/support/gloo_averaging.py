@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
+from support.ddp import leave
 from support.local_models import mlp, trained_by_hand
 
 PERIOD, ROUNDS, MOMENTUM = 4, 3, 0.9
@@ -24,7 +25,7 @@ def main(rank: int, directory: Path) -> None:
         trained_by_hand(model, [batch], optimizer)
         averager.average_parameters(model.parameters())
     torch.save(model.state_dict(), directory / f"model{rank}.pt")
-    distributed.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
