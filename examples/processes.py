@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import paceline as pl
 
-SECONDS = 4.0
+SECONDS = 2.5
 STRATEGIES = {
     "SSGD": pl.Synchronous(),
     "ASGD": pl.Asynchronous(),

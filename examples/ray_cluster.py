@@ -57,7 +57,7 @@ def main() -> None:
         initialize_head=True,
         head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": patience},
     )
-    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")  # Ray's own obituaries fill a screen
+    ray.init(cluster.address, log_to_driver=False, logging_level="ERROR")  # its obituaries come anyway
     try:
         *_, doomed = [cluster.add_node(num_cpus=1, object_store_memory=10**8) for _ in range(3)]
         # worker 2 is made slow; none shares the server's memory, as if the nodes were on machines of their own

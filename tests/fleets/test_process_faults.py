@@ -195,9 +195,7 @@ def test_a_worker_that_raises_is_replaced_and_its_traceback_told(
     assert run.ended == "updates"
 
 
-def test_a_worker_that_keeps_raising_is_not_replaced_for_ever(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_that_keeps_raising_is_not_replaced_for_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     handed_in, asked = tmp_path / "handed in", list[Tensor]()
 
     def unlucky(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -63,9 +63,11 @@ def nodes(cpus: Sequence[int]) -> Iterator[Nodes]:
             yield found
         finally:
             cluster.shutdown()
-    until = time.monotonic() + 90  # a process that was starting when its raylet was killed gives up after a minute
+    until = time.monotonic() + 60
     while left := mine() - before:
         assert time.monotonic() < until, f"still running: {[psutil.Process(pid).cmdline()[:3] for pid in left]}"
+        for pid in left:
+            _end_if_starting(pid)
         time.sleep(0.1)
 
 
@@ -77,6 +79,14 @@ def _patiently(start: Callable[[], Any]) -> Any:
         if "timed out during startup" not in str(error):
             raise
         return start()
+
+
+def _end_if_starting(pid: int) -> None:
+    """A process of Ray that was starting when its raylet was killed gives up by itself, but only after a minute."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if any(each.endswith("default_worker.py") for each in process.cmdline()):  # it has no other name yet
+            process.kill()
 
 
 def mine() -> set[int]:
