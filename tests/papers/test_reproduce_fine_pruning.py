@@ -99,7 +99,7 @@ def test_samples_are_as_many_of_each_class() -> None:
 
 
 def test_the_timing_compares_epochs_in_turn() -> None:
-    timed = run_timing(Timing(samples=256, rounds=1, fraction=0.5))
+    timed = run_timing(Timing(samples=256, rounds=3, fraction=0.5))
     assert 0 < timed["overhead"] < 1
     assert timed["pruned"] < timed["whole"]
 
