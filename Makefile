@@ -18,13 +18,12 @@ CODE := src tests benchmarks examples
 venv: $(INSTALLED)
 
 # Torch comes first and by its exact version: an open range would bring the newest build with gigabytes of CUDA.
-# Modules are compiled when they are first imported: most of torch and Ray never are, and it would take a minute.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Paceline needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --no-compile -c constraints.txt $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install --no-compile -c constraints.txt -e '.[dev,ray,tensorboard,accelerate,lightning,torchdata,docs]'
+	$(BIN)/pip install -c constraints.txt $$(grep '^torch==' constraints.txt)
+	$(BIN)/pip install -c constraints.txt -e '.[dev,ray,tensorboard,accelerate,lightning,torchdata,docs]'
 	touch $@
 
 demo: venv
