@@ -30,8 +30,9 @@ demo: venv
 	$(BIN)/paceline compare
 
 # One thread for each test process: several of them share the cores. Tests that need a Ray cluster go to the same one.
+# Tests start hundreds of processes: bytecode is kept even where the environment says otherwise.
 test: venv
-	OMP_NUM_THREADS=1 $(if $(DATA),PACELINE_DATA='$(abspath $(DATA))') $(BIN)/pytest -n auto
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(if $(DATA),PACELINE_DATA='$(abspath $(DATA))') $(BIN)/pytest -n auto
 
 check: venv
 	$(BIN)/ruff check $(CODE)

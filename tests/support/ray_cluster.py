@@ -1,6 +1,7 @@
 """A cluster of several Ray nodes on this machine, each with a raylet and an object store of its own."""
 
 import os
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -72,13 +73,19 @@ def nodes(cpus: Sequence[int]) -> Iterator[Nodes]:
 
 
 def _patiently(start: Callable[[], Any]) -> Any:
-    """Once more if the machine is too busy: Ray gives a node half a minute to start, and no choice."""
+    """Once more if the machine is too busy: Ray gives a node half a minute to start, and no choice.
+
+    A node also takes SIGTERM for itself, and would end the tests that come later in this process.
+    """
+    before = signal.getsignal(signal.SIGTERM)
     try:
         return start()
     except Exception as error:
         if "timed out during startup" not in str(error):
             raise
         return start()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end_if_starting(pid: int) -> None:
