@@ -34,7 +34,7 @@ pytestmark = [
 TESTS = Path(__file__).parent.parent
 FAULTS = [faults.die_before_the_answer, faults.die_around_the_answer]
 MODELS = [pl.ModelAveraging(every=4), pl.EnsembleCompression(every=4)]
-SOON = pl.Deadline(factor=5.0, at_least=1.5, at_first=120.0)
+SOON = pl.Deadline(factor=5.0, at_least=3.0, at_first=120.0)
 
 
 @pytest.fixture(scope="module")
@@ -271,4 +271,4 @@ def test_messages_of_a_small_model_take_milliseconds(cluster: Nodes) -> None:
     """A far worker's answer is not kept waiting by anything of ours."""
     fleet = pl.RayFleet(1, address=cluster.address, share_memory=False)
     run = train(digits_task(), pl.Synchronous(), fleet, 60)
-    assert median(seconds for _, seconds in run.trace.durations()) < 0.1
+    assert median(seconds for _, seconds in run.trace.durations()) < 0.2
