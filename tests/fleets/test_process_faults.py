@@ -28,7 +28,7 @@ from support import faults
 from support.digits import digits_task, linear
 
 TESTS = Path(__file__).parents[1]
-SOON = pl.Deadline(factor=5.0, at_least=1.0, at_first=60.0)
+SOON = pl.Deadline(factor=5.0, at_least=2.0, at_first=60.0)
 STRATEGIES = [
     pl.Synchronous(),
     pl.Asynchronous(),
@@ -164,9 +164,11 @@ def test_all_workers_at_once(tmp_path: Path) -> None:
 def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
     fault: faults.Fault, strategy: pl.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fleet = pl.ProcessFleet(2, slow={0: pl.Constant(0.02), 1: pl.Constant(0.02)}, deadline=SOON)
+    # each is the faster one in its turn: of a worker that is always too late nothing is learnt
+    slow = {0: pl.Empirical([0.01, 0.06], in_order=True), 1: pl.Empirical([0.06, 0.01], in_order=True)}
+    fleet = pl.ProcessFleet(2, slow=slow, deadline=SOON)
     task = replace(
-        struck(fault, tmp_path / "marks", at=5),
+        struck(fault, tmp_path / "marks", at=9),
         evaluate=lambda model: {"loss": 0.0, "accuracy": float("said nothing" in caplog.text)},
     )
     run = train(task, strategy, fleet, stop=pl.Stop(target=0.5, seconds=60.0), every=pl.Every(updates=5))
