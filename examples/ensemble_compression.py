@@ -58,7 +58,7 @@ def main() -> None:
                 f"{name:10} {1 - last.accuracy:11.1%} {1 - judge(run.local)[1]:6.1%} {last.seconds:8.2f}   "
                 f"{costs.compute:.1f}, {costs.relabelling:.1f}, {costs.communication:.2f}"
             )
-        ensemble = pl.load(directory)
+        ensemble = pl.load(directory, trust=True)  # our own run: its architecture may be read too
         print(f"EC-DNN-S, loaded from its directory: error {1 - judge(ensemble)[1]:.1%}")
 
 

@@ -1,14 +1,19 @@
 """Final models, saved and loaded: by whoever has the class, and by a process that has not."""
 
+import io
 import json
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -67,7 +72,7 @@ directory, inputs = sys.argv[1:]
 x = torch.load(inputs)
 found = {}
 for which in ("global", "local"):
-    model = paceline.load(directory, which)
+    model = paceline.load(directory, which, trust=True)
     assert not model.training
     with torch.no_grad():
         found[which] = model.eval()(x)
@@ -150,7 +155,7 @@ def test_what_is_not_there_is_said(saved: dict[str, pl.Run], tmp_path: Path) -> 
         pl.load(tmp_path, model=mlp())
     (tmp_path / "architecture.pt2").write_bytes(b"nothing")
     with pytest.raises(pl.ConfigError, match=r"architecture.pt2 cannot be read"):
-        pl.load(tmp_path)
+        pl.load(tmp_path, trust=True)
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(pl.ConfigError, match="is not a model that Paceline saved"):
         pl.load(tmp_path)
@@ -170,3 +175,96 @@ def test_a_model_that_torch_cannot_export_is_saved_without_its_architecture(
     assert not (tmp_path / "run/architecture.pt2").exists()
     loaded = pl.load(tmp_path / "run", "local", model=Unexportable())
     torch.testing.assert_close(loaded(digits()[1][0]).detach(), outputs(run)["local"], rtol=0, atol=0)
+
+
+# A directory from somebody else. What is hidden in it leaves a mark if it is ever run.
+
+
+class Mark:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, (str(self.file),)
+
+
+def pickled(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def in_a_weight(parts: dict[str, bytes], mark: Path) -> None:
+    name = next(each for each in parts if each.endswith("weights/model_weights_config.json"))
+    config = json.loads(parts[name])
+    first = next(iter(config["config"].values()))
+    first["use_pickle"] = True
+    parts[name] = json.dumps(config).encode()
+    parts[name.replace("model_weights_config.json", first["path_name"])] = pickled(Mark(mark))
+
+
+def in_the_sample_inputs(parts: dict[str, bytes], mark: Path) -> None:
+    name = next(each for each in parts if each.endswith("sample_inputs/model.pt"))
+    parts[name] = pickled(Mark(mark))
+
+
+def in_a_size(parts: dict[str, bytes], mark: Path) -> None:
+    """No pickle at all: torch gives the text to sympy, which evaluates it."""
+    name = next(each for each in parts if each.endswith("models/model.json"))
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, dict):
+            code = {"expr_str": f"__import__('os').mkdir({str(mark)!r})"} if "expr_str" in value else {}
+            return {key: replaced(each) for key, each in value.items()} | code
+        return [replaced(each) for each in value] if isinstance(value, list) else value
+
+    parts[name] = json.dumps(replaced(json.loads(parts[name]))).encode()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("hide", [in_a_weight, in_the_sample_inputs, in_a_size])
+def test_code_that_is_hidden_in_a_directory_is_not_run(
+    hide: Callable[[dict[str, bytes], Path], None], name: str, saved: dict[str, pl.Run], tmp_path: Path
+) -> None:
+    directory, mark = tmp_path / "run", tmp_path / "was here"
+    trained = saved[name].directory
+    assert trained is not None
+    shutil.copytree(trained, directory)
+    with zipfile.ZipFile(directory / "architecture.pt2") as archive:
+        parts = {each: archive.read(each) for each in archive.namelist()}
+    hide(parts, mark)
+    with zipfile.ZipFile(directory / "architecture.pt2", "w") as archive:
+        for each, data in parts.items():
+            archive.writestr(each, data)
+    for which, expected in outputs(saved[name]).items():
+        with pytest.raises(
+            pl.ConfigError, match=r"Give load\(directory, model=\) a module.*load\(directory, trust=True\)"
+        ):
+            pl.load(directory, which)  # type: ignore[arg-type]
+        filled = pl.load(directory, which, model=Own())  # type: ignore[arg-type]
+        torch.testing.assert_close(filled(digits()[1][0]).detach(), expected, rtol=0, atol=0)
+        assert not mark.exists()
+    with pytest.raises(pl.ConfigError, match="cannot be read"):
+        pl.load(directory, trust=True)
+    assert mark.exists()  # so the attack is a real one, and this is what trust means
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "architecture.pt2"])
+def test_a_link_in_a_directory_is_not_followed(file: str, saved: dict[str, pl.Run], tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    assert saved["average"].directory is not None
+    shutil.copytree(saved["average"].directory, directory)
+    (directory / file).rename(tmp_path / file)
+    (directory / file).symlink_to(tmp_path / file)
+    with pytest.raises(pl.ConfigError, match=f"{file} is a symbolic link, and none is followed"):
+        pl.load(directory, trust=True)
+
+
+@pytest.mark.parametrize("change", [{"members.x.weight": torch.zeros(1)}, {"weights": torch.zeros(2, 7)}])
+def test_an_ensemble_that_cannot_be_is_refused(
+    change: dict[str, Tensor], saved: dict[str, pl.Run], tmp_path: Path
+) -> None:
+    assert saved["ensemble"].directory is not None
+    save_file(load_file(saved["ensemble"].directory / "model.safetensors") | change, tmp_path / "model.safetensors")
+    with pytest.raises(pl.ConfigError, match=r"do not fit the model|coefficients of shape"):
+        pl.load(tmp_path, model=Own())

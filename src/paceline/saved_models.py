@@ -3,6 +3,9 @@
 model.safetensors   weights and buffers of the global model; of an ensemble those of every member, and its coefficients
 local.safetensors   of the local model with the smallest training loss, where workers train models of their own
 architecture.pt2    what a model computes (``torch.export``), so that it can be loaded without the code that defined it
+
+A safetensors file is numbers and names. An architecture is as good as a program: when torch reads one, it unpickles
+parts of it and evaluates texts of it as Python. So it is read only for who says that its maker is trusted.
 """
 
 import copy
@@ -11,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
-from paceline.files import write_atomically
+from paceline.files import check_regular, is_there, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -50,31 +53,67 @@ def _save_architecture(directory: Path, model: "nn.Module", job: "Job") -> None:
 
 
 def load(
-    directory: Path | str, which: Literal["global", "local"] = "global", model: "nn.Module | None" = None
+    directory: Path | str,
+    which: Literal["global", "local"] = "global",
+    model: "nn.Module | None" = None,
+    *,
+    trust: bool = False,
 ) -> "nn.Module":
     """The final model of a run, in eval mode: what ``run.model`` was (``global``), or ``run.local``.
 
-    ``model`` is a module of the trained architecture, whose values do not matter; not needed for runs that saved it.
+    model  a module of the trained architecture, whose values do not matter. Weights are all that is then read, and
+           nothing in the directory can run code
+    trust  read the architecture that the run saved, where no ``model`` is given. Whoever made the directory can then
+           run code of theirs on this machine: say so only of your own runs, or of somebody whose programs you would run
     """
+    directory = Path(directory)
+    tensors = _weights(directory, which)
+    if model is None:
+        _check_architecture(directory, trust=trust)
+    try:
+        members = {int(name.split(".")[1]) for name in tensors if name.startswith("members.")}
+    except ValueError:
+        members = set()
+    if "weights" in tensors and members:
+        from paceline.learning.ensemble import Ensemble
+
+        if tensors["weights"].shape != (len(members),):
+            raise ConfigError(
+                f"{directory} holds {len(members)} models of an ensemble, and coefficients of shape "
+                f"{list(tensors['weights'].shape)}: Paceline did not save them"
+            )
+        each = [_filled(directory, model, _member(tensors, number)) for number in sorted(members)]
+        return Ensemble(each, tensors["weights"]).eval()
+    return _filled(directory, model, tensors)
+
+
+def _weights(directory: Path, which: str) -> "dict[str, Tensor]":
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    file = Path(directory) / (GLOBAL if which == "global" else LOCAL)
+    file = directory / (GLOBAL if which == "global" else LOCAL)
+    check_regular(file)
     if not file.is_file():
         raise ConfigError(
             f"no {which} model in {directory}: {file.name} is missing; give the directory of a finished run"
         )
     try:
-        tensors = load_file(file)
+        return load_file(file)
     except SafetensorError as error:
         raise ConfigError(f"{file} is not a model that Paceline saved: {error}") from None
-    members = {int(name.split(".")[1]) for name in tensors if name.startswith("members.")}
-    if "weights" in tensors and members:
-        from paceline.learning.ensemble import Ensemble
 
-        each = [_filled(Path(directory), model, _member(tensors, number)) for number in sorted(members)]
-        return Ensemble(each, tensors["weights"]).eval()
-    return _filled(Path(directory), model, tensors)
+
+def _check_architecture(directory: Path, *, trust: bool) -> None:
+    file = directory / ARCHITECTURE
+    if not is_there(file):
+        raise ConfigError(f"{directory} holds weights only: give load(directory, model=) a module that they fit")
+    check_regular(file)
+    if not trust:
+        raise ConfigError(
+            f"{file} is not read: whoever made it could run code of theirs on this machine. Give load(directory, "
+            "model=) a module that the weights fit, and only these are read; or, if you would run a program by whoever "
+            "made the directory, load(directory, trust=True)"
+        )
 
 
 def _member(tensors: "dict[str, Tensor]", number: int) -> "dict[str, Tensor]":
@@ -88,13 +127,11 @@ def _filled(directory: Path, model: "nn.Module | None", tensors: "dict[str, Tens
 
     if model is not None:
         filled = copy.deepcopy(model).eval()
-    elif (directory / ARCHITECTURE).is_file():
+    else:
         try:
             filled = _always_in_eval_mode(torch.export.load(directory / ARCHITECTURE).module())
         except Exception as error:  # a foreign or broken file can fail anywhere
             raise ConfigError(f"{directory / ARCHITECTURE} cannot be read: {error}") from None
-    else:
-        raise ConfigError(f"{directory} holds weights only: give load(directory, model=) a module that they fit")
     try:
         filled.load_state_dict(tensors)
     except RuntimeError as error:

@@ -129,7 +129,7 @@ def test_every_worker_begins_with_weights_of_its_own_and_the_ensemble_can_be_loa
     assert len(members) == 3
     assert not torch.equal(members[0], members[1])
     assert run.costs is None  # real time: what took how long is in the trace
-    loaded = pl.load(tmp_path / "run")
+    loaded = pl.load(tmp_path / "run", trust=True)
     inputs = torch.randn(5, 64, dtype=torch.float64)
     run.model.eval()
     torch.testing.assert_close(loaded(inputs), run.model(inputs), check_dtype=False)
