@@ -32,11 +32,16 @@ class RowSums:
                 vector.zero_()
 
     def add(self, parts: Parts, to: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-        """Add the sum to vectors, and leave the result in others or in the same."""
+        """Add the sum to vectors, and leave the result in others or in the same: the same bits in both.
+
+        Which it is depends on timing (who still reads the weights), so the operations must not: ``torch.add`` and a
+        product with a single row round differently on some processors. A product copies the vector first where the
+        result is another, and is the same operation in place.
+        """
         for products, vector, result in zip(self._plan(parts), to, into, strict=True):
             so_far = vector
             for rows, factors, single in products:
-                if single is not None and so_far is not result:  # a product would copy the vector first
+                if single is not None:
                     torch.add(so_far, single[0], alpha=single[1], out=result)
                 else:
                     torch.addmv(so_far, rows, factors, out=result)

@@ -1,0 +1,113 @@
+"""What timing chooses about rows (who still reads which weights) must not show in a single bit of the model."""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import paceline as pl
+from paceline.core.facts import Step, Ticket
+from paceline.fleets.processes.understudy import ProcessUnderstudy
+from paceline.learning.job import job_of
+from paceline.learning.row_sums import RowSums
+from paceline.learning.rows import SLOTS, Promise, RowContributions
+from paceline.learning.server import Recipe, Server
+from paceline.sampling.batches import Shuffled
+
+WORKERS, SAMPLES, STEPS = 4, 64, 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [(2,), (0, 1), (1, 3), (0, 1, 3, 5), (4,), (0, 2, 4)])
+def test_a_sum_is_added_in_place_and_elsewhere_with_the_same_bits(rows: Sequence[int], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(7)
+    for size in (5, 17, 100, 1_003, 20_011):
+        matrix = torch.randn(6, size, generator=generator, dtype=dtype)
+        vector = torch.randn(size, generator=generator, dtype=dtype)
+        parts = tuple((row, -0.1 / (row + 3)) for row in rows)
+        here, elsewhere = vector.clone(), torch.full_like(vector, torch.nan)
+        RowSums([matrix]).add(parts, [here], [here])
+        RowSums([matrix]).add(parts, [vector], [elsewhere])
+        assert torch.equal(here, elsewhere)
+        expected = vector.double() + sum(factor * matrix[row].double() for row, factor in parts)
+        torch.testing.assert_close(here.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+class Timing:
+    """Who is slow, as an update finds it: the same tickets in the same order, handed in early or late."""
+
+    def __init__(self, source: str, *, holds_slot: bool, holds_other: bool, interrupted: bool) -> None:
+        self.source = source  # what the tickets have to read because of it
+        self.holds_slot, self.holds_other, self.interrupted = holds_slot, holds_other, interrupted
+
+    def run(self, optimizer: type[torch.optim.Optimizer], batch_norm: bool, together: int) -> dict[str, Tensor]:
+        torch.manual_seed(3)
+        layers = [nn.Linear(9, 21), *([nn.BatchNorm1d(21)] if batch_norm else []), nn.Tanh(), nn.Linear(21, 3)]
+        x, y = torch.randn(SAMPLES, 9), torch.randint(3, (SAMPLES,))
+        shards = list(np.arange(SAMPLES).reshape(WORKERS, -1))
+        job = job_of(pl.Task(nn.Sequential(*layers), cross_entropy, train=(x, y)), shards, 8)
+        fleet = pl.ProcessFleet(WORKERS, threads=1)
+        worker, contributions = fleet.understudy(job, seed=0)
+        recipe = Recipe(lambda p: optimizer(p, lr=0.05))  # type: ignore[call-arg]
+        server = Server(job.state, recipe, Shuffled().open(shards, 8, 0), contributions, WORKERS)
+        serials = iter(range(1000))
+        bystanders = [self._bystander(server, worker, serials, number) for number in (2, 3)]
+        sources: set[str] = set()
+        for update in range(STEPS):
+            self._reads(contributions, bystanders)
+            tickets = [Ticket(next(serials), number, update) for number in range(together)]
+            for ticket in tickets:
+                if self.interrupted:
+                    contributions.halt(Ticket(999, ticket.worker, 0))
+                server.start(ticket)
+                sources.add(kind_of(contributions.promised(ticket)))
+            for ticket in tickets:
+                worker.hand_in(ticket, 1)
+            server.step(Step({ticket: Fraction(1, together) for ticket in tickets}))
+        contributions.detach()
+        assert sources == {self.source}
+        return {name: value.clone() for name, value in server.model.state_dict().items()}
+
+    def _bystander(self, server: Server, worker: ProcessUnderstudy, serials: Iterator[int], number: int) -> Ticket:
+        """A ticket that is never used; while it is not handed in, its worker reads the weights."""
+        ticket = Ticket(next(serials), number, 0)
+        server.start(ticket)
+        return ticket
+
+    def _reads(self, contributions: RowContributions, bystanders: Sequence[Ticket]) -> None:
+        reading, slot = contributions._reading, contributions._slot
+        reading[slot], reading[1 - slot] = set(), set()
+        if self.holds_slot:
+            reading[slot].add(bystanders[0])
+        if self.holds_other:
+            reading[1 - slot].add(bystanders[1])
+
+
+def kind_of(promise: Promise) -> str:
+    return "row" if promise.source == promise.row else "slot" if promise.source < SLOTS else "refuge"
+
+
+PROMPT = Timing("slot", holds_slot=False, holds_other=False, interrupted=False)
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        Timing("slot", holds_slot=True, holds_other=False, interrupted=False),  # the model moves to the other slot
+        Timing("row", holds_slot=False, holds_other=True, interrupted=False),  # a ticket reads a copy in its own row
+        Timing("refuge", holds_slot=False, holds_other=True, interrupted=True),  # and in its refuge
+    ],
+    ids=["other slot", "copy in the row", "copy in the refuge"],
+)
+@pytest.mark.parametrize("together", [1, 2])
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_who_still_reads_the_weights_changes_no_bit(
+    optimizer: type[torch.optim.Optimizer], batch_norm: bool, together: int, slow: Timing
+) -> None:
+    prompt, late = (timing.run(optimizer, batch_norm, together) for timing in (PROMPT, slow))
+    assert {name for name in prompt if not torch.equal(prompt[name], late[name])} == set()
