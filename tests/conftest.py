@@ -1,11 +1,24 @@
-"""Tests repeat: Hypothesis tries the same examples every time, and keeps none. Those on Ray stay together."""
+"""Tests repeat: Hypothesis tries the same examples every time, and keeps none. Those on Ray stay together.
 
+Ctrl-C reaches the tests and what they start even where a shell lets its background jobs ignore it, and no process that
+they start is left behind.
+"""
+
+import os
 import re
+import signal
+import time
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+OF_THIS_RUN = "PACELINE_TEST_RUN"  # in the environment of every process that the tests start
+OF_PYTHON = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")  # end with the process that started them
+ON_RAY = re.compile(r"(?<![^\W_])ray(?![^\W_])")
 
 settings.register_profile(
     "paceline",
@@ -18,14 +31,73 @@ settings.register_profile(
 )
 settings.load_profile("paceline")
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.setdefault(OF_THIS_RUN, str(os.getpid()))
+
 
 class RayTogether(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests on a Ray cluster go to one process, all others wherever there is time: two clusters want more cores."""
+    """Tests on a Ray cluster go to one process, all others wherever there is time: two clusters want more cores.
+
+    A test whose process ends has failed, once, and the others are still run. As xdist 3.8 does it, the next process
+    is given the same test again, and units of which nothing is left to do, for which it waits for ever.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "ray" if "ray" in re.split(r"[\W_]", nodeid) else nodeid
+        return "ray" if ON_RAY.search(nodeid) else nodeid
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        units = self.assigned_work.pop(node)
+        pending = [test for unit in units.values() for test, done in unit.items() if not done]
+        if not pending:
+            return None
+        for scope, unit in units.items():
+            if rest := {test: False for test, done in unit.items() if not done and test != pending[0]}:
+                self.workqueue[scope] = rest
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return str(pending[0])
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """A process begins a test only when it knows the next one, or that there is none."""
+        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) <= 2:
+            self._assign_work_unit(node)
+        if not self.workqueue:
+            node.shutdown()
+
+
+def left_behind() -> list[str]:
+    """The processes that the tests started and that do not end by themselves."""
+    deadline = time.monotonic() + float(os.environ.get("PACELINE_TEST_PATIENCE", "20"))
+    while (found := _of_this_run()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return found
+
+
+def _of_this_run() -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = process.cmdline()
+            if (
+                process.pid != os.getpid()
+                and process.environ().get(OF_THIS_RUN) == os.environ[OF_THIS_RUN]
+                and process.status() != psutil.STATUS_ZOMBIE
+                and not any(name in part for part in line for name in OF_PYTHON)
+            ):
+                found.append(f"{process.pid} {' '.join(line)[:200]}")
+        except psutil.Error:  # gone in the meantime, or somebody else's
+            continue
+    return found
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> RayTogether:
     return RayTogether(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if os.environ[OF_THIS_RUN] == str(os.getpid()) and (left := left_behind()):
+        print("\nprocesses left behind by the tests:", *left, sep="\n  ")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
