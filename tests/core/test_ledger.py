@@ -68,6 +68,43 @@ def test_what_a_step_leaves_unused_is_late_and_what_runs_is_behind() -> None:
     assert ledger.updated_at == 1.0
 
 
+def test_what_is_fresh_and_what_is_late_is_handed_in_by_order_of_arrival() -> None:
+    coordinator = coordinator_of(0, 1, 2)
+    ledger = coordinator.ledger
+    t0, t1, t2 = ledger.running.values()
+    coordinator.receive(Arrived(1.0, t2, 1))
+    coordinator.carry_out([Step(mean([t2]), keep=[t2])])
+    assert not ledger.handed_in  # what was used is not, though it is kept
+    coordinator.carry_out([Assign(2)])
+    t3 = ledger.running[2]
+    coordinator.receive(Arrived(2.0, t1, 1), Arrived(2.0, t3, 1), Arrived(2.0, t0, 1))
+    assert ledger.late == {t1: 1, t0: 1}
+    assert ledger.fresh == {t3: 1}
+    assert [*ledger.handed_in] == [t1, t3, t0]
+    restored = Coordinator(Silent())
+    restored.restore(coordinator.state())
+    assert [*restored.ledger.handed_in] == [t1, t3, t0]
+    coordinator.carry_out([Drop(t1), Step(mean([t2]))])
+    assert [*ledger.handed_in] == [t3, t0]
+
+
+def test_a_state_that_does_not_tell_the_order_of_arrival_has_the_late_ones_first() -> None:
+    coordinator = coordinator_of(0, 1)
+    t0, t1 = coordinator.ledger.running.values()
+    coordinator.receive(Arrived(1.0, t0, 1))
+    coordinator.carry_out([Step(mean([t0])), Assign(0)])
+    t2 = coordinator.ledger.running[0]
+    coordinator.receive(Arrived(2.0, t2, 1), Arrived(2.0, t1, 1))
+    state = coordinator.state()
+    old = {**state, "ledger": {name: value for name, value in state["ledger"].items() if name != "handed_in"}}
+    restored = Coordinator(Silent())
+    restored.restore(old)
+    assert [*restored.ledger.handed_in] == [t1, t2]
+    forged = {**state, "ledger": {**state["ledger"], "handed_in": state["ledger"]["handed_in"][1:]}}
+    with pytest.raises(ValueError, match="neither all that is late"):
+        Coordinator(Silent()).restore(forged)
+
+
 def test_a_used_ticket_that_is_kept_stays_until_a_step_settles_it() -> None:
     coordinator = coordinator_of(0, 1)
     ledger = coordinator.ledger

@@ -93,15 +93,30 @@ class TestSynchronous:
 
 
 class TestAsynchronous:
-    def test_steps_on_each_alone(self) -> None:
+    def test_steps_on_each_alone_and_gives_its_worker_more(self) -> None:
         scene = Scene(2).give(0, 1).arrive(1)
-        assert Asynchronous().decide(scene.ledger) == [Step({scene[1]: ONE})]
+        assert Asynchronous().decide(scene.ledger) == [Step({scene[1]: ONE}), Assign(1)]
 
-    def test_of_those_that_arrive_together_the_first_goes_first(self) -> None:
-        scene = Scene(2).give(0, 1).arrive(1, 0)
-        assert Asynchronous().decide(scene.ledger) == [Step({scene[1]: ONE})]
-        scene.step(1)
-        assert Asynchronous().decide(scene.ledger) == [Step({scene[0]: ONE})]
+    def test_those_that_arrive_together_are_used_in_the_order_of_arrival(self) -> None:
+        scene = Scene(3).give(0, 1).arrive(1, 0)
+        assert Asynchronous().decide(scene.ledger) == [
+            Step({scene[1]: ONE}), Step({scene[0]: ONE}), Assign(2), Assign(1), Assign(0),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+    def test_whether_given_out_before_or_after_the_last_update(self, order: tuple[int, int]) -> None:
+        scene = Scene(2).give(0, 1).arrive(0).step(0).give(0).arrive(*order)
+        assert {*scene.ledger.late} == {scene[1]}
+        assert {*scene.ledger.fresh} == {scene[2]}
+        first, second = (scene[number] for number in order)
+        assert Asynchronous().decide(scene.ledger) == [
+            Step({first: ONE}), Step({second: ONE}), Assign(first.worker), Assign(second.worker),
+        ]  # fmt: skip
+
+    def test_gives_nothing_to_whoever_left_or_works_again(self) -> None:
+        scene = Scene(3).give(0, 1, 2).arrive(0, 1, 2).step(2).give(1)
+        scene.coordinator.receive(Left(9.0, 0))
+        assert Asynchronous().decide(scene.ledger) == [Step({scene[0]: ONE}), Step({scene[1]: ONE}), Assign(2)]
 
 
 class TestFastestK:

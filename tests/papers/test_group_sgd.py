@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from random import Random
 from typing import Literal
 
 import pytest
@@ -20,6 +21,7 @@ GROUPS = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]]
 SSGD, GSGD, ASGD = pl.Synchronous(), pl.Grouped(GROUPS), pl.Asynchronous()
 PERIOD = 6.0
 Ties = Literal["index", "reverse", "batch"]
+TIES: tuple[Ties, ...] = ("index", "reverse", "batch")
 
 
 def paper_fleet(ties: Ties = "index") -> pl.SimulatedFleet:
@@ -52,6 +54,52 @@ def test_m2_singletons_are_asgd_bit_for_bit() -> None:
     assert torch.equal(weights(grouped.model), weights(asynchronous.model))
     assert rows(grouped) == rows(asynchronous)
     assert list(grouped.trace) == list(asynchronous.trace)
+
+
+@st.composite
+def fleets_with_ties(draw: st.DrawFn) -> pl.SimulatedFleet:
+    """Few durations, so that many arrive together, some for the first time since the last update and others not."""
+    durations = st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=1, max_size=4)
+    delays = [pl.Empirical(draw(durations), in_order=True) for _ in range(draw(st.integers(1, 6)))]
+    changes = list[pl.Left | pl.Joined]()
+    for worker in range(1, len(delays)):
+        leaves, away = draw(st.integers(0, 9)), draw(st.integers(0, 3))
+        if leaves:
+            changes += [pl.Left(float(leaves), worker), pl.Joined(float(leaves + away), worker)]
+    ties = draw(st.sampled_from(TIES))
+    return pl.SimulatedFleet(delays, changes=changes, ties=ties, server_seconds=draw(st.sampled_from([0.0, 0.5])))
+
+
+@given(fleets_with_ties())
+def test_m2_singletons_are_asgd_whoever_arrives_together(fleet: pl.SimulatedFleet) -> None:
+    singletons = pl.Grouped([[worker] for worker in range(fleet.workers)])
+    grouped, asynchronous = (pl.simulate(rule, fleet, pl.Stop(seconds=12.0)) for rule in (singletons, ASGD))
+    assert list(grouped) == list(asynchronous)
+
+
+@given(fleets_with_ties(), st.randoms(use_true_random=False))
+def test_m2_in_whatever_order_the_singletons_are_named(fleet: pl.SimulatedFleet, random: Random) -> None:
+    """Only the numbers of tickets may be others, which follow the order of the groups when the run begins."""
+    workers = random.sample(range(fleet.workers), fleet.workers)
+    rules = (pl.Grouped([[worker] for worker in workers]), ASGD)
+    grouped, asynchronous = (
+        [
+            (at, ages, [(ticket.worker, ticket.version, weight) for ticket, weight in step.weights.items()])
+            for at, _, step, ages in updates(pl.simulate(rule, fleet, pl.Stop(seconds=12.0)))
+        ]
+        for rule in rules
+    )
+    assert grouped == asynchronous
+
+
+def test_m2_with_batch_ties_bit_for_bit_in_the_order_of_arrival() -> None:
+    """At 2 s and at 3 s some arrive who began after the last update, and others who began before it."""
+    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(2.0), pl.Constant(3.0), pl.Constant(1.0)], ties="batch")
+    runs = [train(digits_task(), rule, fleet, updates=25) for rule in (pl.Grouped([[3], [1], [0], [2]]), ASGD)]
+    assert torch.equal(*(weights(run.model) for run in runs))
+    assert runs[0].mean_staleness == runs[1].mean_staleness
+    order = [(update.at, ticket.worker) for update in updates(runs[1].trace) for ticket in update.step.weights]
+    assert order[:11] == [(1, 0), (1, 3), (2, 0), (2, 1), (2, 3), (3, 0), (3, 2), (3, 3), (4, 0), (4, 1), (4, 3)]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 16])

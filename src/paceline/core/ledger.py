@@ -24,6 +24,7 @@ class Ledger:
     recalled    running tickets that were asked to hand in what they have
     fresh       ticket -> units done; handed in, unused, given out since the last update
     late        ticket -> units done; handed in, unused, given out before the last update
+    handed_in   fresh and late together, in the order of arrival
     kept        ticket -> units done; used, and kept for a later step
     round       how many updates this ledger has made
     now         the time of the last event
@@ -36,9 +37,9 @@ class Ledger:
     """
 
     __slots__ = (
-        "_alarms", "_behind", "_current", "_fresh", "_groups", "_holding", "_idle", "_kept", "_late",
+        "_alarms", "_behind", "_current", "_fresh", "_groups", "_handed_in", "_holding", "_idle", "_kept", "_late",
         "_memory", "_moving", "_pace", "_part_of", "_parts", "_recalled", "_running", "_touched", "_workers", "alarms",
-        "behind", "fresh", "idle", "kept", "late", "memory", "now", "recalled", "round", "running",
+        "behind", "fresh", "handed_in", "idle", "kept", "late", "memory", "now", "recalled", "round", "running",
         "updated_at", "workers",
     )  # fmt: skip
 
@@ -51,6 +52,7 @@ class Ledger:
         self._recalled: dict[Ticket, None] = {}
         self._fresh: dict[Ticket, int] = {}
         self._late: dict[Ticket, int] = {}
+        self._handed_in: dict[Ticket, None] = {}
         self._kept: dict[Ticket, int] = {}
         self._holding: dict[int, int] = {}  # worker -> how many of the fresh tickets are its own
         self._alarms: dict[float, None] = {}
@@ -63,6 +65,7 @@ class Ledger:
         self.recalled: Collection[Ticket] = self._recalled.keys()
         self.fresh: Mapping[Ticket, int] = MappingProxyType(self._fresh)
         self.late: Mapping[Ticket, int] = MappingProxyType(self._late)
+        self.handed_in: Collection[Ticket] = self._handed_in.keys()
         self.kept: Mapping[Ticket, int] = MappingProxyType(self._kept)
         self.alarms: Collection[float] = self._alarms.keys()
         self.memory: Mapping[str, float] = MappingProxyType(self._memory)
@@ -82,13 +85,14 @@ class Ledger:
     def split(self, groups: Groups, *, window: int = 0) -> Sequence[tuple[int, "Ledger"]]:
         """One part for each group; returns (number, part) of those that something happened to since they were asked.
 
-        A worker that no group names belongs to the last one. The split is made once, before any work is given out; from
-        then on ``Regroup`` changes it. With a ``window``, ``seconds`` are measured.
+        They come in the order in which it happened, so that those who arrive together are served as they arrived; at
+        first in the order of the groups. A worker that no group names belongs to the last one. The split is made once,
+        before any work is given out; from then on ``Regroup`` changes it. With a ``window``, ``seconds`` are measured.
         """
         if groups is not self._groups and groups != self._groups:
             self._make_parts(groups, window)
-        parts, touched = self._parts, self._touched
-        return [(number, parts[number]) for number in (sorted(touched) if len(touched) > 1 else touched)]
+        parts = self._parts
+        return [(number, parts[number]) for number in self._touched]
 
     @property
     def groups(self) -> Groups:
@@ -115,10 +119,10 @@ class Ledger:
         self._pace = Pace(window) if window else None
         self._parts = [self._new_part() for _ in groups]
         self._part_of = {worker: number for number, group in enumerate(groups) for worker in group}
-        for worker in self._workers:
-            number = self._part_number(worker)
+        for number in sorted({self._part_number(worker) for worker in self._workers}):
             self._touched[number] = None
-            part = self._parts[number]
+        for worker in self._workers:
+            part = self._parts[self._part_number(worker)]
             part.now = self.now
             part._join(worker)
 
@@ -166,6 +170,7 @@ class Ledger:
             del self._behind[ticket]
             self._late[ticket] = done
             self._free(worker)
+        self._handed_in[ticket] = None
 
     def _halt(self, ticket: Ticket) -> None:
         del self._running[ticket.worker]
@@ -181,6 +186,7 @@ class Ledger:
             self._idle[worker] = None
 
     def _drop(self, ticket: Ticket) -> None:
+        self._handed_in.pop(ticket, None)
         if ticket in self._fresh:
             del self._fresh[ticket]
             self._holding[ticket.worker] -= 1
@@ -194,7 +200,9 @@ class Ledger:
     def _step(self, weights: Mapping[Ticket, object], keep: Collection[Ticket]) -> None:
         fresh, late, kept = self._fresh, self._late, self._kept
         keep = keep if len(keep) < 2 else frozenset(keep)
+        handed_in = self._handed_in
         for ticket in weights:
+            handed_in.pop(ticket, None)  # what was kept is not there
             done = fresh.pop(ticket, None)
             if done is None:
                 done = late.pop(ticket, None)
@@ -241,6 +249,7 @@ class Ledger:
             **{name: list(getattr(self, name)) for name in ("_workers", "_idle", "_alarms")},
             **{name: [plain_ticket(each) for each in getattr(self, name)] for name in _TICKETS},
             **{name: [[plain_ticket(t), done] for t, done in getattr(self, name).items()] for name in _UNITS},
+            "handed_in": [plain_ticket(each) for each in self._handed_in],
             "_holding": [[worker, count] for worker, count in self._holding.items()],
             "_memory": [[name, value] for name, value in self._memory.items()],
             "numbers": [self.round, self.now, self.updated_at],
@@ -259,6 +268,11 @@ class Ledger:
             getattr(self, name).update((ticket_from(each), None) for each in state[name])
         for name in _UNITS:
             getattr(self, name).update((ticket_from(each), whole(done)) for each, done in state[name])
+        unused = {**self._late, **self._fresh}
+        arrived = [ticket_from(each) for each in state["handed_in"]] if "handed_in" in state else unused
+        if {*arrived} != unused.keys():
+            raise ValueError("what was handed in is neither all that is late nor all that is fresh")
+        self._handed_in.update(dict.fromkeys(arrived))
         self._running.update((ticket.worker, ticket) for ticket in (*self._behind, *self._current))
         self._holding.update((whole(worker), whole(count)) for worker, count in state["_holding"])
         self._memory.update((str(name), value) for name, value in state["_memory"] if isinstance(value, int | float))

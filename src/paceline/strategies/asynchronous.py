@@ -24,6 +24,10 @@ class Asynchronous(Strategy):
     """
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
-        for ticket in ledger.late or ledger.fresh:
-            return [Step({ticket: ONE})]
-        return [Assign(worker) for worker in ledger.idle]
+        arrived = ledger.handed_in
+        if not arrived:
+            return [Assign(worker) for worker in ledger.idle]
+        workers = dict.fromkeys([ticket.worker for ticket in arrived])
+        free = [worker for worker in workers if worker in ledger.workers and worker not in ledger.running]
+        joined = [worker for worker in ledger.idle if worker not in workers]
+        return [*(Step({ticket: ONE}) for ticket in arrived), *(Assign(worker) for worker in (*joined, *free))]

@@ -23,7 +23,7 @@ from paceline.core.facts import (
 )
 from paceline.core.ledger import Ledger
 
-INDICES = ("workers", "idle", "running", "behind", "recalled", "fresh", "late", "kept", "alarms", "memory")
+INDICES = ("workers", "idle", "running", "behind", "recalled", "fresh", "late", "handed_in", "kept", "alarms", "memory")
 NUMBERS = ("round", "now", "updated_at")
 Fact = Event | Instruction
 
@@ -58,6 +58,7 @@ def recount(facts: Sequence[Fact]) -> dict[str, object]:
         "recalled": sorted(running & recalls),
         "fresh": list(fresh.items()),
         "late": sorted((ticket, done) for ticket, done in held.items() if ticket in old - used),
+        "handed_in": [ticket for ticket in held if ticket not in used],
         "kept": sorted((ticket, done) for ticket, done in held.items() if ticket in used),
         "round": len(steps),
         "now": _time(facts),
