@@ -11,6 +11,7 @@ from paceline.core.errors import Diverged, TooFewWorkers
 from paceline.fleets.fleet import Announcing, Fleet
 from paceline.hiring import hire
 from paceline.interrupts import Interrupts
+from paceline.learning.generators import own_generators
 from paceline.learning.job import job_of
 from paceline.learning.server import Recipe
 from paceline.learning.task import Task
@@ -54,7 +55,8 @@ def profile(
     and keeps what was measured.
     """
     rule = Asynchronous()
-    shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
+    with own_generators(seed):
+        shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
     settings = settings_of(
         strategy=rule, fleet=fleet, partition=partition, sampling=Shuffled(),
         batch_size=batch_size, clip_norm=None, seed=seed, task=task,
@@ -64,8 +66,7 @@ def profile(
         place.check_empty()
     with ExitStack() as stack:
         stack.enter_context(seldom_collecting())
-        stack.enter_context(torch.random.fork_rng())
-        torch.manual_seed(seed)
+        stack.enter_context(own_generators(seed))
         batches = Shuffled().open(shards, batch_size, seed)
         crew, server = hire(rule, fleet, job_of(task, shards, batch_size), UNMOVED, batches=batches, seed=seed)
         stack.callback(crew.close)

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from paceline.checkpoint import read_checkpoint, write_checkpoint
 from paceline.core.errors import ConfigError
 from paceline.fleets.fleet import Crew
@@ -21,22 +19,6 @@ log = logging.getLogger("paceline")
 
 # what a part raises that is given a state it cannot have had
 UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-
-
-class TorchRandomness:
-    """The common generators of torch, which dropout draws from."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def state(self) -> State:
-        own = None if self._device.type == "cpu" else torch.get_device_module(self._device).get_rng_state(self._device)
-        return {"cpu": torch.get_rng_state(), "device": None if own is None else own.cpu()}
-
-    def restore(self, state: State) -> None:
-        torch.set_rng_state(state["cpu"])
-        if state["device"] is not None:
-            torch.get_device_module(self._device).set_rng_state(state["device"], self._device)
 
 
 def changing_parts(server: Server | ModelHands, batches: Batches, crew: Crew, *, needed: bool) -> Mapping[str, object]:

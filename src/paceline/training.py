@@ -5,8 +5,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.ending import Ending
@@ -16,6 +14,7 @@ from paceline.fleets.simulated import SimulatedCrew, SimulatedFleet
 from paceline.hiring import hire
 from paceline.interrupts import end_by
 from paceline.judge import Judge, Listener
+from paceline.learning.generators import Generators, own_generators
 from paceline.learning.job import Job, job_of
 from paceline.learning.model_hands import ModelHands
 from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe
@@ -30,7 +29,7 @@ from paceline.run_directory import RunDirectory, place_of, plain_repr
 from paceline.sampling.batches import Sampling, Shuffled
 from paceline.sampling.partition import Equal, Partition, deal
 from paceline.saved_models import save_local
-from paceline.saving import Checkpoints, TorchRandomness, changing_parts
+from paceline.saving import Checkpoints, changing_parts
 from paceline.strategies.checks import check_fits
 from paceline.tensorboard import TensorBoard
 from paceline.trace import Trace, TraceWriter
@@ -85,9 +84,10 @@ def train(
     check_fits(strategy, fleet.workers, batch_size)
     if directory is None:
         _refuse_without_directory(tensorboard=tensorboard, checkpoint=checkpoint, resume=resume)
-    if stop.target is not None and math.isnan(task.judge()(task.model)[1]):
-        raise ConfigError(f"a target of {stop.target} can never be reached: the evaluation tells no accuracy")
-    shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
+    with own_generators(seed):  # data sets may draw random numbers when they are looked at
+        if stop.target is not None and math.isnan(task.judge()(task.model)[1]):
+            raise ConfigError(f"a target of {stop.target} can never be reached: the evaluation tells no accuracy")
+        shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
     settings = settings_of(
         strategy=strategy, fleet=fleet, partition=partition, sampling=sampling,
         batch_size=batch_size, clip_norm=clip_norm, seed=seed, task=task,
@@ -95,8 +95,7 @@ def train(
     config = {**settings, "stop": repr(stop), "every": repr(every)}
     with ExitStack() as stack:
         stack.enter_context(seldom_collecting())
-        stack.enter_context(torch.random.fork_rng())
-        torch.manual_seed(seed)
+        stack.enter_context(own_generators(seed))
         job = job_of(task, shards, batch_size)
         batches = sampling.open(shards, batch_size, seed)
         pruned = pruned_shards(batches)
@@ -116,7 +115,7 @@ def train(
         judge = Judge(task, server, every, listeners)
         checkpoints = None
         if opened is not None and changing:
-            parts = {**changing, "loop": loop, "judge": judge, "random": TorchRandomness(device_of(server.model))}
+            parts = {**changing, "loop": loop, "judge": judge, "random": Generators(device_of(server.model))}
             checkpoints = Checkpoints(opened, writer, parts, checkpoint)
             if goes_on:
                 judge.history += checkpoints.resume()

@@ -1,5 +1,6 @@
 """Runs that use everything that has a state, small enough to be killed and resumed many times."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
 import paceline as pl
@@ -104,6 +105,18 @@ def normalised() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 10))
 
 
+class Drawing(nn.Module):
+    """Draws numpy's and Python's random numbers while it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        factor = 1.0 + 0.1 * float(np.random.randn()) + 0.1 * random.random() if self.training else 1.0
+        return self.layer(inputs * factor)  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class Hardest:
     """Draws the samples whose last loss was high more often: it watches, and it draws at random."""
@@ -196,6 +209,8 @@ CASES: Mapping[str, Case] = {
     "regrouped": Case(pl.Regrouped(tolerance=0.2, margin=0.05, window=1)),
     "dropout": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)),
     "dropout, exact": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)).exact(),
+    "numpy and Python": Case(LGC, model=Drawing),
+    "numpy and Python, exact": Case(LGC, model=Drawing).exact(),
     "batch norm": Case(BOTH, model=normalised, optimizer=sgd(momentum=0.9, nesterov=True, weight_decay=1e-3)),
     "batch norm, asynchronous": Case(pl.Asynchronous(), model=normalised, optimizer=sgd(momentum=0.5)),
     "Adam and one cycle": Case(
@@ -241,6 +256,7 @@ EC = pl.EnsembleCompression
 COSTLY = replace(FLEET, network=pl.Network(latency=0.003, bandwidth=1e6))
 # workers hand in models
 MODELS: Mapping[str, Case] = {
+    "averages, numpy and Python": Case(pl.ModelAveraging(3), model=Drawing),
     "averages": Case(pl.ModelAveraging(3), model=dropout, optimizer=sgd(momentum=0.9)),
     "averaged momentum": Case(
         pl.ModelAveraging(3, momentum="averaged", recalibrate=2), model=normalised, optimizer=sgd(momentum=0.9)

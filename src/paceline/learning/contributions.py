@@ -16,7 +16,8 @@ from torch import Tensor
 
 from paceline.core.facts import Ticket
 from paceline.core.plain import whole
-from paceline.learning.data import to_device
+from paceline.learning.data import TensorSamples, to_device
+from paceline.learning.generators import piece_seed, seed_generators
 from paceline.learning.job import Job
 from paceline.learning.model_state import Snapshot, all_finite, like, mixes_samples, norm
 from paceline.learning.packing import (
@@ -80,8 +81,8 @@ class Contributions(Protocol):
     To be kept in checkpoints it needs ``state()`` and ``restore(state)`` as well: ``paceline.stateful.Stateful``.
     """
 
-    def promise(self, ticket: Ticket, indices: Indices) -> None:
-        """A worker is to compute a ticket on these samples."""
+    def promise(self, ticket: Ticket, indices: Indices, number: int) -> None:
+        """A worker is to compute a ticket on these samples: the piece of work of this number that it is given."""
         ...
 
     def shorten(self, ticket: Ticket, samples: int) -> Indices:
@@ -133,17 +134,19 @@ class LazyContributions:
         self._loss = job.loss
         self._device = device_of(state.model)
         self._fuses = fused and not mixes_samples(state.model)
-        self._seed = None if fused else seed
+        self._seed = seed
         self._version = 0
         self._samples: dict[Ticket, Indices] = {}
+        self._numbers: dict[Ticket, int] = {}  # of each one's worker's pieces of work
         self._snapshots: dict[int, Snapshot] = {}
         self._users: dict[int, int] = {}  # model version -> how many promises refer to it
         self._bundles: list[_Bundle] = []
         self._spoiled: set[Ticket] = set()  # known not to be finite, and not settled yet
         self._even: dict[tuple[Fraction, int, int], Tensor] = {}
 
-    def promise(self, ticket: Ticket, indices: Indices) -> None:
+    def promise(self, ticket: Ticket, indices: Indices, number: int) -> None:
         self._samples[ticket] = indices
+        self._numbers[ticket] = number
         self._users[ticket.version] = self._users.get(ticket.version, 0) + 1
 
     def shorten(self, ticket: Ticket, samples: int) -> Indices:
@@ -158,6 +161,7 @@ class LazyContributions:
     def settle(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
             del self._samples[ticket]
+            del self._numbers[ticket]
             self._spoiled.discard(ticket)
             if self._bundles:
                 self._bundles = [bundle for bundle in self._bundles if ticket not in bundle.weights]
@@ -179,6 +183,7 @@ class LazyContributions:
         return {
             "version": self._version,
             "samples": pack_samples(self._samples),
+            "numbers": list(self._numbers.values()),
             "snapshots": snapshots,
             "bundles": [[pack_weights(bundle.weights), bundle.gradients] for bundle in self._bundles],
             "spoiled": pack_tickets(sorted(self._spoiled)),
@@ -187,8 +192,10 @@ class LazyContributions:
 
     def restore(self, state: State) -> None:
         self._version = whole(state["version"])
-        for ticket, indices in unpack_samples(state["samples"], len(self._data)).items():
-            self.promise(ticket, indices)
+        samples = unpack_samples(state["samples"], len(self._data))
+        numbers = state.get("numbers", [ticket.serial for ticket in samples])  # in older ones seeds went by tickets
+        for (ticket, indices), number in zip(samples.items(), numbers, strict=True):
+            self.promise(ticket, indices, whole(number))
         self._snapshots = {whole(v): self._state.snapshot_from(each) for v, each in state["snapshots"]}
         if missing := self._users.keys() - self._snapshots.keys() - {self._version}:
             raise ValueError(f"model version {min(missing)} is missing")
@@ -261,8 +268,7 @@ class LazyContributions:
 
     def _backward_fused(self, tickets: list[Ticket], weights: Weights, result: Evaluated) -> None:
         batches = [self._samples[ticket] for ticket in tickets]
-        indices = np.concatenate(batches) if len(batches) > 1 else batches[0]
-        inputs, targets = to_device(self._data.fetch(indices), self._device)
+        inputs, targets = to_device(self._fetch(tickets, batches), self._device)
         outputs: Any = self._state.model(inputs)
         if not self._loss.separable(outputs, targets):
             for ticket in tickets:
@@ -272,10 +278,19 @@ class LazyContributions:
         torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
         result.passes.append(Pass(tickets, [len(batch) for batch in batches], losses.detach().cpu().numpy()))
 
+    def _fetch(self, tickets: list[Ticket], batches: list[Indices]) -> tuple[Any, Any]:
+        """The samples of all tickets. What a data set draws for each of them is what its worker would draw alone."""
+        if isinstance(self._data, TensorSamples):
+            return self._data.fetch(np.concatenate(batches) if len(batches) > 1 else batches[0])
+        items: list[Any] = []
+        for ticket, indices in zip(tickets, batches, strict=True):
+            self._draw_for(ticket)
+            items += self._data.items(indices)
+        return self._data.collate(items)
+
     def _backward_alone(self, ticket: Ticket, weight: Fraction, result: Evaluated) -> None:
         state = self._state
-        if self._seed is not None:
-            torch.manual_seed(own_seed(self._seed, ticket))
+        self._draw_for(ticket)
         inputs, targets = to_device(self._data.fetch(self._samples[ticket]), self._device)
         before = state.lend_buffers()
         outputs: Any = state.model(inputs)
@@ -285,6 +300,10 @@ class LazyContributions:
         losses = (whole.reshape(1) if each is None else each).detach().cpu().numpy()
         result.passes.append(Pass([ticket], [len(self._samples[ticket])], losses))
         result.buffers[ticket] = own_buffers
+
+    def _draw_for(self, ticket: Ticket) -> None:
+        """What is drawn now belongs to a ticket."""
+        seed_generators(piece_seed(self._seed, ticket.worker, self._numbers[ticket]), self._device)
 
     def _spread(self, tickets: list[Ticket], batches: list[Indices], weights: Weights, like: Tensor) -> Tensor:
         """Each ticket's weight, spread evenly over its samples."""
@@ -351,8 +370,3 @@ def _groups_of_samples(tickets: list[Ticket], samples: Mapping[Ticket, Indices])
 
 def _worker_order(ticket: Ticket) -> tuple[int, int]:
     return ticket.worker, ticket.serial
-
-
-def own_seed(seed: int, ticket: Ticket) -> int:
-    """Of a ticket's own random numbers (dropout), whoever computes it."""
-    return (seed * 1_000_003 + ticket.serial) % 2**63

@@ -67,7 +67,14 @@ class DatasetSamples:
         return len(self._dataset)
 
     def fetch(self, indices: Indices) -> tuple[Any, Any]:
-        inputs, targets = default_collate([self._dataset[i] for i in indices.tolist()])
+        return self.collate(self.items(indices))
+
+    def items(self, indices: Indices) -> list[Any]:
+        return [self._dataset[i] for i in indices.tolist()]
+
+    @staticmethod
+    def collate(items: list[Any]) -> tuple[Any, Any]:
+        inputs, targets = default_collate(items)
         return inputs, targets
 
     def targets(self) -> NDArray[Any]:

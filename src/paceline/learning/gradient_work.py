@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 
 from paceline.learning.data import Samples
+from paceline.learning.generators import seed_generators
 from paceline.learning.loss import SampleLoss
 from paceline.learning.segments import NOTHING, Brought, Segment
 from paceline.sampling.partition import Indices
@@ -62,7 +63,7 @@ class GradientWork:
         return done, row.brought(1 if untold else end)
 
     def _download(self, source: Segment, seed: int) -> None:
-        torch.default_generator.manual_seed(seed)
+        seed_generators(seed)
         if source is not self._source:
             for parameter, values in zip(self._parameters, source.parameters, strict=True):
                 parameter.data = values

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.learning.data import to_device
+from paceline.learning.generators import seed_numpy_and_python
 from paceline.learning.job import Job
 from paceline.learning.model_state import ModelState, all_finite
 from paceline.learning.optimizer_state import as_made, optimizer_state, restore_optimizer
@@ -144,7 +145,7 @@ class LocalTrainer:
 
 
 class _OwnRandomNumbers:
-    """Lets torch draw from a worker's own stream (dropout), whoever trained before it."""
+    """Lets torch draw from a worker's own stream (dropout), whoever trained before it, and numpy and Python too."""
 
     def __init__(self, trainer: LocalTrainer) -> None:
         self._trainer = trainer
@@ -152,6 +153,7 @@ class _OwnRandomNumbers:
     def __enter__(self) -> None:
         self._before = torch.get_rng_state()
         torch.set_rng_state(self._trainer._random)
+        seed_numpy_and_python(int(torch.randint(2**62, ())))
 
     def __exit__(self, *exception: object) -> None:
         self._trainer._random = torch.get_rng_state()

@@ -48,10 +48,11 @@ def free_row(worker: int, workers: int, first: int, taken: Collection[int]) -> i
 class Promise:
     """A ticket that is not settled."""
 
-    __slots__ = ("handed_in", "indices", "loss_sum", "losses", "row", "samples", "source", "used")
+    __slots__ = ("handed_in", "indices", "loss_sum", "losses", "number", "row", "samples", "source", "used")
 
-    def __init__(self, indices: Indices, row: int, source: int) -> None:
+    def __init__(self, indices: Indices, row: int, source: int, number: int = 0) -> None:
         self.indices = indices
+        self.number = number  # of its worker's pieces of work
         self.row = row  # its segment
         self.source = source  # the segment with its weights
         self.samples = len(indices)  # computed
@@ -87,7 +88,7 @@ class RowContributions:
 
     # A ticket's life: promised, handed in or not, settled.
 
-    def promise(self, ticket: Ticket, indices: Indices) -> None:
+    def promise(self, ticket: Ticket, indices: Indices, number: int = 0) -> None:
         row = free_row(ticket.worker, self._workers, self._first_row, self._taken)
         self._taken.add(row)
         if not self._published:
@@ -99,7 +100,7 @@ class RowContributions:
         else:
             source = SLOTS + ticket.worker if ticket.worker in self._interrupted else row
             self._segments[source].take(self._segments[self._slot])
-        self._promises[ticket] = Promise(indices, row, source)
+        self._promises[ticket] = Promise(indices, row, source, number)
 
     def promised(self, ticket: Ticket) -> Promise:
         return self._promises[ticket]

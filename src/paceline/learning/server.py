@@ -12,6 +12,7 @@ from paceline.core.errors import ConfigError, Diverged
 from paceline.core.facts import Joined, Left, Step, Ticket
 from paceline.core.plain import whole
 from paceline.learning.contributions import Contributions, Evaluated, RowsAtHand
+from paceline.learning.generators import PieceNumbers
 from paceline.learning.model_state import ModelState, all_finite
 from paceline.learning.optimizer_state import as_made, check_as_made, optimizer_state, restore_optimizer
 from paceline.learning.packing import pack_tickets, unpack_tickets
@@ -67,6 +68,7 @@ class Server:
         self._attentive = batches if isinstance(batches, Attentive) else None
         self._workers = workers
         self._kept: set[Ticket] = set()
+        self._numbers = PieceNumbers()
         self._spoiled_in_a_row = 0
         self._loss_sum, self._loss_count = 0.0, 0
         self._made = as_made(self._optimizer, self._scheduler)
@@ -81,7 +83,7 @@ class Server:
                 f"{ticket.work.kind} cannot be handed in inside another rule: let the outer rule be the one that "
                 "hands in models, as in ModelAveraging(every=16, waits=Grouped(...))"
             )
-        self.contributions.promise(ticket, self._batches.draw(ticket.worker))
+        self.contributions.promise(ticket, self._batches.draw(ticket.worker), self._numbers.give(ticket))
 
     def shorten(self, ticket: Ticket, done: int) -> None:
         samples = len(self.contributions.samples(ticket)) * done // ticket.work.units
@@ -91,6 +93,7 @@ class Server:
         if ticket in self._kept:
             self._kept.discard(ticket)
         else:
+            self._numbers.take_back(ticket)
             self._batches.put_back(ticket.worker, self.contributions.samples(ticket))
         self.contributions.settle([ticket])
 
@@ -142,6 +145,7 @@ class Server:
             "loss": self._loss_sum,
             "kept": pack_tickets(sorted(self._kept)),
             "spoiled": pack_tickets(self.spoiled),
+            "numbers": self._numbers.state(),
         }
 
     def restore(self, state: State) -> None:
@@ -154,6 +158,8 @@ class Server:
         self._loss_sum = float(state["loss"])
         self._kept.update(unpack_tickets(state["kept"]))
         self.spoiled += unpack_tickets(state["spoiled"])
+        if "numbers" in state:  # otherwise it was put aside when seeds went by tickets
+            self._numbers.restore(state["numbers"])
 
     def _observe(self, result: Evaluated) -> None:
         """Hand the losses out, each sample's once."""

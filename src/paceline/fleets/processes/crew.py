@@ -20,7 +20,7 @@ from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.plain import real, whole
 from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Order
 from paceline.fleets.processes.roster import ATTEMPTS, Member, Orders, Roster
-from paceline.learning.contributions import own_seed
+from paceline.learning.generators import piece_seed
 from paceline.learning.rows import Promise
 from paceline.learning.segments import Brought
 from paceline.stateful import State
@@ -109,7 +109,8 @@ class ProcessCrew:
         member.mailbox.post(
             Order(
                 ticket.serial, ticket.work.units, promise.row, promise.source, promise.indices,
-                own_seed(self._seed, ticket), 0.0 if delay is None else sum(islice(delay, ticket.work.mini_batches)),
+                piece_seed(self._seed, ticket.worker, promise.number),
+                0.0 if delay is None else sum(islice(delay, ticket.work.mini_batches)),
             )
         )  # fmt: skip
         self._to_ring.append(member.mailbox)

@@ -11,7 +11,7 @@ from paceline.fleets.processes.crew import Rows
 from paceline.fleets.processes.equipment import Desk, Equipment, GradientEquipment, TrainingEquipment
 from paceline.fleets.processes.mailbox import Order
 from paceline.learning import piece_rows, rows
-from paceline.learning.contributions import own_seed
+from paceline.learning.generators import piece_seed
 from paceline.learning.job import Job
 from paceline.learning.letters import Letters
 from paceline.learning.local_work import Bench
@@ -66,7 +66,7 @@ class ProcessUnderstudy:
         promise = self._contributions.promised(ticket)
         order = Order(
             ticket.serial, ticket.work.units, promise.row, promise.source, promise.indices,
-            own_seed(self._seed, ticket), 0.0,
+            piece_seed(self._seed, ticket.worker, promise.number), 0.0,
         )  # fmt: skip
         ours = torch.get_num_threads()
         torch.set_num_threads(self._threads)
