@@ -90,7 +90,7 @@ def test_the_slow_worker_is_found_and_the_trace_goes_on(three: Path, capsys: pyt
     assert main(["predict", "out", "--no-model", "-s", "gsgd:groups=0-1/2"]) == 0
     assert "as recorded" in capsys.readouterr().out
     assert "out is a profile, in which nothing was trained" in refused(["replay", "out"], capsys)
-    assert "out is not empty" in refused(["profile", str(three), "--output", "out"], capsys)
+    assert "out holds a profile already" in refused(["profile", str(three), "--output", "out"], capsys)
 
 
 def test_every_arrival_was_told_what_it_took(three: Path) -> None:

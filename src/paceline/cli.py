@@ -1,32 +1,26 @@
 """The command line. Nothing heavy is imported before a command needs it: ``paceline --help`` answers at once.
 
-Exit codes: 0 done; 1 a run diverged or lost too many workers; 2 something was asked for that cannot be (one line on
-stderr says what, and nothing was written); 130 interrupted (one line says what is on disk).
+Exit codes: 0 done; 1 a run diverged, lost too many workers, or its disk was full; 2 something was asked for that cannot
+be (one line on stderr says what, and nothing was written); 130 interrupted, 143 terminated (one line says what is on
+disk, and how to go on).
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paceline import __version__
-from paceline.command_line import told
+from paceline.command_line import INTERRUPTED, exit_code, told
 from paceline.compare_cli import compare
-from paceline.core.errors import ConfigError
 from paceline.datasets.cli import data_app
-from paceline.interrupts import Interrupted
 from paceline.papers.cli import reproduce
 from paceline.predict.cli import predict
 from paceline.profile_cli import profile
 from paceline.replay_cli import replay
 from paceline.train_cli import train
-
-if TYPE_CHECKING:
-    pass
-
-REFUSED, INTERRUPTED = 2, 130
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.add_typer(data_app, name="data")
@@ -42,17 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name="paceline", standalone_mode=False)
-    except ConfigError as error:
-        return told(f"error: {error}", REFUSED)
-    except Interrupted as error:
-        return told(str(error), INTERRUPTED)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return told("interrupted; nothing was written", INTERRUPTED)
-    except Exception as error:
-        # Typer's errors about arguments, whether it brings its own click or uses the package
-        if (message := getattr(error, "format_message", None)) is None:
+    except Exception as error:  # those that are nobody's fault but Paceline's go on, with their traceback
+        if (known := exit_code(error)) is None:
             raise
-        return told(f"error: {message()} (see paceline --help)", REFUSED)
+        return known
     return code if isinstance(code, int) else 0
 
 

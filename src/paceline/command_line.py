@@ -1,5 +1,6 @@
 """What several commands have in common."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,11 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import (
+    CannotWrite,
+    ConfigError,
+    Diverged,
+    IllegalDecision,
+    ImpossibleEvent,
+    PacelineError,
+    TooFewWorkers,
+    WorkerFailed,
+)
+from paceline.files import WHY, why
+from paceline.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from paceline.config import Config
 
+CAME_TO_GRIEF, REFUSED, INTERRUPTED = 1, 2, 130
 Strategies = Annotated[
     list[str] | None,
     typer.Option(
@@ -55,6 +68,26 @@ def free_path(path: Path) -> Path:
         number += 1
         tried = path.with_name(f"{path.name}-{number}")
     return tried
+
+
+def exit_code(error: Exception) -> int | None:
+    """Say in one line what went wrong, and tell the exit code; None of an error that is Paceline's own fault."""
+    if isinstance(error, Interrupted):
+        return told(str(error), INTERRUPTED)
+    if isinstance(error, BrokenPipeError):  # whoever read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CAME_TO_GRIEF
+    if isinstance(error, CannotWrite | IllegalDecision | ImpossibleEvent | Diverged | WorkerFailed | TooFewWorkers):
+        return told(f"error: {error}", CAME_TO_GRIEF)
+    if isinstance(error, PacelineError):
+        return told(f"error: {error}", REFUSED)
+    if isinstance(error, OSError):
+        place = "" if error.filename is None else f"{error.filename}: "
+        return told(f"error: {place}{why(error)}", CAME_TO_GRIEF if error.errno in WHY else REFUSED)
+    # Typer's errors about arguments, whether it brings its own click or uses the package
+    if (message := getattr(error, "format_message", None)) is not None:
+        return told(f"error: {message()} (see paceline --help)", REFUSED)
+    return None
 
 
 def told(line: str, code: int = 0) -> int:

@@ -107,11 +107,11 @@ def _write(comparison: "Comparison", json_file: Path | None, figure: Path) -> No
         )
         for entry in comparison.entries
     ]
-    draw_curves(curves, figure, target=comparison.config.target, title=title(comparison))
-    typer.echo(f"Curves: {figure}")
-    if json_file is not None:
+    if json_file is not None:  # first: curves can be drawn again from it
         _write_json(comparison, json_file)
         typer.echo(f"Everything in numbers: {json_file}")
+    draw_curves(curves, figure, target=comparison.config.target, title=title(comparison))
+    typer.echo(f"Curves: {figure}")
 
 
 def _write_json(comparison: "Comparison", path: Path) -> None:

@@ -1,11 +1,11 @@
 """A run from where it stands to its end."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from paceline.core.errors import ConfigError, Diverged, TooFewWorkers
+from paceline.core.errors import CannotWrite, ConfigError, Diverged, TooFewWorkers
 from paceline.interrupts import Interrupts
-from paceline.judge import Judge
+from paceline.judge import EvaluationFailed, Judge
 from paceline.loop import Loop
 from paceline.progress import Progress
 from paceline.pruning.shards import PrunedShards
@@ -15,11 +15,12 @@ from paceline.saving import Checkpoints
 
 @dataclass(frozen=True)
 class Ended:
-    """Why a run ended; which signal asked for it, or what the problem was."""
+    """Why a run ended; which signal asked for it, or what the problem was; the user's own ``error``, if any."""
 
     why: str
     problem: str | None = None
     signal: int | None = None
+    error: Exception | None = None
 
 
 class Ending:
@@ -38,7 +39,7 @@ class Ending:
         if checkpoints is not None:
             checkpoints.go_on()
         if not judge.history:
-            judge.look(0.0)
+            self._look_first()
         with Interrupts(termination=checkpoints is not None) as interrupts:
             try:
                 ended = self._go(line, checkpoints, interrupts)
@@ -46,16 +47,40 @@ class Ending:
                 ended = Ended("diverged", str(error))
             except TooFewWorkers as error:
                 ended = Ended("too few workers", str(error))
-            if checkpoints is not None and ended.why != "diverged":
-                checkpoints.save_at_end()
+            except EvaluationFailed as failed:
+                ended = Ended("evaluation failed", str(failed), error=failed.error)
+            except CannotWrite as error:
+                raise CannotWrite(f"{error}; {checkpoints.how_to_go_on()}" if checkpoints else str(error)) from None
+            if checkpoints is not None and ended.why != "diverged" and (unsaved := checkpoints.save_at_end()):
+                ended = replace(ended, problem="; ".join(filter(None, (ended.problem, unsaved))))
             if judge.history[-1].updates != judge.server.updates:
-                judge.look((self._stop.seconds or 0.0) if ended.why == "seconds" else ledger.now)
+                ended = self._look_last(ended, (self._stop.seconds or 0.0) if ended.why == "seconds" else ledger.now)
+        return ended
+
+    def _look_first(self) -> None:
+        try:
+            self._judge.look(0.0)
+        except EvaluationFailed as failed:
+            raise failed.error from None  # nothing was trained: there is nothing to keep
+
+    def _look_last(self, ended: Ended, seconds: float) -> Ended:
+        """Judge the model at the end; or say that it cannot be."""
+        if ended.error is None:
+            try:
+                self._judge.look(seconds)
+                return ended
+            except EvaluationFailed as failed:
+                problem = "; ".join(filter(None, (ended.problem, str(failed))))
+                ended = replace(ended, problem=problem, error=failed.error)
+        self._judge.pass_over(seconds)
         return ended
 
     def _go(self, line: Progress, checkpoints: Checkpoints | None, interrupts: Interrupts) -> Ended:
-        judge, server, last = self._judge, self._judge.server, self._judge.history[-1]
-        if server.updates and (ended := self._reached(last if last.updates == server.updates else None)):
-            return ended  # a run that is resumed may have come to its end already
+        judge, server = self._judge, self._judge.server
+        if server.updates:  # a run that is resumed may have come to its end already
+            last = judge.catch_up() or judge.history[-1]
+            if ended := self._reached(last if last.updates == server.updates else None):
+                return ended
         for update in self._loop:
             line.look(server.updates, update.at)
             if ended := self._reached(judge.count(update)):

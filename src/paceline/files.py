@@ -4,28 +4,77 @@ A directory may come from anybody. A link in it could make Paceline cut or overw
 would keep it waiting for ever. So links, pipes and devices in it are refused, for reading too.
 """
 
+import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import CannotWrite, ConfigError
+
+WHY = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota of this disk is used up",
+    errno.EFBIG: "the file would be larger than is allowed here",
+    errno.EROFS: "the file system is read-only",
+}
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
     """Write a file under another name first, and then give it its own."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.unlink(missing_ok=True)
+            with open_regular(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        finally:
+            with suppress(OSError):  # what went wrong before is what has to be told
+                partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """What goes wrong with the disk meanwhile is told as ``CannotWrite``, with the file that was to be written."""
     try:
-        partial.unlink(missing_ok=True)
-        with open_regular(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        yield
+    except CannotWrite:
+        raise
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def cannot_write(path: Path | str, error: OSError) -> CannotWrite:
+    return CannotWrite(f"cannot write {path}: {why(error)}")
+
+
+def why(error: OSError) -> str:
+    """What the operating system says, in words."""
+    return WHY.get(error.errno or 0) or error.strerror or str(error) or type(error).__name__
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of the user's own, which may be a link; of a pipe or a device it might never end."""
+    try:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode):
+                raise ConfigError(f"cannot read {path}: it is no file, but a {_kind(mode)}")
+            return file.read().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {why(error)}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def remove_partial(directory: Path) -> None:
@@ -43,11 +92,27 @@ def check_writable(path: Path, suffix: str) -> None:
     """Refuse, before anything is computed, a place where a file cannot be written."""
     if path.suffix != suffix:
         raise ConfigError(f"{path} must end with {suffix}: that is what is written there")
+    check_place(path)
+
+
+def check_place(path: Path) -> None:
+    """The same, of a file with any name."""
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a directory")
+    check_parent(path)
+
+
+def check_parent(path: Path) -> None:
+    """Refuse a place in which nothing can be made."""
+    from tempfile import TemporaryFile
+
     parent = next(each for each in path.absolute().parents if each.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"cannot write {path}: {parent} is no directory that can be written to")
+    try:
+        with TemporaryFile(dir=parent):  # what a user may do is not all that counts: a disk can be read-only
+            pass
+    except OSError as error:
+        reason = f"{parent} is no directory that can be written to ({why(error)})"
+        raise ConfigError(f"cannot write {path}: {reason}") from None
 
 
 def is_there(path: Path) -> bool:
@@ -65,7 +130,7 @@ def check_regular(path: Path, *, written: bool = False) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {path}: {why(error)}") from None
     _refuse_irregular(path, found, written=written)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.plain import whole
-from paceline.files import is_partial, remove_partial, write_atomically
+from paceline.files import check_parent, is_partial, read_regular, remove_partial, write_atomically, writing
 from paceline.run import Row
 from paceline.stateful import State
 
@@ -52,13 +52,21 @@ class RunDirectory:
         else:
             self.check_empty(resume=resume)
         metrics = self.path / "metrics.jsonl"
-        if not self.goes_on:
-            self._write_config()
-            metrics.write_bytes(b"")
-        elif not metrics.is_file():
+        if self.goes_on and not metrics.is_file():
             raise ConfigError(f"cannot resume {self.path}: it has no metrics.jsonl")
-        self._metrics = metrics.open("ab", buffering=0)
+        with writing(metrics):
+            if not self.goes_on:
+                self._write_config()
+                metrics.write_bytes(b"")
+            self._metrics = metrics.open("ab", buffering=0)
         return self
+
+    def how_to_go_on(self) -> str:
+        """What to do with a run that did not come to its end."""
+        again = f"train(..., directory={str(self.path)!r}, resume=True)"
+        again = f"paceline train --resume {self.path}" if "config.toml" in self._notes else again
+        there = self.checkpoint.is_file()
+        return f"{again} goes on from its {'last checkpoint' if there else 'start, for there is no checkpoint'}"
 
     def _write_config(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -86,8 +94,21 @@ class RunDirectory:
         there = path.exists() and (not path.is_dir() or _others(path))
         if there and resume:
             raise ConfigError(f"cannot resume {path}: it is not the directory of a run (it has no config.json)")
+        if (path / "config.json").is_file() and not resume:
+            self._refuse_another()
         if there or (path.is_dir() and not resume and any(path.iterdir())):
-            raise ConfigError(f"{path} is not empty: choose another directory for the run, or remove it first")
+            raise ConfigError(f"{path} is not empty, and holds no run: choose another directory")
+        check_parent(path / "config.json")
+
+    def _refuse_another(self) -> None:
+        try:
+            profile = "profile" in json.loads(read_regular(self.path / "config.json"))
+        except (ConfigError, OSError, ValueError, TypeError):
+            profile = False
+        if profile:
+            raise ConfigError(f"{self.path} holds a profile already: choose another directory")
+        go_on = f"go on with it (paceline train --resume {self.path}, or train(..., resume=True) in Python)"
+        raise ConfigError(f"{self.path} holds a run already: {go_on}, or choose another directory")
 
     @property
     def trace(self) -> Path:
@@ -100,12 +121,15 @@ class RunDirectory:
     def row(self, row: Row) -> None:
         values = {name: None if math.isnan(value) else value for name, value in row._asdict().items()}
         data = (json.dumps(values) + "\n").encode()
-        self._metrics.write(data)
         self._bytes += len(data)
+        with writing(self.path / "metrics.jsonl"):
+            while data:
+                data = data[self._metrics.write(data) :]
 
     def state(self) -> State:
         """How much of the metrics is written, and will be there whatever happens to the machine."""
-        os.fsync(self._metrics.fileno())
+        with writing(self.path / "metrics.jsonl"):
+            os.fsync(self._metrics.fileno())
         return {"bytes": self._bytes}
 
     def restore(self, state: State) -> None:
@@ -127,9 +151,10 @@ class RunDirectory:
     def cut(self) -> None:
         """Forget what was written after the state that was restored."""
         self._write_config()
-        os.ftruncate(self._metrics.fileno(), self._bytes)
-        for name in ("summary.json", "model.safetensors", "pruning.safetensors"):
-            (self.path / name).unlink(missing_ok=True)
+        with writing(self.path / "metrics.jsonl"):
+            os.ftruncate(self._metrics.fileno(), self._bytes)
+            for name in ("summary.json", "model.safetensors", "pruning.safetensors"):
+                (self.path / name).unlink(missing_ok=True)
 
     def __enter__(self) -> "RunDirectory":
         return self

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.checkpoint import read_checkpoint, write_checkpoint
-from paceline.core.errors import ConfigError
+from paceline.core.errors import CannotWrite, ConfigError
 from paceline.fleets.fleet import Crew
 from paceline.learning.model_hands import ModelHands
 from paceline.learning.server import Server
@@ -50,15 +50,24 @@ class Checkpoints:
     def save(self) -> None:
         write_checkpoint(self._directory.checkpoint, {name: part.state() for name, part in self._parts.items()})
 
-    def save_at_end(self) -> None:
-        """A run that did not ask for checkpoints is not spoiled by the want of one."""
+    def save_at_end(self) -> str | None:
+        """Why the run cannot be resumed from its end, where the disk does not take the checkpoint.
+
+        A run that did not ask for checkpoints, and whose state cannot be kept, is not spoiled by that.
+        """
         try:
             self.save()
-        except (ConfigError, OSError) as error:
+        except CannotWrite as error:
+            return f"{error}; {self.how_to_go_on()}"
+        except ConfigError as error:
             if self._every is not None:
                 raise
             self._directory.checkpoint.unlink(missing_ok=True)
             log.warning("the run cannot be resumed: %s", error)
+        return None
+
+    def how_to_go_on(self) -> str:
+        return self._directory.how_to_go_on()
 
     def resume(self) -> Sequence[Row]:
         """Take up the run where the checkpoint left it; its history. What cannot be is refused, and stays as it is."""

@@ -30,6 +30,7 @@ from typing import Any
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.facts import Arrived, Drop, Event, Halt, Instruction, Start, Step, Ticket
 from paceline.core.plain import whole
+from paceline.files import cannot_write, writing
 from paceline.trace_lines import Billed, Computed, Fact, Spoiled, decode, encode
 
 __all__ = ["Billed", "Computed", "Fact", "Spoiled", "Trace", "TraceWriter", "read_trace"]
@@ -54,7 +55,8 @@ class TraceWriter:
             self._file: int | None = self._open_again(path, first)
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
-        self._file = None if path is None else os.open(path, flags, 0o644)
+        with writing(path or "trace"):
+            self._file = None if path is None else os.open(path, flags, 0o644)
         self._write(first)
 
     def _open_again(self, path: Path, first: str) -> int:
@@ -66,7 +68,8 @@ class TraceWriter:
     def state(self) -> dict[str, Any]:
         """How much is written, and will be there whatever happens to the machine."""
         assert self._file is not None
-        os.fsync(self._file)
+        with writing(self._path or "trace"):
+            os.fsync(self._file)
         return {"bytes": self._position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -111,16 +114,24 @@ class TraceWriter:
         else:
             data = text.encode()
             self._position += len(data)
-            while data:
-                data = data[os.write(self._file, data) :]
+            try:
+                while data:
+                    data = data[os.write(self._file, data) :]
+            except OSError as error:
+                raise cannot_write(self._path or "trace", error) from None
+
+    def release(self) -> None:
+        """Let go of the file, also of a run that came to grief."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def close(self) -> "Trace":
         """End writing; what was written, to read."""
         self._write_facts()
-        if self._file is None:
+        if self._path is None:
             return Trace(lambda: (line for chunk in self._text for line in chunk.splitlines()))
-        os.close(self._file)
-        assert self._path is not None
+        self.release()
         return read_trace(self._path)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.command_line import Address, CheckStep, config_of, free_path, on_fleet, told
+from paceline.command_line import CAME_TO_GRIEF, Address, CheckStep, config_of, free_path, on_fleet, told
 from paceline.core.errors import ConfigError
 from paceline.interrupts import Interrupted
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from paceline.config import Config
     from paceline.reports.measure import Measures
     from paceline.run import Run
-
-DIVERGED = 1
 
 
 def train(  # noqa: PLR0917 - typer names the options
@@ -55,16 +53,18 @@ def train(  # noqa: PLR0917 - typer names the options
     try:
         result = run(config, choice, seed=seed, directory=path, resume=goes_on, tensorboard=tensorboard, progress=None)
     except KeyboardInterrupt:
-        kept = f"everything so far is in {path}" if path.exists() else "nothing was written"
-        raise Interrupted(f"interrupted; {kept}") from None
+        raise Interrupted(f"interrupted; {_kept(path)}") from None
+    except SystemExit:
+        told(f"terminated; {_kept(path)}")
+        raise
     found = _tell(result, choice.short)
     if check_step:
         from paceline.predict.step_check import warnings_after
 
         for warning in warnings_after(config, seed, found, time.monotonic() - began):
             told(warning)
-    if result.ended in ("diverged", "too few workers"):
-        raise typer.Exit(DIVERGED)
+    if result.problem:
+        raise typer.Exit(CAME_TO_GRIEF)
 
 
 def _one_run(file: Path | None, strategy: str | None, lr: float | None, resume: Path | None) -> "tuple[Config, str]":
@@ -83,6 +83,15 @@ def _one_run(file: Path | None, strategy: str | None, lr: float | None, resume: 
     return config, file.stem
 
 
+def _kept(path: Path) -> str:
+    """What is on disk of a run that was ended, and how to go on with it."""
+    from paceline.run_directory import RunDirectory
+
+    if not (path / "config.json").exists():
+        return "nothing was written"
+    return f"everything so far is in {path}; {RunDirectory(path, {'config.toml': ''}).how_to_go_on()}"
+
+
 def _tell(run: "Run", label: str) -> "Measures":
     from paceline.reports.measure import measure
     from paceline.tables import spoiled_line
@@ -98,6 +107,6 @@ def _tell(run: "Run", label: str) -> "Measures":
     if spoiled:
         typer.echo(spoiled_line(label, spoiled))
     if run.problem:
-        typer.echo(run.problem)
+        (typer.echo if run.ended in ("diverged", "too few workers") else told)(run.problem)
     typer.echo(f"Run: {run.directory}")
     return found

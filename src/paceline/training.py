@@ -1,13 +1,15 @@
 """Train a model on workers of unequal speed."""
 
+import logging
 import math
+import signal
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.coordinator import Strategy
-from paceline.core.errors import ConfigError
-from paceline.ending import Ending
+from paceline.core.errors import CannotWrite, ConfigError
+from paceline.ending import Ended, Ending
 from paceline.fleets.fleet import Fleet
 from paceline.fleets.recorded import RecordedCrew
 from paceline.fleets.simulated import SimulatedCrew, SimulatedFleet
@@ -33,6 +35,8 @@ from paceline.saving import Checkpoints, changing_parts
 from paceline.strategies.checks import check_fits
 from paceline.tensorboard import TensorBoard
 from paceline.trace import Trace, TraceWriter
+
+log = logging.getLogger("paceline")
 
 
 def train(
@@ -107,6 +111,7 @@ def train(
             stack.enter_context(opened)
         goes_on = opened is not None and opened.goes_on
         writer = TraceWriter(opened.trace if opened else None, crew.about, goes_on=goes_on)
+        stack.callback(writer.release)
         if isinstance(crew, SimulatedCrew | RecordedCrew):
             crew.announce = writer.note
         loop = Loop(strategy, crew, server, writer, stop.seconds)
@@ -140,8 +145,7 @@ def train(
         )
         if opened is not None:
             _keep(opened, run, job)
-    if ended.signal is not None:
-        raise end_by(ended.signal)
+    _raise_what_ended(ended, run, opened)
     return run
 
 
@@ -153,11 +157,31 @@ def _refuse_without_directory(*, tensorboard: bool, checkpoint: Every | None, re
 
 def _keep(opened: RunDirectory, run: Run, job: Job) -> None:
     """Write what a run came to."""
-    if run.pruning is not None:
-        write_pruning(opened.path, run.pruning, job.samples)
-    if run.local is not None:
-        save_local(opened.path, run.local, job)
-    opened.finish(run.model, run.summary())
+    try:
+        if run.pruning is not None:
+            write_pruning(opened.path, run.pruning, job.samples)
+        if run.local is not None:
+            save_local(opened.path, run.local, job)
+        opened.finish(run.model, run.summary())
+    except CannotWrite as error:
+        raise CannotWrite(f"{error}; {opened.how_to_go_on()}") from None
+
+
+def _raise_what_ended(ended: Ended, run: Run, opened: RunDirectory | None) -> None:
+    """A run that a signal or the user's own evaluation ended: say what is kept and how to go on, then raise it."""
+    if ended.signal is None and ended.error is None:
+        if ended.problem is not None and ended.why != "diverged":
+            log.warning("%s", ended.problem)
+        return
+    what = signal.Signals(ended.signal).name if ended.signal else ended.problem
+    kept = f"{opened.path} has its weights; {opened.how_to_go_on()}" if opened else "nothing was kept: give a directory"
+    line = f"{what}: the run ended after {run.history[-1].updates:,} updates; {kept}"
+    if ended.error is not None:
+        ended.error.add_note(line)
+        raise ended.error
+    if ended.signal is not None:
+        log.warning("%s", line)
+        raise end_by(ended.signal)
 
 
 def _earliest(stop: Stop | None, strategy: Strategy) -> Stop:

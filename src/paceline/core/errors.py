@@ -13,6 +13,10 @@ class ConfigError(PacelineError, ValueError):
     """The user asked for something that cannot be: the message says what, why not, and the nearest valid choice."""
 
 
+class CannotWrite(PacelineError, OSError):
+    """A file could not be written: a full disk, a place that is read-only. The message says which, and how to go on."""
+
+
 class IllegalDecision(PacelineError):
     """A strategy asked for something that the rules of the ledger forbid. Nothing was changed."""
 

@@ -1,13 +1,13 @@
 """``paceline reproduce``: a paper's experiments from the command line. What runs them is imported when it is needed."""
 
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol, cast
 
 import typer
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import CannotWrite, ConfigError
+from paceline.files import check_parent, check_place
 
 if TYPE_CHECKING:
     from paceline.papers.card import Card, Options
@@ -44,10 +44,11 @@ def reproduce(  # noqa: PLR0917 - typer names the options
     """Run a paper's experiments and set its claims beside what is found; a claim that does not hold is shown so."""
     module = paper_module(paper)
     if json is not None:
-        _check_place(json)
+        check_place(json)
     if figures is not None:
-        _check_place(figures / "figure.png")
+        check_place(figures / "figure.png")
     work = work_directory or Path("runs") / f"reproduce-{paper}"
+    check_parent(work / "run.json")
     from paceline.papers.card import Options, card_table
     from paceline.tables import console
 
@@ -58,6 +59,8 @@ def reproduce(  # noqa: PLR0917 - typer names the options
 
         kept = f"finished runs are in {work}: the same command goes on from there" if work.exists() else "nothing kept"
         raise Interrupted(f"interrupted; {kept}") from None
+    except CannotWrite as error:
+        raise CannotWrite(f"{error}; finished runs are in {work}: the same command goes on from there") from None
     console().print(card_table(card))
     if json is not None:
         card.write(json)
@@ -73,12 +76,3 @@ def paper_module(name: str) -> Paper:
     if name not in PAPERS:
         raise ConfigError(f"there is no paper {name!r} to reproduce: {nearest(name, PAPERS)}")
     return cast(Paper, import_module(PAPERS[name]))
-
-
-def _check_place(path: Path) -> None:
-    """Refuse at once what could not be written after minutes of work."""
-    if path.is_dir():
-        raise ConfigError(f"cannot write {path}: it is a directory")
-    parent = next(each for each in path.absolute().parents if each.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"cannot write {path}: {parent} is no directory that can be written to")

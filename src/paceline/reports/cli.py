@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.files import write_atomically
+from paceline.files import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from paceline.reports.saved import SavedRun
@@ -20,18 +20,16 @@ def report(runs: Sequence[Path], out: Path | None, perfetto: Path | None) -> Non
         raise ConfigError("nothing to write: give --out FILE.html, --perfetto FILE.json, or both")
     if not runs:
         raise ConfigError("no run to report: give the directory of one, as paceline train leaves it")
-    _check_name(out, ".html")
-    _check_name(perfetto, ".json")
+    for path, suffix in ((out, ".html"), (perfetto, ".json")):
+        if path is not None:
+            check_writable(path, suffix)
     from paceline.reports.saved import names_of, read_run
 
     saved = dict(zip(names_of(runs), map(read_run, runs), strict=True))
-    try:
-        if out is not None:
-            _write_page(saved, out)
-        if perfetto is not None:
-            _write_perfetto(saved, perfetto)
-    except OSError as error:
-        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
+    if out is not None:
+        _write_page(saved, out)
+    if perfetto is not None:
+        _write_perfetto(saved, perfetto)
 
 
 def _write_page(saved: Mapping[str, "SavedRun"], out: Path) -> None:
@@ -67,12 +65,3 @@ def _blaming(run: "SavedRun") -> Iterator[None]:
         raise ConfigError(f"{run.path}: the trace contradicts itself at {error}") from None
     except PacelineError as error:
         raise ConfigError(f"{run.path}: {error}") from None
-
-
-def _check_name(path: Path | None, suffix: str) -> None:
-    if path is None:
-        return
-    if path.suffix != suffix:
-        raise ConfigError(f"{path} must end with {suffix}: that is what is written there")
-    if path.is_dir():
-        raise ConfigError(f"cannot write {path}: it is a directory")
