@@ -15,7 +15,7 @@ from paceline.learning.data import to_device
 from paceline.learning.job import Job
 from paceline.learning.local_training import LocalTrainer
 from paceline.learning.local_work import Beginning
-from paceline.learning.model_state import like
+from paceline.learning.model_state import BufferChange, like
 from paceline.learning.task import device_of
 from paceline.stateful import State
 from paceline.strategies.model_averaging import ModelAveraging
@@ -27,6 +27,7 @@ class Averaging:
     $$w \leftarrow w + \sum_k \alpha_k (w_k - w^{(k)}),$$
 
     where worker $k$ began with $w^{(k)}$; where all began with $w$ and $\sum \alpha_k = 1$, $\sum_k \alpha_k w_k$.
+    Buffers move in the same way (``ModelState.move_buffers``).
     """
 
     def __init__(self, job: Job, strategy: ModelAveraging, trainers: Sequence[LocalTrainer]) -> None:
@@ -63,7 +64,6 @@ class Averaging:
         if self._users[self._version] > of_this_version:
             self._earlier[self._version] = [value.clone() for value in self._values()]
         self._add_up(ordered)
-        self._job.state.average_buffers([list(trainer.model.buffers()) for trainer in trainers])
         self._version += 1
         if self._strategy.momentum == "averaged" and trainers:
             self._average_momenta(trainers)
@@ -97,12 +97,16 @@ class Averaging:
     def _add_up(self, weights: Mapping[Ticket, Fraction]) -> None:
         whole = all(ticket.version == self._version for ticket in weights) and sum(weights.values()) == 1
         begun = {ticket: self._begun_with(ticket) for ticket in weights}
+        parameters = len(self._parameters)
+        own_buffers = {ticket: list(self._trainers[ticket.worker].values())[parameters:] for ticket in weights}
+        changes = [BufferChange(weights[t], begun[t][parameters:], own) for t, own in own_buffers.items()]
         for number, value in enumerate(self._parameters):  # one after the other: no second copy of the model
             moved = torch.zeros_like(value)
             for ticket, weight in weights.items():
                 own = self._trainers[ticket.worker].parameters[number].data
                 moved.add_(own if whole else own - begun[ticket][number], alpha=float(weight))
             value.copy_(moved) if whole else value.add_(moved)
+        self._job.state.move_buffers(changes, fresh=whole)
 
     def _average_momenta(self, trainers: Sequence[LocalTrainer]) -> None:
         """Whatever floating-point tensors the optimizers keep for each parameter: of these, for all."""

@@ -19,7 +19,7 @@ from paceline.core.plain import whole
 from paceline.learning.data import TensorSamples, to_device
 from paceline.learning.generators import piece_seed, seed_generators
 from paceline.learning.job import Job
-from paceline.learning.model_state import Snapshot, all_finite, like, mixes_samples, norm
+from paceline.learning.model_state import BufferChange, Snapshot, all_finite, like, mixes_samples, norm
 from paceline.learning.packing import (
     pack_samples,
     pack_tickets,
@@ -43,7 +43,7 @@ class Evaluated:
     """What the contributions of a step came to; their weighted sum itself lies in the parameters' ``grad``."""
 
     passes: list["Pass"]
-    buffers: dict[Ticket, list[Tensor]]  # of each worker after its pass; empty for a model without float buffers
+    buffers: list[BufferChange]  # by the passes of the workers; empty for a model without buffers
     spoiled: list[Ticket]  # left out, because not finite
     norm: float
     finite: bool
@@ -123,6 +123,7 @@ class _Bundle:
 
     weights: Weights
     gradients: list[Tensor]
+    buffers: list[BufferChange]
 
 
 class LazyContributions:
@@ -185,7 +186,10 @@ class LazyContributions:
             "samples": pack_samples(self._samples),
             "numbers": list(self._numbers.values()),
             "snapshots": snapshots,
-            "bundles": [[pack_weights(bundle.weights), bundle.gradients] for bundle in self._bundles],
+            "bundles": [
+                [pack_weights(each.weights), each.gradients, [[str(w), began, own] for w, began, own in each.buffers]]
+                for each in self._bundles
+            ],
             "spoiled": pack_tickets(sorted(self._spoiled)),
             "loss": self._loss.state(),
         }
@@ -199,8 +203,13 @@ class LazyContributions:
         self._snapshots = {whole(v): self._state.snapshot_from(each) for v, each in state["snapshots"]}
         if missing := self._users.keys() - self._snapshots.keys() - {self._version}:
             raise ValueError(f"model version {min(missing)} is missing")
-        for weights, gradients in state["bundles"]:
-            self._bundles.append(_Bundle(unpack_weights(weights), like(self._state.gradients, gradients)))
+        present = self._state.view().buffers
+        for weights, gradients, *more in state["bundles"]:  # older checkpoints tell nothing more
+            changes = [
+                BufferChange(Fraction(weight), like(present, began), like(present, own))
+                for weight, began, own in (more[0] if more else ())
+            ]
+            self._bundles.append(_Bundle(unpack_weights(weights), like(self._state.gradients, gradients), changes))
         self._spoiled.update(unpack_tickets(state["spoiled"]))
         self._loss.restore(state["loss"])
 
@@ -222,7 +231,7 @@ class LazyContributions:
         state = self._state
         for flat in state.gradients:
             flat.zero_()
-        result = Evaluated([], {}, [], 0.0, True)
+        result = Evaluated([], [], [], 0.0, True)
         known = [(bundle, _ratio(weights, bundle.weights)) for bundle in self._bundles]
         bundled = {ticket for bundle, ratio in known if ratio for ticket in bundle.weights}
         tickets = [ticket for ticket in weights if ticket not in bundled] if bundled else list(weights)
@@ -231,13 +240,15 @@ class LazyContributions:
             keep = frozenset(keep)
             kept = [ticket for ticket in tickets if ticket in keep]
             self._backward(kept, weights, present, result)
-            self._bundles.append(_Bundle({t: weights[t] for t in kept}, [flat.clone() for flat in state.gradients]))
+            sums = [flat.clone() for flat in state.gradients]
+            self._bundles.append(_Bundle({t: weights[t] for t in kept}, sums, list(result.buffers)))
             tickets = [ticket for ticket in tickets if ticket not in keep]
         self._backward(tickets, weights, present, result)
         for bundle, ratio in known:
             if ratio:
                 for flat, bundled_flat in zip(state.gradients, bundle.gradients, strict=True):
                     flat.add_(bundled_flat, alpha=float(ratio))
+                result.buffers += [each._replace(weight=ratio * each.weight) for each in bundle.buffers]
         result.norm = norm(state.gradients)
         result.finite = result.norm < math.inf or all_finite(state.gradients)
         return result
@@ -269,7 +280,9 @@ class LazyContributions:
     def _backward_fused(self, tickets: list[Ticket], weights: Weights, result: Evaluated) -> None:
         batches = [self._samples[ticket] for ticket in tickets]
         inputs, targets = to_device(self._fetch(tickets, batches), self._device)
+        before = self._state.lend_buffers()
         outputs: Any = self._state.model(inputs)
+        own_buffers = self._state.take_buffers_back(before)
         if not self._loss.separable(outputs, targets):
             for ticket in tickets:
                 self._backward_alone(ticket, weights[ticket], result)
@@ -277,6 +290,8 @@ class LazyContributions:
         losses = self._loss.each(outputs, targets)
         torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
         result.passes.append(Pass(tickets, [len(batch) for batch in batches], losses.detach().cpu().numpy()))
+        if before:
+            result.buffers.append(BufferChange(sum((weights[t] for t in tickets), Fraction()), before, own_buffers))
 
     def _fetch(self, tickets: list[Ticket], batches: list[Indices]) -> tuple[Any, Any]:
         """The samples of all tickets. What a data set draws for each of them is what its worker would draw alone."""
@@ -299,7 +314,8 @@ class LazyContributions:
         torch.autograd.backward(whole, torch.full_like(whole, float(weight)))
         losses = (whole.reshape(1) if each is None else each).detach().cpu().numpy()
         result.passes.append(Pass([ticket], [len(self._samples[ticket])], losses))
-        result.buffers[ticket] = own_buffers
+        if before:
+            result.buffers.append(BufferChange(weight, before, own_buffers))
 
     def _draw_for(self, ticket: Ticket) -> None:
         """What is drawn now belongs to a ticket."""

@@ -56,6 +56,8 @@ class LocalTrainer:
         self._generator = stream(seed, "local", worker)
         self._random = torch.Generator().manual_seed(int(self._generator.integers(2**62))).get_state()
         self.made = as_made(self.optimizer, self._scheduler)
+        # a mask may be infinite from the start
+        self._finite_buffers = [b for b in self.model.buffers() if b.is_floating_point() and all_finite([b])]
 
     def start_afresh(self) -> int:
         """Draw the weights anew, in layers that know how (``reset_parameters``) and are trained. Returns how many."""
@@ -117,11 +119,13 @@ class LocalTrainer:
                     break
                 losses.append(own)
         self.optimizer.zero_grad(set_to_none=True)  # one gradient in memory, not one for each worker
-        values = [value for value in self.values() if value.is_floating_point()]
-        finite = len(losses) == len(batches) and all_finite(values)
+        finite = len(losses) == len(batches) and all_finite(self._to_be_finite())
         if not finite:
             self.optimizer.state.clear()  # what spoilt the model may still be in its momentum
         return Trained(losses, finite)
+
+    def _to_be_finite(self) -> list[Tensor]:
+        return [*(p.data for p in self.parameters if p.is_floating_point()), *self._finite_buffers]
 
     def _train_one(self, indices: Indices, addition: Addition | None) -> Losses | None:
         """The losses of the samples; nothing, and no step, if the loss is not finite."""

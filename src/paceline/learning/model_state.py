@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -113,12 +114,96 @@ class ModelState:
             buffer.data = value
         return own
 
-    def average_buffers(self, contributed: list[list[Tensor]]) -> None:
-        """Float buffers become the mean of the contributors', whole numbers (counters) the largest."""
-        for buffer, *own in zip(self.buffers, *contributed, strict=True):
-            if not all(torch.equal(value, buffer) for value in own):
-                stacked = torch.stack(own)
-                buffer.data = stacked.mean(dim=0) if buffer.is_floating_point() else stacked.amax(dim=0)
+    def move_buffers(self, changes: Sequence["BufferChange"], *, fresh: bool) -> None:
+        r"""Buffers move as parameters do, by what the workers changed since they downloaded them.
+
+        $$b \leftarrow b + \sum_i w_i \bigl(r_i\,(b_i - b^{(i)}) - f_i\,(b - b^{(i)})\bigr),$$
+
+        where worker $i$ began with $b^{(i)}$ and came to $b_i$. For most buffers $r = 1$ and $f = 0$. The running
+        statistics of batch normalisation forget: after $k$ mini-batches of momentum $m$, the share
+        $f = 1 - (1 - m)^k$ of what they were, and $r = 1$. The last term lets them forget what they are now instead of
+        what they were at the download, so that each worker's mini-batches count as if they had been passed through the
+        model at hand. (Without it they would swing with 16 asynchronous workers and a momentum of 0.1, and grow
+        without bound with more.) Without a momentum they are the mean of all mini-batches; then $f = k / (n + k)$ if
+        the model has seen $n$, and $r = f / f^{(i)}$ with the worker's own share.
+        Where all began with $b$ (they are ``fresh``) and $\sum w_i = 1$, all this is $\sum_i w_i b_i$.
+
+        What whole numbers (counters) move by is rounded to the nearest one, halves to the even one; what is true or
+        false is 1 or 0. So a count of mini-batches goes up by one with each update: of one worker, or of all together.
+        """
+        average = fresh and sum(change.weight for change in changes) == 1
+        values = []
+        for number, buffer in enumerate(self.buffers):
+            each = [(float(weight), began[number], own[number]) for weight, began, own in changes]
+            if all(torch.equal(began, own) for _, began, own in each):
+                values.append(buffer.data)
+            elif not (buffer.is_floating_point() or buffer.is_complex()):
+                values.append(_counted(buffer.data, each))
+            else:
+                shares = [_KEPT if average else self._shares(number, change) for change in changes]
+                values.append(_moved(buffer.data, each, shares, average=average))
+        for buffer, value in zip(self.buffers, values, strict=True):
+            buffer.data = value
+
+    def _shares(self, number: int, change: "BufferChange") -> tuple[float, float]:
+        """The factors r and f of a worker's change of a buffer."""
+        module, counter = self._statistics.get(number, (None, 0))
+        if module is None:
+            return _KEPT
+        seen, before, after = (int(each[counter]) for each in (self.buffers, change.began, change.own))
+        if module.momentum is not None:
+            return 1.0, 1.0 - float((1.0 - module.momentum) ** (after - before))
+        if after == before:
+            return _KEPT
+        share = (after - before) / (seen + after - before)
+        return share * after / (after - before), share
+
+    @cached_property
+    def _statistics(self) -> dict[int, tuple[nn.modules.batchnorm._NormBase, int]]:
+        """The buffers that are running statistics: of which module, and which buffer counts its mini-batches."""
+        places = {id(buffer): number for number, buffer in enumerate(self.buffers)}
+        return {
+            places[id(statistic)]: (module, places[id(module.num_batches_tracked)])
+            for module in self.model.modules()
+            if isinstance(module, nn.modules.batchnorm._NormBase) and id(module.num_batches_tracked) in places
+            for statistic in (module.running_mean, module.running_var)
+            if id(statistic) in places
+        }
+
+
+class BufferChange(NamedTuple):
+    """What a worker's buffers were when it downloaded the model, what they became, and the weight that this has."""
+
+    weight: Fraction
+    began: Sequence[Tensor]
+    own: Sequence[Tensor]
+
+
+Changes = Sequence[tuple[float, Tensor, Tensor]]  # of one buffer: weight, what it was, what it became
+
+
+_KEPT = 1.0, 0.0  # nothing is forgotten
+
+
+def _moved(buffer: Tensor, each: Changes, shares: Sequence[tuple[float, float]], *, average: bool) -> Tensor:
+    wide = torch.promote_types(buffer.dtype, torch.float32)
+    total = torch.zeros_like(buffer, dtype=wide) if average else buffer.to(wide, copy=True)
+    for (weight, began, own), (scale, forgotten) in zip(each, shares, strict=True):
+        if average:
+            total.add_(own, alpha=weight)
+        else:  # what stays as it is may be infinite, such as a mask
+            total.add_(torch.where(own == began, 0, own.to(wide) - began.to(wide)), alpha=weight * scale)
+            if forgotten:
+                total.sub_(buffer.to(wide) - began.to(wide), alpha=weight * forgotten)
+    return total.to(buffer.dtype)
+
+
+def _counted(buffer: Tensor, each: Changes) -> Tensor:
+    total = torch.zeros_like(buffer, dtype=torch.float64)
+    for weight, began, own in each:
+        total.add_(own.to(torch.float64) - began.to(torch.float64), alpha=weight)
+    moved = buffer + total.round_().to(torch.int64)
+    return moved.clamp_(0, 1).to(torch.bool) if buffer.dtype is torch.bool else moved.to(buffer.dtype)
 
 
 def like(examples: list[Tensor], values: Sequence[Tensor]) -> list[Tensor]:

@@ -12,14 +12,16 @@ who was first to arrive makes no difference to the sum.
 
 import math
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
+
+from torch import Tensor
 
 from paceline.core.errors import PacelineError
 from paceline.core.facts import Ticket
 from paceline.core.plain import whole
 from paceline.learning.contributions import Evaluated, Pass, Weights, share_out
-from paceline.learning.model_state import ModelState, Snapshot, all_finite, like, norm
+from paceline.learning.model_state import BufferChange, ModelState, Snapshot, all_finite, like, norm
 from paceline.learning.packing import pack_samples, pack_tickets, unpack_samples, unpack_tickets
 from paceline.learning.row_sums import Parts, RowSums
 from paceline.learning.segments import Brought, Segments
@@ -48,11 +50,12 @@ def free_row(worker: int, workers: int, first: int, taken: Collection[int]) -> i
 class Promise:
     """A ticket that is not settled."""
 
-    __slots__ = ("handed_in", "indices", "loss_sum", "losses", "number", "row", "samples", "source", "used")
+    __slots__ = ("began", "handed_in", "indices", "loss_sum", "losses", "number", "row", "samples", "source", "used")
 
-    def __init__(self, indices: Indices, row: int, source: int, number: int = 0) -> None:
+    def __init__(self, indices: Indices, row: int, source: int, number: int = 0, began: Sequence[Tensor] = ()) -> None:
         self.indices = indices
         self.number = number  # of its worker's pieces of work
+        self.began = began  # the buffers that it was given to begin with
         self.row = row  # its segment
         self.source = source  # the segment with its weights
         self.samples = len(indices)  # computed
@@ -82,6 +85,7 @@ class RowContributions:
         self._lent = False  # do the gradients lie in a row?
         self._slot = 0
         self._published = False  # do the slot's buffers equal the model's?
+        self._began: Sequence[Tensor] = ()  # those of the model
         for values, parameter in zip(segments[0].parameters, state.parameters, strict=True):
             values.copy_(parameter.data)
         self._read_from(0)
@@ -100,7 +104,7 @@ class RowContributions:
         else:
             source = SLOTS + ticket.worker if ticket.worker in self._interrupted else row
             self._segments[source].take(self._segments[self._slot])
-        self._promises[ticket] = Promise(indices, row, source, number)
+        self._promises[ticket] = Promise(indices, row, source, number, self._began)
 
     def promised(self, ticket: Ticket) -> Promise:
         return self._promises[ticket]
@@ -152,6 +156,7 @@ class RowContributions:
     def _publish_buffers(self) -> None:
         """A step may have given the model other buffers: put them where those who start now will read them."""
         self._published = True
+        self._began = [buffer.data for buffer in self._state.buffers]  # a step gives the model others
         for buffer, values in zip(self._segments[self._slot].buffers, self._state.buffers, strict=True):
             buffer.copy_(values)
 
@@ -171,11 +176,14 @@ class RowContributions:
 
     def state(self) -> State:
         promises = self._promises.items()
-        rows = {str(p.row): self._segments[p.row] for _, p in promises if p.handed_in}
+        rows = {str(p.row): (self._segments[p.row], p.began) for _, p in promises if p.handed_in}
         return {
             "samples": pack_samples({ticket: promise.indices for ticket, promise in promises}),
             "promises": [[p.row, p.samples, p.losses, p.handed_in, p.used] for _, p in promises],
-            "rows": {row: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses} for row, s in rows.items()},
+            "rows": {
+                row: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses, "began": list(began)}
+                for row, (s, began) in rows.items()
+            },
             "spoiled": pack_tickets(sorted(self._spoiled)),
         }
 
@@ -194,6 +202,8 @@ class RowContributions:
                     for view, value in zip(views, like(views, values), strict=True):
                         view.copy_(value)
                 own.losses.copy_(like([own.losses], [saved["losses"]])[0])
+                present = [buffer.data for buffer in self._state.buffers]  # for a checkpoint that does not tell
+                promise.began = like(present, saved.get("began", present))
                 self.hand_in(ticket, own.brought(promise.losses))
         self._spoiled.update(unpack_tickets(state["spoiled"]))
 
@@ -250,15 +260,15 @@ class RowContributions:
 
     def _brought(self, weights: Weights) -> Evaluated:
         """What the contributions brought besides a gradient: losses, and the buffers of their workers."""
-        result = Evaluated([], {}, [], 0.0, True)
+        result = Evaluated([], [], [], 0.0, True)
         promises = self._promises
         for _, ticket in sorted((promises[ticket].row, ticket) for ticket in weights):
             promise = promises[ticket]
-            if promise.used:
-                continue
             row = self._segments[promise.row]
             if row.buffers:
-                result.buffers[ticket] = row.buffers
+                result.buffers.append(BufferChange(weights[ticket], promise.began, row.buffers))
+            if promise.used:
+                continue
             losses = row.losses_array[: promise.losses]
             result.passes.append(Pass((ticket,), (promise.samples,), losses, promise.loss_sum))
         return result

@@ -112,7 +112,8 @@ class Server:
             contributions.before_update()
         if len(result.spoiled) < len(step.weights):
             if result.buffers:
-                self._model_state.average_buffers(list(result.buffers.values()))
+                fresh = all(ticket.version == self.updates for ticket in step.weights)
+                self._model_state.move_buffers(result.buffers, fresh=fresh)
             if foreseen is None:
                 self._move(result, oldest=min(ticket.version for ticket in step.weights))
             elif self._at_hand is not None:

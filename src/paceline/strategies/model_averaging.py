@@ -26,7 +26,7 @@ class ModelAveraging(Strategy):
     with $w$.
 
     Each worker's momentum, and whatever else its optimizer keeps, is its own and goes on (``kept``), or is averaged
-    with the models (``averaged``). Float buffers are averaged, whole numbers (counters) become the largest; with
+    with the models (``averaged``). Buffers move as the parameters do, counters by whole numbers; with
     ``recalibrate``, the statistics of batch normalisation are found anew from so many mini-batches after each average
     (by ``torch.optim.swa_utils.update_bn``; the clock does not count this). With ``steps``, the run ends after so many
     local steps of each worker; the last piece may be shorter.
