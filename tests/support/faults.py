@@ -144,3 +144,18 @@ def die_around_the_answer() -> None:
         return cut(row, pieces)
 
     setattr(actor, "cut", last)  # noqa: B010
+
+
+def kill_the_fork_server() -> None:
+    """And with it all workers."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    hang()
+
+
+def start_helpers(pids: Path) -> None:
+    """What user code may start: a fork, a helper, and one that has left the worker's session."""
+    started = [subprocess.Popen(["sleep", "10000"], start_new_session=apart).pid for apart in (False, True)]
+    if (fork := os.fork()) == 0:
+        while True:
+            signal.pause()
+    pids.write_text(" ".join(map(str, [*started, fork])))

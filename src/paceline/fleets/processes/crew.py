@@ -195,8 +195,7 @@ class ProcessCrew:
         self._listened += min(now - self._at_listening, LISTENED_AT_ONCE)
         self._at_listening = now
         if ready:
-            # before the post is read, which may tell of a birth as well
-            ended = [self._by_sentinel[each] for each, _ in ready if each != self._post and self._has_ended(each)]
+            ended = [m for each, _ in ready if each != self._post and self._has_ended(m := self._by_sentinel[each])]
             self._read_post()  # what somebody wrote before its end comes before its end
             for member in ended:
                 self._miss(member)
@@ -236,8 +235,7 @@ class ProcessCrew:
         self._events.append(Arrived(self._now(), ticket, done))
 
     def _welcome(self, member: Member) -> None:
-        assert member.process is not None
-        member.process.be_born()
+        self._has_ended(member)  # it may not be known yet that it has begun
         member.here = True
         self._contributions.forget_worker(member.number)
         self._events.append(Joined(self._now(), member.number))
@@ -247,16 +245,13 @@ class ProcessCrew:
     def _start(self, member: Member) -> None:
         self._roster.start(member, self._listened)
         assert member.process is not None
-        self._by_sentinel[member.process.sentinel] = member
-        self._poll.register(member.process.sentinel, select.EPOLLIN)
+        self._watch(member.process.sentinel, member)
 
     def _condemn_the_overdue(self) -> None:
         for member in self._roster:
             member.listen(self._listened)
             if member.overdue_at <= self._listened and member.process is not None and not member.condemned:
-                silent = self._listened - member.heard
-                member.condemned = f"said nothing for {silent:.3g} s ({member.past.reason()}), and was ended"
-                member.process.kill()
+                member.condemn(self._listened)
         self._check_enough()
 
     def _check_enough(self) -> None:
@@ -265,13 +260,20 @@ class ProcessCrew:
             left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
             self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
 
-    def _has_ended(self, sentinel: int) -> bool:
-        """What a sentinel tells: that a process was born, or after that, that it has ended."""
-        process = self._by_sentinel[sentinel].process
-        assert process is not None
-        known = bool(process.pid)
-        process.be_born()
-        return known
+    def _has_ended(self, member: Member) -> bool:
+        """What a sentinel tells: that a process has ended, or that there is another one to be watched from now on."""
+        assert member.process is not None
+        before, ended = member.process.sentinel, member.process.has_ended()
+        if (after := member.process.sentinel) != before:
+            self._watch(after, member, instead_of=before)
+        return ended
+
+    def _watch(self, sentinel: int, member: Member, instead_of: int | None = None) -> None:
+        if instead_of is not None:
+            self._poll.unregister(instead_of)
+            del self._by_sentinel[instead_of]
+        self._by_sentinel[sentinel] = member
+        self._poll.register(sentinel, select.EPOLLIN)
 
     def _miss(self, member: Member) -> None:
         """A process has ended: tell of it, and have another one unless there is no hope."""
@@ -293,7 +295,10 @@ class ProcessCrew:
             self._events.append(Left(self._now(), member.number))
         following = "it is not replaced"
         if self._replace and member.fruitless < ATTEMPTS:
-            self._start(member)
-            following = "a replacement is on its way"
+            try:
+                self._start(member)
+                following = "a replacement is on its way"
+            except OSError as error:  # no descriptor or no memory is left for another one
+                following = f"it cannot be replaced ({error})"
         log.error("worker %d %s; %s", member.number, reason, following)
         self._check_enough()

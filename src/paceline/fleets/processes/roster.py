@@ -3,11 +3,9 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.errors import PacelineError
 from paceline.core.facts import Ticket
 from paceline.fleets.processes.deadline import Deadline, Past
 from paceline.fleets.processes.mailbox import Mailbox, Order, Shape
@@ -41,14 +39,17 @@ class Memories:
 
 
 class Process(Protocol):
-    """What a worker runs in, wherever that is. Its ``sentinel`` becomes readable when it has ended."""
+    """What a worker runs in, wherever that is.
+
+    Its ``sentinel`` becomes readable when it has ended; or before that when there is another one to be watched.
+    """
 
     sentinel: int
     pid: int
 
     @property
     def start_limit(self) -> float | None:
-        """Seconds that it may take to start, if not as long as its worker takes for a mini-batch."""
+        """Seconds that it may take to start, if not as long as any worker may."""
         ...
 
     @property
@@ -56,8 +57,8 @@ class Process(Protocol):
         """Seconds for which it can be expected to come, if it is not here."""
         ...
 
-    def be_born(self) -> None:
-        """Wait until it is, if need be."""
+    def has_ended(self) -> bool:
+        """Is it over? Never waits."""
         ...
 
     def kill(self) -> None: ...
@@ -108,6 +109,7 @@ class Member:
         self.shared_mailbox = mailbox
         self.mailbox: Orders = mailbox  # or another one, where its process shares no memory
         self.past = Past(deadline)
+        self._at_first = deadline.at_first
         self.process: Process | None = None
         self.here = False
         self.ticket: Ticket | None = None
@@ -125,8 +127,20 @@ class Member:
         """When it will have been silent for too long; never for one that owes nothing."""
         if self.process is None or (self.here and self.ticket is None):
             return float("inf")
-        start_limit = None if self.here else self.process.start_limit
-        return self.heard + (self.past.limit if start_limit is None else start_limit)
+        if self.here:
+            return self.heard + self.past.limit
+        limit = self.process.start_limit  # data and imports may take longer than a mini-batch ever did
+        return self.heard + (self._at_first if limit is None else limit)
+
+    def condemn(self, now: float) -> None:
+        """It was silent for too long."""
+        silent = f"{now - self.heard:.3g} s"
+        if self.here:
+            self.condemned = f"said nothing for {silent} ({self.past.reason()}), and was ended"
+        else:
+            self.condemned = f"was not ready after {silent}, and was ended"
+        if self.process is not None:
+            self.process.kill()
 
     def give(self, ticket: Ticket, now: float) -> None:
         """It has a ticket from now on; but one that did not even take its last one has been silent for longer."""
@@ -216,10 +230,9 @@ class Roster:
         until = time.monotonic() + PATIENCE
         for member in running:
             assert member.process is not None
-            with suppress(PacelineError):  # it was never born
-                if not member.process.ends_by(until):
-                    member.process.kill()
-                member.process.end()
+            if not member.process.ends_by(until):
+                member.process.kill()
+            member.process.end()
             member.process = None
         self._starter.close()
         for member in self.members:

@@ -47,8 +47,8 @@ class Hand:
                 self.pid = self.pid or NEVER_MET
                 os.eventfd_write(self.sentinel, 1)
 
-    def be_born(self) -> None:
-        """It tells by itself."""
+    def has_ended(self) -> bool:
+        return bool(self._why)
 
     def done(self) -> None:
         """It has ended as it should."""

@@ -1,0 +1,212 @@
+"""The process that starts workers may be killed or stopped like any other: the run goes on, and nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paceline as pl
+from paceline.core.facts import Event, Joined, Left
+from paceline.fleets.processes import nursery
+from paceline.fleets.processes.crew import ProcessCrew
+from paceline.fleets.processes.nursery import NURSERY
+from paceline.learning.job import job_of
+from support import faults
+from support.digits import digits_task, linear
+
+TESTS = Path(__file__).parents[1]
+
+
+@contextmanager
+def crew_of(workers: int, task: pl.Task | None = None, **options: Any) -> Iterator[ProcessCrew]:
+    crew, _ = pl.ProcessFleet(workers, **options).hire(job_of(task or digits_task(), [], 32), seed=0)
+    with closing(crew):
+        crew.wait()
+        yield crew
+
+
+def heard(crew: ProcessCrew, until: set[int]) -> list[Event]:
+    """What happens until these workers have joined."""
+    events: list[Event] = []
+    while not until <= {event.worker for event in events if isinstance(event, Joined)}:
+        events += crew.wait()
+    return events
+
+
+def is_stopped(pid: int) -> bool:
+    return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    while not is_stopped(pid):
+        time.sleep(0.001)
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Those that are only waiting to be reaped are gone."""
+    until = time.monotonic() + 30.0
+    while alive := [pid for pid in pids if psutil.pid_exists(pid) and not is_zombie(pid)]:
+        assert time.monotonic() < until, f"{alive} are still there"
+        time.sleep(0.01)
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_worker_that_was_asked_for_and_never_started_counts_as_ended(caplog: pytest.LogCaptureFixture) -> None:
+    with crew_of(2) as crew:
+        stop(NURSERY.pid)
+        os.kill(crew.pids[0], signal.SIGKILL)
+        (left,) = crew.wait()  # noticed without the fork server's help, and a replacement was asked for
+        assert isinstance(left, Left)
+        before = NURSERY.pid
+        os.kill(before, signal.SIGKILL)  # it has read nothing: the request dies with it, and so does the other worker
+        assert [event.worker for event in heard(crew, {0, 1}) if isinstance(event, Left)] == [1]
+        assert NURSERY.pid != before
+    assert "worker 0 could not be started" in caplog.text
+    assert "worker 1 ended with the process that had started it" in caplog.text
+
+
+def test_one_that_is_stopped_is_ended_when_somebody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with crew_of(2) as crew:
+        monkeypatch.setattr(nursery, "BEGUN_WITHIN", 0.3)
+        before = NURSERY.pid
+        stop(before)
+        os.kill(crew.pids[0], signal.SIGKILL)
+        (left,) = crew.wait()
+        assert isinstance(left, Left)
+        joined = crew.wait()
+        monkeypatch.setattr(nursery, "BEGUN_WITHIN", 60.0)  # for the next one, whatever the machine is at
+        heard(crew, {0, 1} - {event.worker for event in joined if isinstance(event, Joined)})
+        assert NURSERY.pid != before
+    assert "was not ready after" in caplog.text
+
+
+def test_a_run_ends_while_it_is_stopped() -> None:
+    with crew_of(2) as crew:
+        pids = [*crew.pids.values()]
+        stop(NURSERY.pid)
+    try:
+        wait_until_gone(pids)
+    finally:
+        os.kill(NURSERY.pid, signal.SIGCONT)
+
+
+class Telling(nn.Module):
+    """Writes down of each process what it had loaded when it began."""
+
+    def __init__(self, model: nn.Module, directory: Path) -> None:
+        super().__init__()
+        self.model, self.directory, self.told = model, directory, False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training and not self.told:
+            (self.directory / str(os.getpid())).write_text(str("torch._dynamo" in sys.modules))
+            self.told = True
+        outputs: Tensor = self.model(inputs)
+        return outputs
+
+
+def test_a_run_goes_on_when_it_is_killed_and_the_next_one_loads_what_it_had_loaded(tmp_path: Path) -> None:
+    for name in ("marks", "told"):
+        (tmp_path / name).mkdir()
+    model = faults.Struck(Telling(linear(), tmp_path / "told"), faults.kill_the_fork_server, tmp_path / "marks")
+    run = pl.train(
+        replace(digits_task(model), evaluate=lambda model: {"loss": 0.0}), strategy=pl.ModelAveraging(every=2),
+        fleet=pl.ProcessFleet(2), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        stop=pl.Stop(updates=8), progress=False,
+    )  # fmt: skip
+    assert (run.ended, run.history[-1].updates) == ("updates", 8)
+    told = [path.read_text() for path in (tmp_path / "told").iterdir()]
+    assert len(told) >= 3  # two, and those that came after them
+    assert set(told) == {"True"}
+
+
+class SlowToUnpack(nn.Module):
+    def __init__(self, model: nn.Module, slow: Path, going_on: Path) -> None:
+        super().__init__()
+        self.model, self.slow, self.going_on = model, slow, going_on
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.model(inputs)
+        return outputs
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        while self.slow.exists() and not self.going_on.exists():
+            time.sleep(0.01)
+
+
+def test_a_replacement_may_take_as_long_to_start_as_a_first_worker(tmp_path: Path) -> None:
+    slow, going_on = tmp_path / "slow", tmp_path / "going on"
+    task = digits_task(SlowToUnpack(linear(), slow, going_on))
+    deadline = pl.Deadline(factor=2.0, at_least=0.1, at_first=120.0)
+    with crew_of(1, task, deadline=deadline) as crew:
+        (member,) = crew._roster.members
+        member.past.add(0.001)  # a mini-batch took no time at all
+        slow.touch()
+        os.kill(crew.pids[0], signal.SIGKILL)
+        assert [type(event) for event in crew.wait()] == [Left]
+        began = crew._listened
+        while crew._listened < began + 0.6:  # six times what is learnt
+            crew._listen()
+        going_on.touch()
+        assert [type(event) for event in crew.wait()] == [Joined]
+        assert member.fruitless == 1
+
+
+# What outlives nobody
+
+
+def test_all_die_with_the_server_even_if_they_are_stopped(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command = [sys.executable, "-m", "support.endless_processes", str(pids)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TESTS)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "trained\n"
+    (fork_server,) = psutil.Process(parent.pid).children()
+    workers = [each.pid for each in fork_server.children()]
+    family = [fork_server.pid, *workers, *map(int, pids.read_text().split())]
+    stop(workers[0])
+    stop(fork_server.pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_until_gone(family)
+
+
+def test_what_user_code_starts_in_a_worker_goes_with_the_run(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    model = faults.Struck(linear(), partial(faults.start_helpers, pids), tmp_path, at=0)
+    pl.train(
+        replace(digits_task(model), evaluate=lambda model: {"loss": 0.0}), strategy=pl.Synchronous(),
+        fleet=pl.ProcessFleet(2), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        stop=pl.Stop(updates=2), progress=False,
+    )  # fmt: skip
+    wait_until_gone([int(pid) for pid in pids.read_text().split()])
+
+
+def test_workers_have_sessions_of_their_own() -> None:
+    with crew_of(1) as crew:
+        worker = crew.pids[0]
+        assert os.getsid(worker) == worker  # what it starts can be told from what others have
+        assert os.getsid(NURSERY.pid) == NURSERY.pid  # a signal to the whole group is for the server
