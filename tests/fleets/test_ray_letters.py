@@ -81,7 +81,7 @@ class Desk:
         whole = np.zeros(self.segments.layout.losses.end, dtype=np.uint8)
         whole[: row.nbytes] = row.view(torch.uint8).numpy()
         pieces = cut(whole, pieces_of(len(whole)))
-        self.calls.made[call][0]([(Answer(done, Brought(4, 0.0, 0.0), 0.1, complaint), pieces[0]), *pieces[1:]])
+        self.calls.made[call][0]([(Answer(done, Brought(4, 0.0, 0.0, 4.0), 0.1, complaint), pieces[0]), *pieces[1:]])
 
     def told(self) -> list[tuple[int, ...]]:
         try:

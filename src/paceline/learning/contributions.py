@@ -55,12 +55,18 @@ class Pass(NamedTuple):
     tickets: Sequence[Ticket]
     samples: Sequence[int]  # of each ticket
     losses: Losses
-    loss_sum: float | None = None  # if it is known already
+    loss_sum: float | None = None  # if it is known already, or the loss is that of the whole batch: times its weight
+    loss_weight: float | None = None  # what the sum is divided by; by default how many losses there are
 
     @property
     def total(self) -> float:
         """The sum of the losses."""
         return float(self.losses.sum(dtype=np.float64)) if self.loss_sum is None else self.loss_sum
+
+    @property
+    def weight(self) -> float:
+        """What the sum of the losses is to be divided by."""
+        return len(self.losses) if self.loss_weight is None else self.loss_weight
 
     def of_tickets(self) -> Iterator[tuple[Ticket, Losses]]:
         """Each ticket with the losses of its samples, where they can be told."""
@@ -312,8 +318,12 @@ class LazyContributions:
         own_buffers = state.take_buffers_back(before)
         whole, each = self._loss.mean(outputs, targets)
         torch.autograd.backward(whole, torch.full_like(whole, float(weight)))
-        losses = (whole.reshape(1) if each is None else each).detach().cpu().numpy()
-        result.passes.append(Pass([ticket], [len(self._samples[ticket])], losses))
+        count = len(self._samples[ticket])
+        if each is None:
+            of_batch = self._loss.sum_and_weight(whole, outputs, targets, count)
+            result.passes.append(Pass([ticket], [count], whole.detach().reshape(1).cpu().numpy(), *of_batch))
+        else:
+            result.passes.append(Pass([ticket], [count], each.detach().cpu().numpy()))
         if before:
             result.buffers.append(BufferChange(weight, before, own_buffers))
 

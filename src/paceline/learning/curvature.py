@@ -148,17 +148,20 @@ class _Hessian:
         return unit
 
     def times(self, vector: Tensor) -> Tensor:
-        total = torch.zeros_like(vector)
+        total, weights = torch.zeros_like(vector), 0.0
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fast attention has no second derivatives
             for indices in self._batches:
                 inputs, targets = to_device(self._data.fetch(indices), self._device)
-                loss, _ = self._loss.mean(self._model(inputs), targets)
+                outputs = self._model(inputs)
+                loss, _ = self._loss.mean(outputs, targets)
                 try:
                     product = self._derivative(loss, vector)
                 except RuntimeError as error:
                     raise ConfigError(f"the model has no second derivatives: {' '.join(str(error).split())}") from None
-                total += product * (len(indices) / self.samples)
-        return total
+                _, weight = self._loss.sum_and_weight(loss, outputs, targets, len(indices))
+                total += product * weight
+                weights += weight
+        return total / weights if weights else total
 
     def _derivative(self, loss: Tensor, vector: Tensor) -> Tensor:
         gradients = torch.autograd.grad(loss, self._parameters, create_graph=True, allow_unused=True)

@@ -35,6 +35,7 @@ class Trained:
     """What came of a piece of local training."""
 
     losses: list[Losses]  # of each mini-batch: of each sample, or of the whole where those cannot be told
+    sums: list[tuple[float, float]]  # of each mini-batch: the sum of the losses, and what it is divided by
     finite: bool  # the losses and the model; training stops at the first loss that is not
 
 
@@ -111,10 +112,11 @@ class LocalTrainer:
     ) -> Trained:  # fmt: skip
         """One step for each mini-batch, on the task's loss and what is added to it, for as long as it may go on."""
         losses: list[Losses] = []
+        sums: list[tuple[float, float]] = []
         self.model.train()
         with self._own_random_numbers():
             for step, (indices, addition) in enumerate(zip(batches, additions, strict=True)):
-                own = self._train_one(indices, addition) if go_on(step) else None
+                own = self._train_one(indices, addition, sums) if go_on(step) else None
                 if own is None:
                     break
                 losses.append(own)
@@ -122,12 +124,12 @@ class LocalTrainer:
         finite = len(losses) == len(batches) and all_finite(self._to_be_finite())
         if not finite:
             self.optimizer.state.clear()  # what spoilt the model may still be in its momentum
-        return Trained(losses, finite)
+        return Trained(losses, sums, finite)
 
     def _to_be_finite(self) -> list[Tensor]:
         return [*(p.data for p in self.parameters if p.is_floating_point()), *self._finite_buffers]
 
-    def _train_one(self, indices: Indices, addition: Addition | None) -> Losses | None:
+    def _train_one(self, indices: Indices, addition: Addition | None, sums: list[tuple[float, float]]) -> Losses | None:
         """The losses of the samples; nothing, and no step, if the loss is not finite."""
         inputs, targets = to_device(self._job.samples.fetch(indices), self._device)
         self.optimizer.zero_grad(set_to_none=True)
@@ -142,7 +144,12 @@ class LocalTrainer:
         self._step()
         if self._scheduler is not None:
             self._scheduler.step()
-        return (whole.reshape(1) if each is None else each).detach().cpu().numpy()
+        if each is None:
+            sums.append(self._job.loss.sum_and_weight(whole, outputs, targets, len(indices)))
+            return whole.detach().reshape(1).cpu().numpy()
+        losses: Losses = each.detach().cpu().numpy()
+        sums.append((float(losses.sum(dtype=np.float64)), len(losses)))
+        return losses
 
     def _own_random_numbers(self) -> "_OwnRandomNumbers":
         return _OwnRandomNumbers(self)

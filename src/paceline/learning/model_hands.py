@@ -15,13 +15,12 @@ from paceline.core.facts import Joined, Left, Step, Ticket
 from paceline.core.plain import whole
 from paceline.fleets.billing import Bill
 from paceline.learning.contributions import share_out
-from paceline.learning.data import to_device
 from paceline.learning.job import Job
 from paceline.learning.local_training import LocalTrainer, Trained
 from paceline.learning.local_work import Assignment, Beginning, Pieces
 from paceline.learning.optimizer_state import check_as_made
-from paceline.learning.packing import pack_samples, pack_tickets, unpack_samples, unpack_tickets
-from paceline.learning.task import EVALUATED_AT_ONCE, device_of
+from paceline.learning.packing import loss_so_far, pack_samples, pack_tickets, unpack_samples, unpack_tickets
+from paceline.learning.task import loss_and_accuracy
 from paceline.sampling.batches import Attentive, Batches, Watchful
 from paceline.sampling.partition import Indices
 from paceline.stateful import State
@@ -83,7 +82,7 @@ class ModelHands:
         self._watchful = batches if isinstance(batches, Watchful) else None
         self._promised: dict[Ticket, list[Indices]] = {}
         self._spoiled_in_a_row = 0
-        self._loss_sum, self._loss_count = 0.0, 0
+        self._loss_sum, self._loss_weight = 0.0, 0.0
 
     @property
     def model(self) -> nn.Module:
@@ -135,8 +134,8 @@ class ModelHands:
 
     def training_loss(self) -> float:
         """The mean loss of the samples used since the last call."""
-        mean = self._loss_sum / self._loss_count if self._loss_count else float("nan")
-        self._loss_sum, self._loss_count = 0.0, 0
+        mean = self._loss_sum / self._loss_weight if self._loss_weight else float("nan")
+        self._loss_sum, self._loss_weight = 0.0, 0.0
         return mean
 
     def state(self) -> State:
@@ -148,8 +147,8 @@ class ModelHands:
             "aggregation": self.aggregation.state(),
             "promised": pack_samples(promised),
             "mini-batches": [[len(each) for each in batches] for batches in self._promised.values()],
-            "counts": [self.updates, self.samples, self._spoiled_in_a_row, self._loss_count],
-            "loss": self._loss_sum,
+            "counts": [self.updates, self.samples, self._spoiled_in_a_row],
+            "loss": [self._loss_sum, self._loss_weight],
             "separable": self._job.loss.state(),
             "spoiled": pack_tickets(self.spoiled),
         }
@@ -162,8 +161,8 @@ class ModelHands:
         promised = unpack_samples(state["promised"], len(self._job.samples))
         for (ticket, samples), sizes in zip(promised.items(), state["mini-batches"], strict=True):
             self._promised[ticket] = np.split(samples, np.cumsum([whole(size) for size in sizes])[:-1])
-        self.updates, self.samples, self._spoiled_in_a_row, self._loss_count = map(whole, state["counts"])
-        self._loss_sum = float(state["loss"])
+        self.updates, self.samples, self._spoiled_in_a_row = map(whole, state["counts"][:3])
+        self._loss_sum, self._loss_weight = loss_so_far(state)
         self._job.loss.restore(state["separable"])
         self.spoiled += unpack_tickets(state["spoiled"])
 
@@ -172,25 +171,21 @@ class ModelHands:
         return min((trainer.model for trainer in self.trainers), key=self._loss_on_all)
 
     def _loss_on_all(self, model: nn.Module) -> float:
-        samples, device = self._job.unaugmented, device_of(model)
         was_training = model.training
         model.eval()
-        total = 0.0
         with torch.inference_mode():
-            for begin in range(0, len(samples), EVALUATED_AT_ONCE):
-                indices = np.arange(begin, min(begin + EVALUATED_AT_ONCE, len(samples)))
-                inputs, targets = to_device(samples.fetch(indices), device)
-                total += float(self._job.loss.mean(model(inputs), targets)[0]) * len(indices)
+            loss, _ = loss_and_accuracy(model, self._job.unaugmented, self._job.loss)
         model.train(was_training)
-        return math.inf if math.isnan(total) else total / len(samples)
+        return math.inf if math.isnan(loss) else loss
 
     def _observe(self, ticket: Ticket, batches: Sequence[Indices], trained: Trained) -> None:
         for indices, losses in zip(batches, trained.losses, strict=False):  # training may have stopped early
             self.samples += len(indices)
-            self._loss_sum += float(losses.sum(dtype=np.float64))
-            self._loss_count += len(losses)
             if self._watchful is not None and len(losses) == len(indices):
                 self._watchful.observe(ticket.worker, indices, losses)
+        for total, weight in trained.sums:
+            self._loss_sum += total
+            self._loss_weight += weight
 
     def _report(self, spoiled: Sequence[Ticket], step: Step) -> None:
         """A round of which nothing is finite ends the run; single models, when all workers' in a row are not."""

@@ -31,6 +31,13 @@ def unpack_samples(state: Mapping[str, Any], data_samples: int) -> dict[Ticket, 
     return dict(zip(unpack_tickets(state["tickets"]), pieces, strict=True))
 
 
+def loss_so_far(state: Mapping[str, Any]) -> tuple[float, float]:
+    """The sum of the losses since the last row, and what it is divided by: in older checkpoints their number."""
+    of_old = [state["loss"], state["counts"][3]] if len(state["counts"]) > 3 else state["loss"]
+    total, weight = map(float, of_old)
+    return total, weight
+
+
 def pack_tickets(tickets: Iterable[Ticket]) -> list[Any]:
     return [plain_ticket(ticket) for ticket in tickets]
 

@@ -90,6 +90,7 @@ class PieceRows:
             "values": _values(self._segments[row]),
             "aside": outcome.aside,
             "losses": outcome.trained.losses,
+            "sums": [list(each) for each in outcome.trained.sums],
             "finite": outcome.trained.finite,
         }
 
@@ -104,7 +105,9 @@ class PieceRows:
             if promise.handed_in:
                 own, saved = _values(self._segments[row]), state["handed in"][str(row)]
                 _copy(own, like(own, saved["values"]))
-                trained = Trained(list(saved["losses"]), bool(saved["finite"]))
+                losses = list(saved["losses"])
+                sums = saved.get("sums", [[float(each.sum(dtype=np.float64)), len(each)] for each in losses])
+                trained = Trained(losses, [(float(s), float(w)) for s, w in sums], bool(saved["finite"]))
                 self._letters.put(row, ticket.serial, Outcome(trained, saved["aside"]))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.core.errors import PacelineError
 from paceline.core.facts import Ticket
-from paceline.core.plain import whole
+from paceline.core.plain import real, whole
 from paceline.learning.contributions import Evaluated, Pass, Weights, share_out
 from paceline.learning.model_state import BufferChange, ModelState, Snapshot, all_finite, like, norm
 from paceline.learning.packing import pack_samples, pack_tickets, unpack_samples, unpack_tickets
@@ -50,7 +50,10 @@ def free_row(worker: int, workers: int, first: int, taken: Collection[int]) -> i
 class Promise:
     """A ticket that is not settled."""
 
-    __slots__ = ("began", "handed_in", "indices", "loss_sum", "losses", "number", "row", "samples", "source", "used")
+    __slots__ = (
+        "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "number", "row", "samples", "source",
+        "used",
+    )  # fmt: skip
 
     def __init__(self, indices: Indices, row: int, source: int, number: int = 0, began: Sequence[Tensor] = ()) -> None:
         self.indices = indices
@@ -62,6 +65,7 @@ class Promise:
         self.handed_in = False
         self.losses = 0  # handed in: one a sample, or one in all
         self.loss_sum = 0.0
+        self.loss_weight = 0.0
         self.used = False
 
 
@@ -112,7 +116,8 @@ class RowContributions:
     def hand_in(self, ticket: Ticket, brought: Brought) -> None:
         """The row of a ticket was written."""
         promise = self._promises[ticket]
-        promise.losses, promise.loss_sum, promise.handed_in = brought.losses, brought.loss_sum, True
+        promise.losses, promise.loss_sum, promise.loss_weight = brought.losses, brought.loss_sum, brought.loss_weight
+        promise.handed_in = True
         self._norms[promise.row - self._first_row] = brought.norm
         self._interrupted.discard(ticket.worker)
         if promise.source < SLOTS:
@@ -179,7 +184,7 @@ class RowContributions:
         rows = {str(p.row): (self._segments[p.row], p.began) for _, p in promises if p.handed_in}
         return {
             "samples": pack_samples({ticket: promise.indices for ticket, promise in promises}),
-            "promises": [[p.row, p.samples, p.losses, p.handed_in, p.used] for _, p in promises],
+            "promises": [[p.row, p.samples, p.losses, p.handed_in, p.used, p.loss_weight] for _, p in promises],
             "rows": {
                 row: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses, "began": list(began)}
                 for row, (s, began) in rows.items()
@@ -194,7 +199,8 @@ class RowContributions:
                 raise ValueError(f"{ticket} cannot have the row {row}")
             promise = self._promises[ticket] = Promise(indices, whole(row), row)
             promise.samples, promise.losses = map(whole, rest[:2])
-            promise.handed_in, promise.used = map(bool, rest[2:])
+            promise.handed_in, promise.used = map(bool, rest[2:4])
+            weight = real(rest[4]) if len(rest) > 4 and rest[4] != promise.losses else None  # older ones have none
             self._taken.add(row)
             if promise.handed_in:
                 own, saved = self._segments[row], state["rows"][str(row)]
@@ -204,7 +210,7 @@ class RowContributions:
                 own.losses.copy_(like([own.losses], [saved["losses"]])[0])
                 present = [buffer.data for buffer in self._state.buffers]  # for a checkpoint that does not tell
                 promise.began = like(present, saved.get("began", present))
-                self.hand_in(ticket, own.brought(promise.losses))
+                self.hand_in(ticket, own.brought(promise.losses, weight))
         self._spoiled.update(unpack_tickets(state["spoiled"]))
 
     # A step.
@@ -270,7 +276,7 @@ class RowContributions:
             if promise.used:
                 continue
             losses = row.losses_array[: promise.losses]
-            result.passes.append(Pass((ticket,), (promise.samples,), losses, promise.loss_sum))
+            result.passes.append(Pass((ticket,), (promise.samples,), losses, promise.loss_sum, promise.loss_weight))
         return result
 
     # A step that needs no sum: the model moves along the rows themselves.

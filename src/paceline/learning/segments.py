@@ -63,9 +63,10 @@ class Brought(NamedTuple):
     losses: int  # how many: one a sample, or one in all
     loss_sum: float
     norm: float  # of the gradient; infinite or NaN if it is not finite, or overflows
+    loss_weight: float  # what the sum of the losses is divided by
 
 
-NOTHING = Brought(0, 0.0, 0.0)
+NOTHING = Brought(0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,12 @@ class Segment:
         for own, others in zip(self.vectors + self.buffers, other.vectors + other.buffers, strict=True):
             own.copy_(others)
 
-    def brought(self, losses: int) -> Brought:
-        return Brought(losses, float(self.losses_array[:losses].sum(dtype=np.float64)), norm(self.vectors))
+    def brought(self, losses: int, of_batch: float | None = None) -> Brought:
+        """Of a row with so many losses: one a sample, or one in all of a batch of a weight."""
+        loss_sum = float(self.losses_array[:losses].sum(dtype=np.float64))
+        if of_batch is None:
+            return Brought(losses, loss_sum, norm(self.vectors), losses)
+        return Brought(losses, loss_sum * of_batch, norm(self.vectors), of_batch)
 
 
 class Segments:

@@ -15,7 +15,7 @@ from paceline.learning.contributions import Contributions, Evaluated, RowsAtHand
 from paceline.learning.generators import PieceNumbers
 from paceline.learning.model_state import ModelState, all_finite
 from paceline.learning.optimizer_state import as_made, check_as_made, optimizer_state, restore_optimizer
-from paceline.learning.packing import pack_tickets, unpack_tickets
+from paceline.learning.packing import loss_so_far, pack_tickets, unpack_tickets
 from paceline.learning.plain_sgd import plain_rate, plain_sgd
 from paceline.sampling.batches import Attentive, Batches, Watchful
 from paceline.stateful import State
@@ -70,7 +70,7 @@ class Server:
         self._kept: set[Ticket] = set()
         self._numbers = PieceNumbers()
         self._spoiled_in_a_row = 0
-        self._loss_sum, self._loss_count = 0.0, 0
+        self._loss_sum, self._loss_weight = 0.0, 0.0
         self._made = as_made(self._optimizer, self._scheduler)
 
     def attend(self, event: Joined | Left) -> None:
@@ -131,8 +131,8 @@ class Server:
 
     def training_loss(self) -> float:
         """The mean loss of the samples used since the last call."""
-        mean = self._loss_sum / self._loss_count if self._loss_count else float("nan")
-        self._loss_sum, self._loss_count = 0.0, 0
+        mean = self._loss_sum / self._loss_weight if self._loss_weight else float("nan")
+        self._loss_sum, self._loss_weight = 0.0, 0.0
         return mean
 
     def state(self) -> State:
@@ -142,8 +142,8 @@ class Server:
             "model": self._model_state.state(),
             "optimizer": optimizer_state(self._optimizer),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "counts": [self.updates, self.samples, self._spoiled_in_a_row, self._loss_count],
-            "loss": self._loss_sum,
+            "counts": [self.updates, self.samples, self._spoiled_in_a_row],
+            "loss": [self._loss_sum, self._loss_weight],
             "kept": pack_tickets(sorted(self._kept)),
             "spoiled": pack_tickets(self.spoiled),
             "numbers": self._numbers.state(),
@@ -155,8 +155,8 @@ class Server:
         restore_optimizer(self._optimizer, state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
-        self.updates, self.samples, self._spoiled_in_a_row, self._loss_count = map(whole, state["counts"])
-        self._loss_sum = float(state["loss"])
+        self.updates, self.samples, self._spoiled_in_a_row = map(whole, state["counts"][:3])
+        self._loss_sum, self._loss_weight = loss_so_far(state)
         self._kept.update(unpack_tickets(state["kept"]))
         self.spoiled += unpack_tickets(state["spoiled"])
         if "numbers" in state:  # otherwise it was put aside when seeds went by tickets
@@ -170,7 +170,7 @@ class Server:
             first = each if kept.isdisjoint(each.tickets) else each.without(kept)
             self.samples += sum(first.samples)
             self._loss_sum += first.total
-            self._loss_count += len(first.losses)
+            self._loss_weight += first.weight
             if watchful is not None:
                 for ticket, losses in first.of_tickets():
                     watchful.observe(ticket.worker, self.contributions.samples(ticket), losses)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
 from paceline.learning.data import Data, Samples, samples, to_device
-from paceline.learning.loss import Loss, SampleLoss
+from paceline.learning.loss import Loss, LossOfAll, SampleLoss
 
 EVALUATED_AT_ONCE = 2048
 
@@ -50,7 +50,7 @@ class Task:
             return lambda model: _in_eval_mode(model, lambda: _pick(own(model)))
         data = samples(self.train if self.test is None else self.test)
         loss = SampleLoss(self.loss, data)
-        return lambda model: _in_eval_mode(model, lambda: _loss_and_accuracy(model, data, loss))
+        return lambda model: _in_eval_mode(model, lambda: loss_and_accuracy(model, data, loss))
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -71,18 +71,21 @@ def _in_eval_mode(model: nn.Module, judge: Callable[[], tuple[float, float]]) ->
         model.train(was_training)
 
 
-def _loss_and_accuracy(model: nn.Module, data: Samples, loss: SampleLoss) -> tuple[float, float]:
-    device = device_of(model)
-    total, correct, classified = 0.0, 0, True
+def loss_and_accuracy(model: nn.Module, data: Samples, loss: SampleLoss) -> tuple[float, float]:
+    """The loss of all samples, and the share of them that is put into its class; NaN if there are no classes."""
+    device, of_all = device_of(model), LossOfAll(loss)
+    correct, labelled, classified = 0, 0, True
     for begin in range(0, len(data), EVALUATED_AT_ONCE):
         indices = np.arange(begin, min(begin + EVALUATED_AT_ONCE, len(data)))
         inputs, targets = to_device(data.fetch(indices), device)
         outputs: Any = model(inputs)
-        total += float(loss.mean(outputs, targets)[0]) * len(indices)
+        of_all.add(outputs, targets, len(indices))
         classified = classified and are_classes(outputs, targets)
         if classified:
-            correct += int((outputs.argmax(dim=1) == targets).sum())
-    return total / len(data), correct / len(data) if classified else float("nan")
+            counted = loss.counted(targets)
+            correct += int(((outputs.argmax(dim=1) == targets) & counted).sum())
+            labelled += int(counted.sum())
+    return of_all.value(), correct / labelled if classified and labelled else float("nan")
 
 
 def are_classes(outputs: Any, targets: Any) -> bool:

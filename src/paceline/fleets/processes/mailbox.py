@@ -22,7 +22,8 @@ from paceline.sampling.partition import Indices
 SPIN = 500e-6  # seconds that a worker keeps looking: about as long as the server takes for an update of a small model
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
 TEXT = 16_384  # bytes for a traceback
-ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, SECONDS, TAKEN, BEAT, SPENT, LOSSES, LOSS_SUM, NORM = range(15)
+ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, SECONDS, TAKEN, BEAT, SPENT = range(12)
+LOSSES, LOSS_SUM, NORM, LOSS_WEIGHT = range(12, 16)
 WORDS = 16
 NOTHING, QUIT = 0, -1
 
@@ -117,7 +118,7 @@ class Mailbox:
     @property
     def brought(self) -> Brought:
         """What is known of the row that was handed in last."""
-        return Brought(self._words[LOSSES], self._reals[LOSS_SUM], self._reals[NORM])
+        return Brought(self._words[LOSSES], self._reals[LOSS_SUM], self._reals[NORM], self._reals[LOSS_WEIGHT])
 
     @property
     def spent(self) -> float:
@@ -174,7 +175,7 @@ class Mailbox:
         self._words[BEAT] = block
 
     def bring(self, brought: Brought) -> None:
-        self._words[LOSSES], self._reals[LOSS_SUM], self._reals[NORM] = brought
+        self._words[LOSSES], self._reals[LOSS_SUM], self._reals[NORM], self._reals[LOSS_WEIGHT] = brought
 
     def count_seconds(self, seconds: float) -> None:
         self._reals[SPENT] = seconds
