@@ -14,15 +14,19 @@
 ``examples/compare.toml`` shows every section.
 """
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from paceline.core.errors import ConfigError
+from paceline.files import read_text
 from paceline.fleet_tables import AnyFleet, fleet_table, read_fleet
 from paceline.pruning.rules import FineRule, RandomRule
+from paceline.randomness import LARGEST_SEED
 from paceline.run import Every, Stop
 from paceline.sampling.batches import Resampled, Sampling, Shuffled
 from paceline.sampling.partition import Dirichlet, Equal, Partition, Pathological
@@ -40,6 +44,7 @@ from paceline.toml_tables import (
 )
 
 T = TypeVar("T")
+MOST_WEIGHTS = 10**8  # of one layer that is described in a file: its data has 64 inputs
 PARTITIONS: Mapping[str, type[Any]] = {"equal": Equal, "pathological": Pathological, "dirichlet": Dirichlet}
 SAMPLINGS: Mapping[str, type[Any]] = {
     "shuffled": Shuffled,
@@ -67,6 +72,10 @@ class TaskChoice:
             )
         if not all(width > 0 for width in self.hidden):
             raise ConfigError(f"hidden layers of widths {list(self.hidden)} are not possible: at least 1 each")
+        if any(one * other > MOST_WEIGHTS for one, other in pairwise((*self.hidden, 1))):
+            raise ConfigError(
+                f"hidden layers of widths {shown(list(self.hidden))} have over {MOST_WEIGHTS:,} weights: choose fewer"
+            )
         if not 0 < self.test_share < 1:
             raise ConfigError(f"test_share={self.test_share} leaves nothing to train or to judge on: between 0 and 1")
 
@@ -115,12 +124,28 @@ class Config:
     target: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ConfigError(f"seeds={list(self.seeds)}: give different whole numbers from 0 on, such as [0, 1, 2]")
+        fits = all(0 <= seed <= LARGEST_SEED for seed in self.seeds)
+        if not self.seeds or not fits or len(set(self.seeds)) < len(self.seeds):
+            seeds = shown(list(self.seeds))
+            raise ConfigError(f"seeds={seeds}: give different whole numbers from 0 to 2**63 - 1, such as [0, 1, 2]")
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size={self.batch_size} is not possible: at least 1 sample")
         if self.target is not None and not 0 < self.target <= 1:
             raise ConfigError(f"target={self.target} is no accuracy: between 0 and 1, such as 0.9")
+        self._check_rate()
         if self.tune is None and self.optimizer.name != "LBFGS" and "lr" not in self.optimizer.options:
             raise ConfigError("no step is given: set lr in [optimizer], or lr = [...] in [tune] to try several")
+
+    def _check_rate(self) -> None:
+        """Torch takes a learning rate that is no number, infinite or 0, and lets training come to nothing."""
+        for name, value in self.optimizer.options.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"optimizer: {name}={value} is not finite: give a number, such as {name} = 0.1")
+        lr = self.optimizer.options.get("lr", 1.0)
+        if isinstance(lr, bool) or not isinstance(lr, int | float) or not lr > 0:
+            raise ConfigError(
+                f"optimizer: lr={shown(lr)} is no learning rate: give a positive number, such as lr = 0.1"
+            )
 
     def with_strategies(self, choices: tuple[StrategyChoice, ...]) -> "Config":
         return replace(self, strategies=choices)
@@ -135,26 +160,25 @@ KEYS = (
 def read_config(path: Path | str) -> Config:
     """Read and check a TOML file."""
     path = Path(path)
-    try:
-        return parse_config(path.read_text(encoding="utf-8"), path.name)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path.name} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}"
-        ) from None
+    return parse_config(read_text(path), path.name)
 
 
 def parse_config(text: str, where: str = "config") -> Config:
     """Check the text of a TOML file; ``where`` names it in messages."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where} is not valid TOML: {error}") from None
+    table = parse_tables(text, where)
     try:
         return _config(table)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def parse_tables(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{where} is not read: its tables or lists are nested too deeply") from None
 
 
 def write_config(config: Config) -> str:

@@ -27,7 +27,7 @@ from paceline.run_directory import RunDirectory
 from paceline.sampling.partition import deal
 from paceline.strategies.checks import check_fits
 from paceline.strategy_names import StrategyChoice
-from paceline.toml_tables import nearest
+from paceline.toml_tables import nearest, shown
 from paceline.training import train
 
 Pair = tuple[Tensor, Tensor]
@@ -48,9 +48,26 @@ def check(config: Config) -> None:
         samples = task.training_samples()
         deal(config.partition, samples, config.fleet.workers, config.batch_size, stream(seed, "partition"))
     for lr in config.tune.lr if config.tune else (None,):
-        optimizer = make_optimizer(config.optimizer, lr)(task.model.parameters())
-    if config.scheduler is not None:
-        make_scheduler(config.scheduler)(optimizer)
+        make_optimizer(config.optimizer, lr)(task.model.parameters())
+    _try_step(config)
+
+
+def _try_step(config: Config) -> None:
+    """Make steps of nothing: some options are looked at only then."""
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    parameter.grad = torch.zeros_like(parameter)
+    lr = config.tune.lr[0] if config.tune else None
+    optimizer = make_optimizer(config.optimizer, lr)([parameter])
+    scheduler = make_scheduler(config.scheduler)(optimizer) if config.scheduler is not None else None
+    chosen = config.optimizer
+    try:
+        for _ in range(2):  # the first has no momentum yet
+            optimizer.step()
+        if scheduler is not None and config.scheduler is not None:
+            chosen = config.scheduler
+            scheduler.step()
+    except Exception as error:  # torch raises whatever comes of an option of the wrong type
+        raise ConfigError(f"{chosen.name} cannot step with {shown(dict(chosen.options))}: {_line(error)}") from None
 
 
 def run(
@@ -173,7 +190,7 @@ def make_optimizer(chosen: Chosen, lr: float | None = None) -> MakeOptimizer:
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
         try:
             optimizer: Optimizer = kind(parameters, **options)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # torch raises whatever comes of an option of the wrong type
             raise ConfigError(f"optimizer: {kind.__name__} refuses {options}: {_line(error)}") from None
         return optimizer
 
@@ -190,7 +207,7 @@ def make_scheduler(chosen: Chosen) -> MakeScheduler:
     def make(optimizer: Optimizer) -> LRScheduler:
         try:
             scheduler: LRScheduler = kind(optimizer, **chosen.options)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # the same
             raise ConfigError(f"scheduler: {kind.__name__} refuses {dict(chosen.options)}: {_line(error)}") from None
         return scheduler
 

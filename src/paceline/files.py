@@ -60,15 +60,21 @@ def why(error: OSError) -> str:
     return WHY.get(error.errno or 0) or error.strerror or str(error) or type(error).__name__
 
 
-def read_text(path: Path) -> str:
-    """The text of a file of the user's own, which may be a link; of a pipe or a device it might never end."""
+def read_bytes(path: Path) -> bytes:
+    """The content of a file of the user's own, which may be a link; that of a pipe or a device might never end."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             if not stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode):
                 raise ConfigError(f"cannot read {path}: it is no file, but a {_kind(mode)}")
-            return file.read().decode("utf-8")
+            return file.read()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {why(error)}") from None
+
+
+def read_text(path: Path) -> str:
+    """The same, of a text."""
+    try:
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}") from None
 

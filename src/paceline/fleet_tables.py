@@ -7,6 +7,7 @@ from typing import Any
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Joined, Left
 from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, ShiftedExponential
+from paceline.fleets.fleet import check_number
 from paceline.fleets.processes.deadline import Deadline
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.ray.fleet import RayFleet
@@ -84,6 +85,7 @@ def _simulated(table: dict[str, Any]) -> SimulatedFleet:
     described: list[tuple[Delay, str]] = []
     for number, each in enumerate(workers):
         described += _workers(dict(as_table(each, f"fleet.workers[{number}]")), f"fleet.workers[{number}]")
+        check_number(len(described))
     labels = tuple(label for _, label in described)
     changes = table.get("changes", [])
     if not isinstance(changes, list):
@@ -103,6 +105,7 @@ def _workers(table: dict[str, Any], where: str) -> list[tuple[Delay, str]]:
     count = read_value(int, table.pop("count", 1), f"{where}.count")
     if count < 1:
         raise ConfigError(f"{where}.count: {count} workers are not possible: at least 1")
+    check_number(count)
     label: str = read_value(str, table.pop("label", ""), f"{where}.label")
     delay: Delay = named(DELAYS, table, "delay", where)
     return [(delay, label)] * count

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+LARGEST_SEED = 2**63 - 1  # that torch takes too
 PURPOSES = ("delay", "batches", "partition", "local", "pruning")
 
 

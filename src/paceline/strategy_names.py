@@ -24,6 +24,7 @@ from typing import Any, get_type_hints
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
+from paceline.fleets.fleet import MOST_WORKERS
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
@@ -35,6 +36,7 @@ from paceline.strategies.synchronous import Synchronous
 from paceline.toml_tables import as_table, described, nearest, read_value, refuse_unknown, shown
 
 TOLERANCE = 0.25
+DEEPEST = 8  # rules inside rules
 LABELS = "labels"  # as groups: those of the fleet
 GROUPED = {"groups": Sequence[Sequence[int]], "tolerance": float, "inside": Strategy}
 EC_DNN = "Sun & Liu, EC-DNN: a new method for parallel training of deep neural networks"
@@ -184,8 +186,10 @@ class StrategyChoice:
             raise ConfigError(f"strategy {self.short!r}: {error}") from None
 
 
-def parse_strategy(text: str) -> StrategyChoice:
-    """Read ``lgc:quorum=7,blocks=4`` as the command line spells it."""
+def parse_strategy(text: str, depth: int = 0) -> StrategyChoice:
+    """Read ``lgc:quorum=7,blocks=4`` as the command line spells it; ``depth`` strategies are around it already."""
+    _check_depth(depth)
+    where = f"strategy {shown(text)}"
     name, _, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     while rest:
@@ -196,27 +200,33 @@ def parse_strategy(text: str) -> StrategyChoice:
         else:
             piece, rest = rest, ""
         if not equals or not value:
-            raise ConfigError(f"strategy {text!r}: {piece!r} is not an option: write name:option=value,option=value")
+            raise ConfigError(f"{where}: {shown(piece)} is not an option: write name:option=value,option=value")
         if option in options:
-            raise ConfigError(f"strategy {text!r}: {option} is given twice")
-        options[option] = _read_text(option, value, f"strategy {text!r}")
-    return _choice(name, options, f"strategy {text!r}")
+            raise ConfigError(f"{where}: {option} is given twice")
+        options[option] = _read_text(option, value, where)
+    return _choice(name, options, where, depth)
 
 
-def read_strategy(value: Any, where: str) -> StrategyChoice:
+def read_strategy(value: Any, where: str, depth: int = 0) -> StrategyChoice:
     """Read a strategy from TOML: a table with a name and options, or a text as on the command line."""
+    _check_depth(depth)
     if isinstance(value, str):
-        return parse_strategy(value)
+        return parse_strategy(value, depth)
     table = dict(as_table(value, where))
     if not isinstance(name := table.pop("name", None), str):
         raise ConfigError(f'{where}: a strategy needs a name, such as name = "lgc", not {shown(name)}')
-    return _choice(name, table, where)
+    return _choice(name, table, where, depth)
 
 
-def _choice(name: str, options: dict[str, Any], where: str) -> StrategyChoice:
+def _check_depth(depth: int) -> None:
+    if depth > DEEPEST:
+        raise ConfigError(f"strategy: rules inside rules are nested deeper than {DEEPEST}: leave some of them out")
+
+
+def _choice(name: str, options: dict[str, Any], where: str, depth: int = 0) -> StrategyChoice:
     named = BY_NAME.get(name.strip().lower())
     if named is None:
-        raise ConfigError(f"{where}: unknown strategy {name!r}: {nearest(name, BY_NAME)}")
+        raise ConfigError(f"{where}: unknown strategy {shown(name)}: {nearest(name, BY_NAME)}")
     hints = named.options
     refuse_unknown(options, hints, where)
     if named.kind is Grouped and "groups" in options and "tolerance" in options:
@@ -224,15 +234,15 @@ def _choice(name: str, options: dict[str, Any], where: str) -> StrategyChoice:
     for option in named.required:
         if option not in options:
             raise ConfigError(f"{where}: {option} is missing: give {described(hints[option])}, as in {named.example}")
-    read = {option: _read(hints[option], value, f"{where}: {option}") for option, value in options.items()}
+    read = {option: _read(hints[option], value, f"{where}: {option}", depth) for option, value in options.items()}
     last = {option: value for option, value in read.items() if isinstance(value, StrategyChoice)}
     return StrategyChoice(named.names[0], {**{o: v for o, v in read.items() if o not in last}, **last})
 
 
-def _read(kind: Any, value: Any, where: str) -> Any:
+def _read(kind: Any, value: Any, where: str, depth: int) -> Any:
     if kind == GROUPED["groups"] and value == LABELS:
         return value
-    return read_strategy(value, where) if kind is Strategy else read_value(kind, value, where)
+    return read_strategy(value, where, depth + 1) if kind is Strategy else read_value(kind, value, where)
 
 
 def _read_text(option: str, text: str, where: str) -> Any:
@@ -254,9 +264,12 @@ def _workers(text: str, where: str) -> list[int]:
     workers: list[int] = []
     for piece in text.split("+"):
         first, _, last = piece.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
-            raise ConfigError(f"{where}: {piece!r} names no workers: write groups as 0-3/4-7/8+10+12-15")
-        workers += range(int(first), int(last or first) + 1)
+        last = last or first
+        if not all(each.isdecimal() and len(each) < 10 for each in (first, last)) or int(last) < int(first):
+            raise ConfigError(f"{where}: {shown(piece)} names no workers: write groups as 0-3/4-7/8+10+12-15")
+        if int(last) >= MOST_WORKERS or len(workers) >= MOST_WORKERS:
+            raise ConfigError(f"{where}: {shown(piece)} names more workers than any fleet has ({MOST_WORKERS:,})")
+        workers += range(int(first), int(last) + 1)
     return workers
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
+from paceline.files import read_bytes
 
 CLASSES = 10
 MNIST_FILES = (
@@ -131,7 +132,7 @@ def _cifar10_contents(place: Path) -> Iterator[tuple[str, Path, bytes]]:
         return
     for name in CIFAR10_FILES:
         if (path := place / name).is_file():
-            yield name, path, _contents(path)
+            yield name, path, read_bytes(path)
 
 
 def _archived(archive: Path) -> Iterator[tuple[str, Path, bytes]]:
@@ -163,7 +164,7 @@ def _check_labels(labels: NDArray[np.uint8], path: Path) -> None:
 
 
 def _unzipped(path: Path) -> bytes:
-    data = _contents(path)
+    data = read_bytes(path)
     if path.suffix != ".gz":
         return data
     try:
@@ -172,13 +173,6 @@ def _unzipped(path: Path) -> bytes:
         raise ConfigError(f"{path} is truncated: {len(data):,} bytes, and its end is missing") from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise ConfigError(f"{path} is damaged: {error}") from None
-
-
-def _contents(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _place(name: str, folder: Path | str | None, files: Sequence[str]) -> Path:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from paceline.learning.local_work import Bench, Pieces
 
 
+MOST_WORKERS = 1_000_000
+
+
 class Crew(Protocol):
     """The workers of one run, at work."""
 
@@ -106,6 +109,12 @@ def labels_of(fleet: object) -> Sequence[str]:
     """One label for each worker, all of its own together; nothing if the fleet has none."""
     labels = fleet.labels if isinstance(fleet, Labelled) else ()
     return [", ".join(own) for own in zip(*labels.values(), strict=True)] if isinstance(labels, Mapping) else labels
+
+
+def check_number(workers: int) -> None:
+    """Refuse more workers than any machine could keep account of, before it tries to."""
+    if workers > MOST_WORKERS:
+        raise ConfigError(f"{workers:,} workers are more than can be kept account of: at most {MOST_WORKERS:,}")
 
 
 def check_labels(labels: Sequence[str], workers: int) -> None:

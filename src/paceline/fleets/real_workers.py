@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.core.errors import ConfigError
 from paceline.delays import Delay
-from paceline.fleets.fleet import check_labels
+from paceline.fleets.fleet import check_labels, check_number
 
 Slow = Mapping[int, float | Delay]
 
@@ -13,6 +13,7 @@ def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[s
     """Raise ``ConfigError`` for what no fleet of real workers can be."""
     if workers < 1:
         raise ConfigError(f"a fleet of {workers} workers can do nothing: at least 1")
+    check_number(workers)
     if not 1 <= min_workers <= workers:
         raise ConfigError(f"min_workers={min_workers} does not fit {workers} workers: from 1 to as many")
     for worker, slowness in slow.items():

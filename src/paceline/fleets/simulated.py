@@ -9,7 +9,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.facts import Joined, Left, Ticket
 from paceline.delays import Delay
 from paceline.fleets.billing import Bill
-from paceline.fleets.fleet import NoUnderstudy, check_labels
+from paceline.fleets.fleet import NoUnderstudy, check_labels, check_number
 from paceline.fleets.simulated_crew import SimulatedCrew
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class SimulatedFleet:
             if self.workers not in (0, len(delays)):
                 raise ConfigError(f"{self.workers} workers were asked for, but {len(delays)} delays: give one for each")
         else:
+            check_number(self.workers)
             delays = (self.delays,) * self.workers
         if not delays:
             raise ConfigError("a fleet needs at least one worker: give a list of delays, or one delay and workers=")

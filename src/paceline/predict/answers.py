@@ -81,8 +81,8 @@ def answer(
     optimizer = inquiry.optimizer
     own = None if optimizer is None else descent_of(optimizer.name, optimizer.options)
     descent = (own or Descent()) if momentum is None else Descent(momentum)
-    if curvature is not None and not curvature > 0:
-        raise ConfigError(f"a curvature of {curvature:g} bounds no step: give a number above 0")
+    if curvature is not None and not 0 < curvature < math.inf:
+        raise ConfigError(f"a curvature of {curvature:g} bounds no step: give a finite number above 0")
     strategies = {
         choice.short: choice.strategy(inquiry.fleet.medians, labels_of(inquiry.fleet)) for choice in inquiry.choices
     }

@@ -4,15 +4,25 @@ They come from a TOML file as ``compare`` and ``train`` take it, of which only `
 here; or from a recorded run, whose measured durations then are the fleet's.
 """
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.config import KEYS, Chosen, Config, TaskChoice, _chosen, _strategies, parse_config, read_config
+from paceline.config import (
+    KEYS,
+    Chosen,
+    Config,
+    TaskChoice,
+    _chosen,
+    _strategies,
+    parse_config,
+    parse_tables,
+    read_config,
+)
 from paceline.core.errors import ConfigError
 from paceline.delays import Empirical
+from paceline.files import read_text
 from paceline.fleet_tables import AnyFleet, read_fleet
 from paceline.fleets.simulated import Network, SimulatedFleet
 from paceline.reports.measure import Measures, measure
@@ -48,12 +58,8 @@ def read_inquiry(path: Path, strategies: Sequence[str] | None = None) -> Inquiry
 
 
 def _of_file(path: Path) -> Inquiry:
-    try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        read_config(path)  # says what is wrong with it
-        raise
+    text = read_text(path)
+    table = parse_tables(text, path.name)
     if all(key in table for key in NEEDED_TO_TRAIN):
         return _of_config(parse_config(text, path.name), path.name)
     try:

@@ -10,6 +10,8 @@ from paceline.core.facts import Decision, Groups, Within
 from paceline.core.ledger import Ledger
 from paceline.strategies.synchronous import Synchronous
 
+MOST_NAMED = 16  # workers in a message
+
 
 @dataclass(frozen=True)
 class Grouped(Strategy):
@@ -97,4 +99,5 @@ def check_complete(groups: Sequence[Sequence[int]], workers: int) -> None:
 
 def _workers(numbers: Iterable[int]) -> str:
     numbers = list(numbers)
-    return f"worker{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    more = f" and {len(numbers) - MOST_NAMED:,} more" if len(numbers) > MOST_NAMED else ""
+    return f"worker{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:MOST_NAMED]))}{more}"
