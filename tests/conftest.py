@@ -17,7 +17,6 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 OF_THIS_RUN = "PACELINE_TEST_RUN"  # in the environment of every process that the tests start
-OF_PYTHON = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")  # end with the process that started them
 ON_RAY = re.compile(r"(?<![^\W_])ray(?![^\W_])")
 
 settings.register_profile(
@@ -78,14 +77,12 @@ def _of_this_run() -> list[str]:
     found = []
     for process in psutil.process_iter():
         try:
-            line = process.cmdline()
             if (
-                process.pid != os.getpid()
+                os.getpid() not in (process.pid, process.ppid())  # what it started ends with this process
                 and process.environ().get(OF_THIS_RUN) == os.environ[OF_THIS_RUN]
                 and process.status() != psutil.STATUS_ZOMBIE
-                and not any(name in part for part in line for name in OF_PYTHON)
             ):
-                found.append(f"{process.pid} {' '.join(line)[:200]}")
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:200]}")
         except psutil.Error:  # gone in the meantime, or somebody else's
             continue
     return found

@@ -264,6 +264,7 @@ def test_ctrl_c_ends_with_one_line_and_130(tiny: Path, command: str) -> None:
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
+        process.communicate()
     assert (process.returncode, out) == (130, "")
     assert err.count("\n") == 1
     assert err.startswith("interrupted")

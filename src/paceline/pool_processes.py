@@ -10,7 +10,8 @@ from multiprocessing.connection import wait
 def begin_process() -> None:
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a background job of a shell ignores Ctrl-C, with all of it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

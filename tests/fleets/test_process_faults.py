@@ -26,6 +26,7 @@ from paceline.testing.retraced import WrittenDown, retrace
 from paceline.trace import Spoiled, Trace
 from support import faults
 from support.digits import digits_task, linear
+from support.processes import reaped
 
 TESTS = Path(__file__).parents[1]
 SOON = pl.Deadline(factor=5.0, at_least=2.0, at_first=60.0)
@@ -284,17 +285,17 @@ def test_nobody_left_is_no_deadlock(strategy: pl.Strategy, tmp_path: Path) -> No
 def test_the_parent_s_death_leaves_neither_process_nor_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "support.endless_processes"]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TESTS)
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == "trained\n"
-    family = psutil.Process(parent.pid).children(recursive=True)
-    assert len(family) == 4  # the nursery and its three workers
-    maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (parent.pid, *(each.pid for each in family))]
-    assert any("memfd:paceline" in text for text in maps)
-    assert not any("/dev/shm" in text for text in maps)  # what they share has no name: it cannot outlive them
-    os.kill(family[-1].pid, signal.SIGSTOP)  # even one that cannot do anything about it
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
+    with reaped(parent):
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "trained\n"
+        family = psutil.Process(parent.pid).children(recursive=True)
+        assert len(family) == 4  # the nursery and its three workers
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (parent.pid, *(each.pid for each in family))]
+        assert any("memfd:paceline" in text for text in maps)
+        assert not any("/dev/shm" in text for text in maps)  # what they share has no name: it cannot outlive them
+        os.kill(family[-1].pid, signal.SIGSTOP)  # even one that cannot do anything about it
+        parent.kill()
+        parent.wait()
     _, alive = psutil.wait_procs(family, timeout=20)
     assert alive == []
 
@@ -304,11 +305,12 @@ def test_ctrl_c_lets_the_workers_go() -> None:
         [sys.executable, "-m", "support.endless_processes"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True, cwd=TESTS,
     )  # fmt: skip
-    assert parent.stdout is not None
-    assert parent.stdout.readline() == "trained\n"
-    family = psutil.Process(parent.pid).children(recursive=True)
-    os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to everybody
-    _, errors = parent.communicate(timeout=60)
+    with reaped(parent):
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "trained\n"
+        family = psutil.Process(parent.pid).children(recursive=True)
+        os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to everybody
+        _, errors = parent.communicate(timeout=60)
     assert "KeyboardInterrupt" in errors
     assert "worker" not in errors
     _, alive = psutil.wait_procs(family, timeout=20)

@@ -91,7 +91,7 @@ class Desk:
 
     @property
     def row(self) -> list[float]:
-        return sorted({*map(float, self.segments[3].vectors[0])})
+        return [float(each) for each in self.segments[3].vectors[0].unique()]
 
     def close(self) -> None:
         if not self.hand.over:

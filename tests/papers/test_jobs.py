@@ -14,6 +14,7 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.papers.jobs import Job, run_jobs
+from support.processes import reaped
 
 NUMBERS = 4
 
@@ -27,14 +28,14 @@ class Settings:
 
 
 def square(settings: Settings) -> dict[str, Any]:
-    """Jobs from the third one on take a minute as long as there is a file named hold."""
+    """Jobs from the third one on wait as long as there is a file named hold."""
     import torch
 
     directory = Path(settings.directory)
     with (directory / f"calls-{settings.number}").open("a") as calls:
         calls.write(f"{os.getpid()}\n")
-    if settings.number >= 2 and (directory / "hold").exists():
-        time.sleep(60)
+    while settings.number >= 2 and (directory / "hold").exists():
+        time.sleep(0.05)
     return {"square": settings.number**2, "threads": torch.get_num_threads(), "odd": float("nan")}
 
 
@@ -56,7 +57,7 @@ def pids(directory: Path, number: int) -> list[int]:
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    ends = time.monotonic() + 40
+    ends = time.monotonic() + 100
     while time.monotonic() < ends and not condition():
         time.sleep(0.05)
     return condition()
@@ -119,27 +120,41 @@ def test_after_an_interruption_no_process_is_left_and_the_rest_is_done_later(
     tmp_path: Path, how: signal.Signals
 ) -> None:
     (tmp_path / "hold").write_text("")
-    process = begin(tmp_path)
     work = tmp_path / "work"
-    assert until(lambda: calls(tmp_path) == [1] * NUMBERS and len(list(work.glob("*.json"))) == 2)
-    process.send_signal(how)
-    assert process.wait(timeout=30) != 0
+    with begin(tmp_path) as process, reaped(process):
+        assert until(lambda: calls(tmp_path) == [1] * NUMBERS and len(list(work.glob("*.json"))) == 2)
+        process.send_signal(how)
+        assert process.wait(timeout=100) != 0
     assert until(lambda: not any(alive(pid) for number in range(NUMBERS) for pid in pids(tmp_path, number)))
     assert len(list(work.glob("*.json"))) == 2
     (tmp_path / "hold").unlink()
-    assert begin(tmp_path).wait(timeout=60) == 0
+    with begin(tmp_path) as process, reaped(process):
+        assert process.wait(timeout=100) == 0
     assert calls(tmp_path) == [1, 1, 2, 2]
 
 
-def begin(directory: Path) -> "subprocess.Popen[bytes]":
+def test_a_background_job_ignores_ctrl_c_with_its_processes(tmp_path: Path) -> None:
+    """As nohup and shells without job control start it: Ctrl-C of the terminal is for others."""
+    (tmp_path / "hold").write_text("")
+    with begin(tmp_path, on_ctrl_c="SIG_IGN") as process, reaped(process):
+        assert until(lambda: calls(tmp_path) == [1] * NUMBERS)
+        os.killpg(process.pid, signal.SIGINT)
+        (tmp_path / "hold").unlink()
+        assert process.wait(timeout=100) == 0
+    assert calls(tmp_path) == [1] * NUMBERS
+
+
+def begin(directory: Path, on_ctrl_c: str = "default_int_handler") -> "subprocess.Popen[bytes]":
     script = f"""
-import sys
+import signal, sys
 from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parent.parent)!r}]
 from test_jobs import jobs
 from paceline.papers.jobs import run_jobs
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.{on_ctrl_c})
     run_jobs(jobs(Path({str(directory)!r})), work=Path({str(directory)!r}) / "work", processes=2)
 """
     (directory / "script.py").write_text(script)
-    return subprocess.Popen([sys.executable, str(directory / "script.py")], stderr=subprocess.DEVNULL)
+    command = [sys.executable, str(directory / "script.py")]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
