@@ -21,6 +21,8 @@ from torch import nn
 
 import paceline as pl
 from paceline.checkpoint import KEY, read_checkpoint, write_checkpoint
+from paceline.reports.saved import read_run
+from paceline.run_directory import FILES
 from support.digits import linear
 from support.resumable import CASES, Case, dropout, sgd
 
@@ -117,10 +119,78 @@ def test_a_checkpoint_that_is_a_directory_a_pipe_or_a_broken_link_is_refused(dir
     file = directory / "checkpoint.safetensors"
     file.unlink()
     file.mkdir()
-    assert "no checkpoint at" in refused(directory)
+    assert "checkpoint.safetensors is no file, but a directory" in refused(directory)
     file.rmdir()
     os.mkfifo(file)
-    assert "no checkpoint at" in refused(directory)
+    assert "checkpoint.safetensors is no file, but a pipe" in refused(directory)
+    file.unlink()
+    file.symlink_to("nowhere")
+    assert "checkpoint.safetensors is a symbolic link, and none is followed" in refused(directory)
+
+
+# A directory from somebody else, with names in it that lead to files of ours.
+
+WRITTEN = ("trace.jsonl", "metrics.jsonl")
+
+
+@pytest.mark.parametrize("file", [*FILES, *WRITTEN])
+def test_no_link_in_the_directory_of_a_run_is_followed(directory: Path, file: str) -> None:
+    ours = directory.parent / "ours"
+    ours.write_bytes((directory / file).read_bytes() if (directory / file).exists() else b"keep")
+    (directory / file).unlink(missing_ok=True)
+    (directory / file).symlink_to(ours)
+    assert f"{file} is a symbolic link, and none is followed" in refused(directory)
+    with pytest.raises(pl.ConfigError, match="is a symbolic link"):
+        read_run(directory)
+
+
+@pytest.mark.parametrize("file", [*FILES, *WRITTEN])
+@pytest.mark.parametrize("there", [True, False], ids=["to a file", "to nowhere"])
+def test_a_run_that_begins_again_cuts_nothing_that_a_link_leads_to(directory: Path, file: str, there: bool) -> None:
+    """Without a checkpoint a run begins anew, and its record with it."""
+    (directory / "checkpoint.safetensors").unlink()
+    ours = directory.parent / "ours"
+    if there:
+        ours.write_text("keep")
+    (directory / file).unlink(missing_ok=True)
+    (directory / file).symlink_to(ours)
+    assert "is a symbolic link" in refused(directory)
+    assert ours.exists() == there
+
+
+@pytest.mark.parametrize("file", WRITTEN)
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_file_with_a_second_name_is_not_written_to(directory: Path, file: str, begins: bool) -> None:
+    os.link(directory / file, directory.parent / "ours")
+    if begins:
+        (directory / "checkpoint.safetensors").unlink()
+    assert f"{file} has a second name (hard link)" in refused(directory)
+    read_run(directory)  # reading does no harm
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "trace.jsonl", "config.json", "summary.json", "config.toml"])
+def test_a_pipe_in_the_directory_of_a_run_is_not_waited_for(directory: Path, file: str) -> None:
+    (directory / file).unlink(missing_ok=True)
+    os.mkfifo(directory / file)
+    with pytest.raises(pl.ConfigError, match=f"{file} is no file, but a pipe"):
+        read_run(directory)
+    with pytest.raises(pl.ConfigError, match=f"{file} is no file, but a pipe"):
+        CASE.run(directory, MORE, resume=True)
+
+
+def test_the_name_of_a_half_written_file_may_be_a_link_already(directory: Path) -> None:
+    ours = directory.parent / "ours"
+    ours.write_text("keep")
+    (directory / f".config.json.{os.getpid()}.partial").symlink_to(ours)
+    (directory / f".summary.json.{os.getpid()}.partial").hardlink_to(ours)
+    CASE.run(directory, MORE, resume=True)
+    assert ours.read_text() == "keep"
+    assert not (directory / "config.json").is_symlink()
+
+
+def test_curves_are_not_written_behind_a_link(directory: Path) -> None:
+    (directory / "tensorboard").symlink_to(directory.parent, target_is_directory=True)
+    assert "tensorboard is a symbolic link" in refused(directory)
 
 
 @pytest.mark.parametrize(

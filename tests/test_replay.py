@@ -83,7 +83,8 @@ def test_weights_that_do_not_follow_from_the_trace_are_told(tmp_path: Path) -> N
     ("old", "new", "said"),
     [
         ('"arrived",', '"arrivde",', "cannot be understood"),
-        ('["arrived",0.0', '["arrived",9.0', "goes another way than its trace"),
+        ('["arrived",0.0', '["arrived",9.0', "the time goes back"),
+        (',1,"gradient"', ',0,"gradient"', "goes another way than its trace"),
     ],
 )
 def test_a_trace_that_was_changed_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +18,6 @@ from paceline.core.facts import (
     Decision,
     Drop,
     Halt,
-    Instruction,
     Joined,
     Left,
     Rang,
@@ -34,63 +33,91 @@ from paceline.core.facts import (
 )
 from paceline.core.ledger import Ledger
 from paceline.trace import Computed, Fact, Spoiled, Trace, TraceWriter
-from paceline.trace_lines import tickets_of
+from paceline.trace_reading import LONGEST_LINE
 
-times = st.floats(0, 1e9, allow_nan=False, allow_infinity=False)
-numbers = st.integers(0, 10**6)
+numbers = st.integers(0, 10**6 - 1)
 fractions = st.fractions(min_value=-3, max_value=3, max_denominator=10**9)
 kinds = st.sampled_from(["gradient", "local_steps", "distilled_steps"])
+texts = st.text('ab "\\\n[é', max_size=4)
+groups = st.lists(st.lists(numbers, max_size=3).map(tuple), max_size=3).map(tuple)
+remembered: st.SearchStrategy[Decision] = st.builds(Remember, texts, st.floats(allow_nan=False))
+regrouped: st.SearchStrategy[Decision] = st.builds(Regroup, groups, texts)
+nested = st.recursive(remembered | regrouped, lambda inner: st.builds(Within, st.integers(0, 9), inner), max_leaves=3)
+
+
+class Possible:
+    """Draws what can happen and be decided next, whatever a strategy would have thought of it."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.now = 0.0
+        self.serial = self.updates = 0
+        self.here: set[int] = set()
+        self.running: list[Ticket] = []
+        self.recalled: list[Ticket] = []
+        self.held: list[Ticket] = []
+
+    def event(self) -> Fact:
+        self.now += self.draw(st.floats(0, 1e9))
+        choice = self.draw(st.integers(0, 3))
+        if choice == 0 and self.running:
+            ticket = self.running.pop(self.draw(st.integers(0, len(self.running) - 1)))
+            self.held.append(ticket)
+            return Arrived(
+                self.now,
+                ticket,
+                self.draw(st.integers(1, ticket.work.units)) if ticket in self.recalled else ticket.work.units,
+            )
+        if choice == 1 and (free := sorted(self.here - {ticket.worker for ticket in self.running})):
+            self.here.remove(worker := self.draw(st.sampled_from(free)))
+            return Left(self.now, worker)
+        if choice == 2:
+            worker = self.draw(numbers.filter(lambda number: number not in self.here))
+            self.here.add(worker)
+            return Joined(self.now, worker)
+        return Rang(self.now)
+
+    def instruction(self) -> Fact:
+        choice = self.draw(st.integers(0, 6))
+        free = sorted(self.here - {ticket.worker for ticket in self.running})
+        if choice <= 1 and free:
+            self.serial += self.draw(st.integers(1, 10**9))
+            work = Work(self.draw(kinds), self.draw(st.integers(1, 64)))
+            version = self.draw(st.integers(0, self.updates))
+            self.running.append(Ticket(self.serial, self.draw(st.sampled_from(free)), version, work))
+            return Start(self.running[-1])
+        if choice == 2 and self.running:
+            return self.about_running()
+        if choice == 3 and self.held:
+            return Drop(self.held.pop(self.draw(st.integers(0, len(self.held) - 1))))
+        if choice == 4 and self.held:
+            used = self.draw(st.lists(st.sampled_from(self.held), unique=True, min_size=1))
+            keep = self.draw(st.lists(st.sampled_from(used), unique=True))
+            self.held = [ticket for ticket in self.held if ticket not in used or ticket in keep]
+            self.updates += 1
+            return Step({ticket: self.draw(fractions) for ticket in used}, tuple(keep))
+        return self.draw(nested) if choice == 5 else WakeAt(self.draw(st.floats(0, 1e9)))  # type: ignore[return-value]
+
+    def about_running(self) -> Fact:
+        ticket = self.draw(st.sampled_from(self.running))
+        kind = self.draw(st.integers(0, 2))
+        if kind == 0:
+            self.running.remove(ticket)
+            return Halt(ticket)
+        if kind == 1 and ticket not in self.recalled:
+            self.recalled.append(ticket)
+            return Recall(ticket)
+        return Computed(ticket, self.draw(st.floats(0, 1e9)))
 
 
 @st.composite
 def _histories(draw: st.DrawFn) -> list[tuple[list[Fact], list[Fact]]]:
-    """Tickets are started first; then anything may be said of them until they are settled."""
-    works = st.builds(Work, kinds, st.integers(1, 64))
-    tickets = [Ticket(serial, draw(numbers), draw(numbers), draw(works)) for serial in range(draw(st.integers(1, 6)))]
-    known = st.sampled_from(tickets)
-    remembered: st.SearchStrategy[Decision] = st.builds(
-        Remember, st.text('ab "\\\n[é', max_size=4), st.floats(allow_nan=False)
-    )
-    groups = st.lists(st.lists(numbers, max_size=3).map(tuple), max_size=3).map(tuple)
-    regrouped: st.SearchStrategy[Decision] = st.builds(Regroup, groups, st.text('ab "\\\n[é', max_size=4))
-    nested = st.recursive(
-        remembered | regrouped, lambda inner: st.builds(Within, st.integers(0, 9), inner), max_leaves=3
-    )
-
-    def steps(chosen: list[Ticket]) -> st.SearchStrategy[Step]:
-        weights = st.fixed_dictionaries(dict.fromkeys(chosen, fractions))
-        kept = st.lists(st.sampled_from(chosen), unique=True).map(tuple) if chosen else st.just(())
-        return st.builds(Step, weights, kept)
-
-    events = st.one_of(
-        st.builds(Joined, times, numbers),
-        st.builds(Left, times, numbers),
-        st.builds(Rang, times),
-        st.builds(Arrived, times, known, st.integers(0, 64)),
-    )
-    instructions: st.SearchStrategy[Instruction | Computed] = st.one_of(
-        st.builds(Halt, known),
-        st.builds(Drop, known),
-        st.builds(Recall, known),
-        st.builds(WakeAt, times),
-        st.lists(known, unique=True).flatmap(steps),
-        nested,
-        st.builds(Computed, known, times),
-    )
-    history: list[tuple[list[Fact], list[Fact]]] = [([Joined(0.0, 0)], [Start(ticket) for ticket in tickets])]
-    history += draw(st.lists(st.tuples(st.lists(events, max_size=3), st.lists(instructions, max_size=4)), max_size=5))
-    settled: set[Ticket] = set()
-    return [([*_unsettled(events, settled)], [*_unsettled(instructions, settled)]) for events, instructions in history]
-
-
-def _unsettled(facts: Sequence[Fact], settled: set[Ticket]) -> Iterator[Fact]:
-    for fact in facts:
-        if settled.isdisjoint(tickets_of(fact)):
-            yield fact
-            if isinstance(fact, Step):
-                settled |= fact.weights.keys() - fact.keep
-            elif isinstance(fact, Halt | Drop):
-                settled.add(fact.ticket)
+    possible = Possible(draw)
+    lengths = draw(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), max_size=8))
+    return [
+        ([possible.event() for _ in range(events)], [possible.instruction() for _ in range(instructions)])
+        for events, instructions in lengths
+    ]
 
 
 def write(path: Path | None, history: Sequence[tuple[list[Fact], list[Fact]]]) -> list[Fact]:
@@ -117,15 +144,106 @@ def test_a_file_holds_what_memory_holds(history: list[tuple[list[Fact], list[Fac
 def test_spoiled_contributions_are_read_as_they_were_written() -> None:
     ticket = Ticket(0, 4, 0)
     writer = TraceWriter(None, {})
-    writer.record([Joined(0.0, 4)], [Start(ticket), Step({ticket: Fraction(1)})])
+    writer.record([Joined(0.0, 4)], [Start(ticket)])
+    writer.record([Arrived(1.0, ticket, 1)], [Step({ticket: Fraction(1)})])
     writer.spoiled([ticket])
-    assert list(writer.close()) == [Joined(0.0, 4), Start(ticket), Step({ticket: Fraction(1)}), Spoiled(ticket)]
+    assert list(writer.close())[3:] == [Step({ticket: Fraction(1)}), Spoiled(ticket)]
 
 
-def test_a_settled_ticket_is_forgotten_and_may_not_be_named_again() -> None:
-    lines = ['{"paceline_trace":1}', '["start",0,4,0,"gradient",1]', '["halt",0]', '["rang",1.0]', '["drop",0]']
-    with pytest.raises(pl.PacelineError, match="line 5 of the trace cannot be understood"):
-        list(Trace(lambda: lines))
+# What no run has written. Each line follows those of a run in which worker 4 is here, t0 runs, and t1 was handed in.
+
+LINES = [
+    '{"paceline_trace":1}',
+    '["joined",1.0,4]', '["joined",1.0,5]', '["start",0,4,0,"gradient",4]', '["start",1,5,0,"gradient",4]',
+    '["arrived",2.0,1,4]',
+]  # fmt: skip
+
+
+def read(*lines: str) -> list[Fact]:
+    return list(Trace(lambda: [*LINES, *lines]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '["joined",0.0,"<img src=x onerror=alert(1)>"]', '["joined",2.0,-1]', '["joined",2.0,1.0]',
+        '["joined",2.0,true]', '["joined",2.0,1000000]', '["joined",NaN,6]', '["joined",1e999,6]', '["joined","2",6]',
+        '["joined",2.0,6,7]', '["joined",1e16,6]', f'["joined",{"9" * 400},6]', '["joined",2.0,[]]',
+        '["joined",true,6]', '["start",7,5,0,"gradient",0]', '["start",7,5,0,"gradient",1000000000]',
+        '["start",7,5,0,"<b>",1]', '["start",[],5,0,"gradient",1]', '["start",7,5,0,[],1]',
+        '["start",9007199254740993,5,0,"gradient",1]', '["step",{"1e999999999":[1]},[]]', '["step",{"1e9":[1]},[]]',
+        '["step",{"0.5":[1]},[]]', '["step",{"1/0":[1]},[]]', '["step",{"1/ 2":[1]},[]]',
+        '["step",{"10000000000":[1]},[]]', f'["step",{{"{"7" * 1001}":[1]}},[]]', '["step",{"nan":[1]},[]]',
+        '["step",[1],[]]', '["step",{"1":"1"},[]]', '["step",{"1":[1]},{}]', '["step",{"1":[true]},[]]',
+        '["step",{"1":[1,1]},[]]', '["step",{"1/2":[1],"1/3":[1]},[]]', '["remember",[],"a","b"]',
+        '["remember",[],1,2]', '["remember",{},"a",2]', '["remember",["0"],"a",2]', '["regroup",[],[["a"]],"why"]',
+        '["regroup",[],"ab","why"]', '["regroup",[],[[1]],7]', '["remember",[' + ",".join("0" * 65) + '],"a",2]',
+        '["billed",0,1.0,NaN,1.0]', '["computed",0,-1.0]', '["wake",Infinity]', '["arrived",3.0,0,4] ["halt",0]',
+        "[" * 100_000, '["unheard of",1]', "[]", "{}", "7", "null", '"joined"',
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_fact_is_refused(line: str) -> None:
+    read()
+    with pytest.raises(pl.ConfigError, match=r"^line 7 of the trace (cannot be understood|is broken): [^\n]*$"):
+        read(line, '["rang",9.0]')
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (['["rang",1.5]'], "the time goes back from 2 to 1.5"),
+        (['["joined",2.0,4]'], "worker 4 joins and is here already"),
+        (['["left",2.0,6]'], "worker 6 leaves and is not here"),
+        (['["arrived",3.0,1,4]'], "t1 arrives and does not run"),
+        (['["arrived",3.0,9,4]'], "'9' is no piece of work that was given out"),
+        (['["arrived",3.0,0,3]'], "t0 arrives with 3 of 4 units, and was not recalled"),
+        (['["recall",0]', '["arrived",3.0,0,5]'], "t0 arrives with 5 of 4 units"),
+        (['["recall",0]', '["recall",0]'], "t0 is recalled twice"),
+        (['["recall",1]'], "t1 does not run"),
+        (['["halt",1]'], "t1 does not run"),
+        (['["billed",1,0.0,0.0,0.0]'], "t1 does not run"),
+        (['["computed",1,0.0]'], "t1 does not run"),
+        (['["drop",0]'], "t0 is dropped, and was not handed in"),
+        (['["step",{"1":[0]},[]]'], "t0 is used, and was not handed in"),
+        (['["step",{"1":[9]},[]]'], "'9' is no piece of work that was given out"),
+        (['["step",{"1":[1]},[]]', '["step",{"1":[1]},[]]'], "t1 is used, and was not handed in or is used up"),
+        (['["step",{"1":[1]},[0]]'], "what is kept was not used"),
+        (['["step",{},[]]'], "a step on nothing"),
+        (['["recall",0]', '["arrived",3.0,0,0]', '["step",{"1":[0]},[]]'], "t0 is used, and was not handed in"),
+        (['["start",1,5,0,"gradient",4]'], "t1 is started twice"),
+        (['["start",2,4,0,"gradient",4]'], "t2 is given to worker 4, which is not here or not free"),
+        (['["start",2,6,0,"gradient",4]'], "t2 is given to worker 6, which is not here or not free"),
+        (['["start",2,5,1,"gradient",4]'], "t2 begins with version 1, after 0 updates"),
+        (['["spoiled",1]'], "t1 was in no update since the last event"),
+        (['["step",{"1":[1]},[]]', '["rang",3.0]', '["drop",1]'], "'1' is no piece of work"),
+        (['["halt",0]', '["rang",3.0]', '["drop",0]'], "'0' is no piece of work"),
+    ],
+)  # fmt: skip
+def test_what_cannot_have_happened_is_refused_with_the_reason(lines: list[str], why: str) -> None:
+    assert len(read(*lines[:-1])) == 4 + len(lines)
+    with pytest.raises(pl.ConfigError) as refusal:
+        read(*lines)
+    assert f"line {6 + len(lines)} of the trace cannot be understood" in str(refusal.value)
+    assert why in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "about",
+    ['"workers":1000000000', '"workers":-1', '"workers":2.0',
+     '"transfer_seconds":1e999', '"transfer_seconds":-1', '"server_seconds":"a"'],
+)  # fmt: skip
+def test_a_first_line_that_cannot_be_is_refused(about: str) -> None:
+    trace = Trace(lambda: [f'{{"paceline_trace":1,{about}}}'])
+    for look in (lambda: list(trace), lambda: trace.about, lambda: list(trace.durations())):
+        with pytest.raises(pl.ConfigError, match="line 1 of the trace cannot be understood"):
+            look()
+
+
+def test_a_line_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text(LINES[0] + "\n[" + " " * (LONGEST_LINE + 1))
+    with pytest.raises(pl.ConfigError, match="has a line of more than 16,777,216 characters"):
+        list(pl.read_trace(file))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ WHY = {
     errno.EROFS: "the file system is read-only",
 }
 
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # where the system has it
+
 
 def write_atomically(path: Path, data: bytes | str) -> None:
     """Write a file under another name first, and then give it its own."""
@@ -145,7 +147,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
 
     The check is made again of what was opened, so that nothing can be put there in between.
     """
-    careful = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC
+    careful = NO_LINK | getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC
     writes = flags & (os.O_WRONLY | os.O_RDWR) != 0
     empties = flags & os.O_TRUNC
     check_regular(path, written=writes)

@@ -26,7 +26,8 @@ from paceline.core.facts import (
 from paceline.core.plain import whole
 from paceline.fleets.fleet import Crew
 from paceline.trace import TraceWriter
-from paceline.trace_lines import facts_from, plain_facts
+from paceline.trace_lines import plain_facts
+from paceline.trace_reading import facts_from
 
 
 class Hands(Protocol):

@@ -19,8 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
-from paceline.core.plain import whole
-from paceline.files import check_parent, is_partial, read_regular, remove_partial, write_atomically, writing
+from paceline.core.plain import real, whole
+from paceline.files import (
+    check_parent,
+    check_regular,
+    is_partial,
+    open_regular,
+    read_regular,
+    remove_partial,
+    write_atomically,
+    writing,
+)
 from paceline.run import Row
 from paceline.stateful import State
 
@@ -28,6 +37,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 MAY_CHANGE = ("stop",)  # between a run and its continuation
+FILES = (
+    "config.json", "config.toml", "checkpoint.safetensors", "model.safetensors", "pruning.safetensors", "summary.json",
+    "local.safetensors", "architecture.pt2",
+)  # fmt: skip
+WRITTEN_IN_PLACE = ("trace.jsonl", "metrics.jsonl")
 
 
 class RunDirectory:
@@ -46,6 +60,7 @@ class RunDirectory:
     def open(self, config: Mapping[str, Any], *, resume: bool) -> "RunDirectory":
         """Begin a run in an empty directory; or find one of the same ``config`` there, to resume."""
         self._config = config
+        check_files(self.path, written=True)
         if resume and (self.path / "config.json").is_file():
             self._check_same()
             self.goes_on = self.checkpoint.exists()
@@ -57,8 +72,8 @@ class RunDirectory:
         with writing(metrics):
             if not self.goes_on:
                 self._write_config()
-                metrics.write_bytes(b"")
-            self._metrics = metrics.open("ab", buffering=0)
+            begin = 0 if self.goes_on else os.O_CREAT | os.O_TRUNC
+            self._metrics = open_regular(metrics, os.O_WRONLY | os.O_APPEND | begin)
         return self
 
     def how_to_go_on(self) -> str:
@@ -78,8 +93,8 @@ class RunDirectory:
     def _check_same(self) -> None:
         now = {name: value for name, value in self._config.items() if name not in MAY_CHANGE}
         try:
-            saved = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            saved = json.loads(read_regular(self.path / "config.json"))
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"cannot read {self.path / 'config.json'}: {error}") from None
         if not isinstance(saved, dict):
             raise ConfigError(f"cannot read {self.path / 'config.json'}: it holds no JSON object")
@@ -142,10 +157,9 @@ class RunDirectory:
     def rows(self) -> Sequence[Row]:
         """The judgements up to the state that was restored."""
         try:
-            text = (self.path / "metrics.jsonl").read_bytes()[: self._bytes].decode()
-            lines = [json.loads(line) for line in text.splitlines()]
-            return [Row._make(math.nan if line[name] is None else line[name] for name in Row._fields) for line in lines]
-        except (LookupError, TypeError, ValueError):
+            text = read_regular(self.path / "metrics.jsonl")[: self._bytes].decode()
+            return [row_from(json.loads(line)) for line in text.splitlines()]
+        except (LookupError, TypeError, ValueError, RecursionError):
             raise ConfigError(f"cannot resume {self.path}: its metrics.jsonl cannot be understood") from None
 
     def cut(self) -> None:
@@ -168,6 +182,31 @@ class RunDirectory:
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
         write_atomically(self.path / "model.safetensors", save(tensors))
         write_atomically(self.path / "summary.json", _json(summary))
+
+
+def row_from(values: Mapping[str, Any]) -> Row:
+    """A line of the metrics; ``ValueError`` or the like if it is none."""
+
+    def number(name: str) -> float:
+        value = values[name]  # a loss may have become infinite
+        return math.nan if value is None else value if value in (math.inf, -math.inf) else real(value)
+
+    counts = {name: whole(values[name]) for name in ("updates", "samples")}
+    rest = {name: number(name) for name in Row._fields if name not in (*counts, "seconds")}
+    return Row(**counts, seconds=real(values["seconds"]), **rest)  # type: ignore[arg-type]
+
+
+def check_files(path: Path, *, written: bool = False) -> None:
+    """Refuse a directory in which a file of a run is a link, a pipe or the like.
+
+    Where it is to be ``written``, also one whose files would be changed under a second name.
+    """
+    for name in FILES:
+        check_regular(path / name)
+    for name in WRITTEN_IN_PLACE:
+        check_regular(path / name, written=written)
+    if (path / "tensorboard").is_symlink():
+        raise ConfigError(f"{path / 'tensorboard'} is a symbolic link, and none is followed: put a directory there")
 
 
 def place_of(directory: Path | str | RunDirectory) -> RunDirectory:

@@ -1,4 +1,4 @@
-"""Facts as lines of a trace, and back: the table in ``paceline.trace``."""
+"""Facts as lines of a trace: the table in ``paceline.trace``. Back from lines to facts: ``paceline.trace_reading``."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,9 +23,8 @@ from paceline.core.facts import (
     Ticket,
     WakeAt,
     Within,
-    Work,
 )
-from paceline.core.plain import plain_ticket, ticket_from
+from paceline.core.plain import plain_ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +66,6 @@ def plain_facts(facts: Iterable[Fact]) -> dict[str, Any]:
     facts = list(facts)
     named = {ticket.serial: plain_ticket(ticket) for fact in facts for ticket in tickets_of(fact)}
     return {"tickets": list(named.values()), "facts": [json.loads(encode([fact])) for fact in facts]}
-
-
-def facts_from(value: Mapping[str, Any]) -> list[Fact]:
-    tickets = {ticket.serial: ticket for ticket in map(ticket_from, value["tickets"])}
-    return [decode(record, tickets) for record in value["facts"]]
 
 
 def tickets_of(fact: Fact) -> Collection[Ticket]:
@@ -144,47 +138,3 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Regroup: _encode_regroup,
     Within: _encode_within,
 }
-
-
-def decode(record: list[Any], tickets: dict[int, Ticket]) -> Fact:
-    """A fact from its line; ``tickets`` are those that were given out before, by serial number."""
-    match record:
-        case ["arrived", at, serial, done]:
-            return Arrived(at, tickets[serial], done)
-        case ["start", serial, worker, version, kind, units]:
-            tickets[serial] = Ticket(serial, worker, version, Work(kind, units))
-            return Start(tickets[serial])
-        case ["step", by_weight, kept]:
-            weights = {tickets[n]: weight for text, ns in by_weight.items() for weight in [Fraction(text)] for n in ns}
-            return Step(weights, tuple(tickets[serial] for serial in kept))
-        case ["joined", at, worker]:
-            return Joined(at, worker)
-        case ["left", at, worker]:
-            return Left(at, worker)
-        case ["rang", at]:
-            return Rang(at)
-        case ["halt", serial]:
-            return Halt(tickets[serial])
-        case ["drop", serial]:
-            return Drop(tickets[serial])
-        case ["recall", serial]:
-            return Recall(tickets[serial])
-        case ["wake", at]:
-            return WakeAt(at)
-        case ["spoiled", serial]:
-            return Spoiled(tickets[serial])
-        case ["billed", serial, download, relabelling, upload]:
-            return Billed(tickets[serial], download, relabelling, upload)
-        case ["computed", serial, seconds]:
-            return Computed(tickets[serial], seconds)
-        case ["remember", parts, name, value]:
-            return _within(parts, Remember(name, value))
-        case ["regroup", parts, groups, why]:
-            return _within(parts, Regroup(tuple(map(tuple, groups)), why))
-    raise ValueError(record)
-
-
-def _within(parts: Sequence[int], decision: Remember | Regroup | Within) -> Remember | Regroup | Within:
-    for part in reversed(parts):
-        decision = Within(part, decision)
-    return decision

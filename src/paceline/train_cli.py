@@ -71,6 +71,10 @@ def _one_run(file: Path | None, strategy: str | None, lr: float | None, resume: 
     """The configuration of one run, and what to call it."""
     if file is None and resume is None:
         raise ConfigError("Missing argument FILE: give a TOML file, or --resume DIR to go on with a run")
+    if resume is not None:
+        from paceline.run_directory import check_files
+
+        check_files(resume, written=True)
     if file is None and resume is not None and not (resume / "config.toml").is_file():
         raise ConfigError(f"cannot resume {resume}: it has no config.toml, which paceline train leaves there")
     file = file or (resume or Path()) / "config.toml"

@@ -213,7 +213,7 @@ def simulate(
     if stop.updates is None and stop.seconds is None:
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
     crew = fleet.open(seed)
-    writer = TraceWriter(Path(trace) if trace else None, crew.about)
+    writer = TraceWriter(Path(trace).resolve() if trace else None, crew.about)
     crew.announce = writer.note
     with seldom_collecting():
         for update in Loop(strategy, crew, NoHands(), writer, stop.seconds):

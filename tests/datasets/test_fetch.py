@@ -311,6 +311,22 @@ def test_a_range_that_cannot_be_is_given_up_for_the_whole(tmp_path: Path, server
     assert files_in(tmp_path) == WHOLE
 
 
+@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "pipe"])
+def test_a_half_fetched_file_that_leads_elsewhere_is_not_written_to(tmp_path: Path, server: Serve, kind: str) -> None:
+    (tmp_path / "numbers").mkdir()
+    ours, partial = tmp_path / "ours", tmp_path / "numbers/numbers.gz.partial"
+    ours.write_bytes(b"keep")
+    if kind == "pipe":
+        os.mkfifo(partial)
+    else:
+        (partial.symlink_to if kind == "symbolic link" else partial.hardlink_to)(ours)
+    how = server(Behaviour())
+    with pytest.raises(ConfigError, match=f"numbers.gz.partial .*{kind}"):
+        get(tmp_path, how)
+    assert ours.read_bytes() == b"keep"
+    assert how.asked == []
+
+
 def test_what_is_there_and_right_is_not_fetched_again(tmp_path: Path, server: Serve) -> None:
     how = server(Behaviour())
     get(tmp_path, how)

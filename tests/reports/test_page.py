@@ -1,7 +1,11 @@
 """The report page as text: what it says, what it escapes, and which runs it can read."""
 
+import hashlib
 import json
 import re
+from base64 import b64encode
+from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import paceline as pl
 from paceline.reports.cli import report
 from paceline.reports.measure import measure
 from paceline.reports.page import describe, histogram, limits, page, script_safe, spread
+from paceline.reports.page_tables import Html, _cells, straggler_tables
 from paceline.reports.picture import Picture
 from paceline.reports.saved import names_of, read_run
 from paceline.strategies.ensemble_compression import EnsembleCompression
@@ -111,6 +116,11 @@ def test_the_file_is_whole_in_itself(directory: Path) -> None:
     policy = next(a["content"] for tag, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     assert policy.startswith("default-src 'none'")
+    allowed = re.search("script-src ([^;]*);", policy)
+    assert allowed is not None
+    run = [script for script in found.scripts if not script.startswith("{")]
+    hashes = [b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in run]
+    assert allowed[1] == " ".join(f"'sha256-{each}'" for each in hashes)
     assert "The MIT License" in found.text
 
 
@@ -124,6 +134,30 @@ def test_what_comes_from_files_is_escaped(run: Path) -> None:
     assert len(found.scripts) == 4
     assert found.data["runs"][0]["strategy"] == found.data["runs"][0]["name"] == EVIL
     assert found.text.count(EVIL) >= 4
+
+
+def test_every_cell_is_escaped_whatever_a_trace_may_say(directory: Path) -> None:
+    told = describe("lgc", read_run(directory / "lgc"))
+    evil: Any = EVIL  # strict reading lets no such worker through; the tables do not rely on it
+    workers = (replace(told.measures.workers[0], worker=evil), *told.measures.workers[1:])
+    sums = {evil: told.picture.workers.pop(0), **told.picture.workers}
+    described = replace(
+        told, measures=replace(told.measures, workers=workers), picture=replace(told.picture, workers=sums)
+    )
+    text = straggler_tables([described])
+    assert f"worker {escape(EVIL)}" in text
+    assert "<img" not in text
+    cells = _cells(("a", "b"), (EVIL, Html("<b>bold</b>")))
+    assert cells == f'<td data-label="a">{escape(EVIL)}</td><td data-label="b"><b>bold</b></td>'
+
+
+def test_a_script_in_a_trace_is_refused_with_the_line(run: Path, tmp_path: Path) -> None:
+    lines = (run / "trace.jsonl").read_text().splitlines()
+    lines.insert(1, '["joined", 0.0, "<img src=x onerror=alert(1)>"]')
+    (run / "trace.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(pl.ConfigError, match=r"line 2 of .*trace\.jsonl cannot be understood"):
+        report([run], tmp_path / "page.html", None)
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_json_inside_a_script_survives_any_text() -> None:
@@ -221,7 +255,7 @@ def test_the_command_refuses_in_one_line(directory: Path, run: Path, tmp_path: P
     with pytest.raises(pl.ConfigError, match=r"no config\.json"):
         report([tmp_path], out, None)
     (run / "trace.jsonl").write_text((run / "trace.jsonl").read_text().replace('["step"', '["stop"'))
-    with pytest.raises(pl.ConfigError, match=r"lgc: line .* of the trace cannot be understood"):
+    with pytest.raises(pl.ConfigError, match=r"lgc: line .* of .*trace\.jsonl cannot be understood"):
         report([directory / "ssgd", run], out, None)
     (run / "metrics.jsonl").write_text("nonsense\n" + (run / "metrics.jsonl").read_text())
     with pytest.raises(pl.ConfigError, match=r"line 1 of .* cannot be understood: 'nonsense'"):

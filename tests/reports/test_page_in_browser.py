@@ -1,7 +1,10 @@
 """The report page in a real browser: it loads, draws, toggles, zooms and prints, in silence and without the network."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -104,6 +107,28 @@ def test_the_page_draws_every_chart(tab: Chromium) -> None:
 def test_names_from_files_stay_text(tab: Chromium) -> None:
     assert tab.evaluate("document.querySelectorAll('img').length") == 0
     assert tab.evaluate("document.querySelectorAll('#legend button')[1].textContent") == EVIL
+
+
+SMUGGLED = (
+    "<script>document.title = 'run'</script>"
+    "<img src=x onerror=\"document.title = 'run'\"><p onclick=\"document.title = 'run'\" id=smuggled>x</p>"
+)
+
+
+@pytest.mark.parametrize("allowed", [False, True], ids=["policy of the page", "policy that allows all"])
+def test_a_script_that_got_into_the_page_is_not_run(browser: Chromium, url: str, tmp_path: Path, allowed: bool) -> None:
+    """Even if something from a file stood in the page as it is. That it would run elsewhere shows that it is one."""
+    text = Path(unquote(urlsplit(url).path)).read_text(encoding="utf-8").replace("<main>", f"<main>{SMUGGLED}", 1)
+    if allowed:
+        text = re.sub("script-src [^;]*;", "script-src 'unsafe-inline';", text, count=1)
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    browser.open((tmp_path / "page.html").as_uri())
+    browser.evaluate("document.getElementById('smuggled').click()")
+    browser.settle()
+    assert (browser.evaluate("document.title") == "run") == allowed
+    assert browser.evaluate("charts.length") == 4 + 3 + 3  # the page's own scripts run either way
+    if not allowed:
+        assert "Content Security Policy" in str([event for event in browser.events if event["method"] in COMPLAINTS])
 
 
 def test_the_legend_toggles_a_curve_everywhere(tab: Chromium) -> None:

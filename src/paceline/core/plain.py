@@ -5,6 +5,8 @@ from typing import Any
 
 from paceline.core.facts import Ticket, Work
 
+MOST_WORKERS = 1_000_000  # of a run that is read from a file: no more memory is taken because a file says so
+
 
 def plain_ticket(ticket: Ticket) -> list[Any]:
     serial, worker, version, (kind, units) = ticket

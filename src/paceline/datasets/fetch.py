@@ -23,7 +23,7 @@ from urllib.request import Request, urlopen
 from paceline import __version__
 from paceline.core.errors import ConfigError
 from paceline.datasets.published import PUBLISHED, PublishedFile, PublishedSet
-from paceline.files import write_atomically
+from paceline.files import check_regular, open_regular, write_atomically
 from paceline.toml_tables import nearest
 
 Progress = Callable[[str, int, int], None]
@@ -131,6 +131,7 @@ class _Source:
     def download(self, file: PublishedFile, folder: Path) -> Path:
         """The file, whole and checked, as it is while it has no name of its own yet."""
         partial = folder / f"{file.name}.partial"
+        check_regular(partial, written=True)
         troubles: list[str] = []
         for mirror in self.mirrors:
             trouble = self._from_mirror(mirror.rstrip("/") + "/" + file.name, file, partial)
@@ -176,7 +177,8 @@ class _Source:
             headers["Range"] = f"bytes={begin}-"
         with _answer(Request(url, headers=headers), self.patience.timeout, partial) as response:
             done = _first_byte(response, file, begin, partial)
-            with partial.open("ab" if done else "wb") as output:
+            begin_at = os.O_APPEND if done else os.O_TRUNC
+            with open_regular(partial, os.O_WRONLY | os.O_CREAT | begin_at) as output:
                 self._report(file, done)
                 while chunk := _read(response):
                     done += len(chunk)

@@ -22,7 +22,7 @@ from paceline.config import (
 )
 from paceline.core.errors import ConfigError
 from paceline.delays import Empirical
-from paceline.files import read_text
+from paceline.files import check_regular, read_text
 from paceline.fleet_tables import AnyFleet, read_fleet
 from paceline.fleets.simulated import Network, SimulatedFleet
 from paceline.reports.measure import Measures, measure
@@ -89,8 +89,9 @@ def _of_parts(table: dict[str, Any], source: str) -> Inquiry:
 
 def _of_trace(path: Path, chosen: tuple[StrategyChoice, ...]) -> Inquiry:
     trace = read_trace(path)
-    fleet = recorded_fleet(trace)
     directory = path if path.is_dir() else path.parent
+    check_regular(directory / "config.toml")
+    fleet = recorded_fleet(trace)
     if (file := directory / "config.toml").is_file():
         config = read_config(file)
         if isinstance(config.fleet, SimulatedFleet):

@@ -1,11 +1,13 @@
 """Runs as one HTML file that needs nothing else: tables, curves, the timeline of the workers, staleness, stragglers.
 
-Everything that comes from files is escaped, and the page forbids itself any request. Curves are drawn by uPlot (MIT),
-which is part of the file.
+Everything that comes from files is escaped. The page forbids itself any request, and any script but those that are
+named by their SHA-256 in its content security policy: these are Paceline's own, and uPlot (MIT), which draws curves.
 """
 
+import hashlib
 import json
 import math
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -24,6 +26,9 @@ MARKS = 12_000  # of one run's timeline: some 0.3 MB
 WORKERS = 64  # rows of one run's timeline
 POINTS = 1_000  # of one curve
 BINS = 40  # of one histogram
+THEME = (
+    'document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";'
+)
 
 
 @dataclass(frozen=True)
@@ -67,11 +72,18 @@ def page(runs: Sequence[Described]) -> str:
         "data": script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False)),
         "style": _asset("uPlot.min.css") + _asset("report.css"),
         "licence": escape(_asset("uPlot.LICENSE")),
+        "theme": THEME,
         "library": _asset("uPlot.iife.min.js"),
         "script": "\n".join(map(_asset, ("charts.js", "timeline.js", "report.js"))),
     }
+    parts["allowed"] = " ".join(_source_hash(parts[name]) for name in ("theme", "library", "script"))
     pieces = _asset("report.html").split("@@")  # text, name, text, name, ..., text
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def _source_hash(script: str) -> str:
+    """What a content security policy calls a script by."""
+    return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def script_safe(text: str) -> str:

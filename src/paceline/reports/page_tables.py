@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from paceline.reports.measure import WorkerTime
 from paceline.reports.picture import WorkerSums
 from paceline.reports.timeline import KINDS
 
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
     from paceline.reports.page import Described
 
 STRAGGLERS = 32  # rows of one run's table
+
+
+class Html(str):
+    """Text that is markup already. Any other text in a cell is escaped."""
+
+    __slots__ = ()
 
 
 def runs_table(runs: Sequence["Described"]) -> str:
@@ -43,12 +50,13 @@ def runs_table(runs: Sequence["Described"]) -> str:
 def _run_cells(number: int, run: "Described", apart: bool) -> Iterable[str]:
     measures, saved = run.measures, run.saved
     last = saved.rows[-1] if saved.rows else None
-    yield (
+    yield Html(
         f'<span class="swatch run{number % 7}"></span><b>{escape(run.name)}</b>'
         f'<span class=strategy title="{escape(saved.strategy)}">{escape(_shortened(saved.strategy))}</span>'
     )
-    yield f'<span class="{"bad" if saved.ended in ("diverged", "not finished") else ""}">{escape(saved.ended)}</span>'
-    yield "<span class=reached>–</span>"
+    bad = "bad" if saved.ended in ("diverged", "not finished") else ""
+    yield Html(f'<span class="{bad}">{escape(saved.ended)}</span>')
+    yield Html("<span class=reached>–</span>")
     yield f"{measures.updates:,}"
     yield f"{last.samples:,}" if last else "–"
     yield f"{measures.mean_staleness:.1f} / {measures.max_staleness}"
@@ -80,24 +88,24 @@ def _stragglers(run: "Described") -> str:
     if not ranked:
         return "<p class=note>Nothing has happened yet.</p>"
     body = "".join(
-        f"<tr>{_cells(headings, _worker_cells(run, worker, sums[worker]))}</tr>" for worker in ranked[:STRAGGLERS]
+        f"<tr>{_cells(headings, _worker_cells(run, worker, sums[worker], times[worker]))}</tr>"
+        for worker in ranked[:STRAGGLERS]
     )
     more = len(ranked) - STRAGGLERS
     rest = f"<p class=note>{more:,} more workers held the others up for less time.</p>" if more > 0 else ""
     return f"<table class=slim><thead><tr>{_heads(headings)}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
 
-def _worker_cells(run: "Described", worker: int, sums: WorkerSums) -> Iterable[str]:
-    times = next(each for each in run.measures.workers if each.worker == worker)
+def _worker_cells(run: "Described", worker: int, sums: WorkerSums, times: WorkerTime) -> Iterable[str]:
     updates = run.measures.updates
-    yield f"<b>worker {worker}</b>"
+    yield Html(f"<b>worker {escape(str(worker))}</b>")
     share = f"<small> ({sums.waited_for / updates:.0%} of updates)</small>" if sums.waited_for else ""
-    yield f"{sums.waited_for:,}×{share}" if sums.waited_for else "–"
+    yield Html(f"{sums.waited_for:,}×{share}") if sums.waited_for else "–"
     yield f"{sums.held_up:,.1f} s" if sums.held_up else "–"
     yield f"{times.contributions:,}"
     yield f"{sums.thrown_away:,}" if sums.thrown_away else "–"
     wasted = f"<small> ({times.wasted / times.busy:.0%})</small>" if times.busy else ""
-    yield f"{times.wasted:,.1f} s{wasted}" if times.wasted else "–"
+    yield Html(f"{times.wasted:,.1f} s{wasted}") if times.wasted else "–"
     yield _bar(sums)
 
 
@@ -108,7 +116,7 @@ def _bar(sums: WorkerSums) -> str:
     shares = {kind: sums.seconds[kind] / whole for kind in KINDS}
     words = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items() if share >= 0.005)
     pieces = "".join(f'<i class="{kind}" style="width:{share:.3%}"></i>' for kind, share in shares.items() if share > 0)
-    return f'<span class=bar role=img title="{words}" aria-label="{words}">{pieces}</span>'
+    return Html(f'<span class=bar role=img title="{words}" aria-label="{words}">{pieces}</span>')
 
 
 def _heads(headings: Iterable[str]) -> str:
@@ -117,7 +125,8 @@ def _heads(headings: Iterable[str]) -> str:
 
 def _cells(headings: Iterable[str], cells: Iterable[str]) -> str:
     return "".join(
-        f'<td data-label="{escape(heading)}">{cell}</td>' for heading, cell in zip(headings, cells, strict=True)
+        f'<td data-label="{escape(heading)}">{cell if isinstance(cell, Html) else escape(cell)}</td>'
+        for heading, cell in zip(headings, cells, strict=True)
     )
 
 

@@ -1,7 +1,6 @@
 """A run as it lies on disk: whole, or as far as it came before it was killed."""
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
+from paceline.core.plain import real
+from paceline.files import read_regular
 from paceline.run import Row
+from paceline.run_directory import check_files, row_from
 from paceline.trace import Trace, read_trace
+
+LARGEST = 1 << 24  # bytes of a configuration or a summary
 
 
 @dataclass(frozen=True)
@@ -48,15 +52,13 @@ def read_run(path: Path) -> SavedRun:
     """Read a run's directory; what a killed run did not write is missing, anything else that is missing an error."""
     if not path.is_dir():
         raise ConfigError(f"{path} is not the directory of a run: give one that paceline train left")
+    check_files(path)
     if not (path / "config.json").is_file():
         raise ConfigError(f"{path} is not the directory of a run: it has no config.json")
     config = _object(path / "config.json")
     summary = _object(path / "summary.json") if (path / "summary.json").exists() else None
     trace = read_trace(path)
-    try:
-        _ = trace.about
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+    _ = trace.about
     return SavedRun(path, config, _rows(path / "metrics.jsonl"), summary, _target(path, config), trace)
 
 
@@ -72,8 +74,8 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 def _object(file: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = json.loads(read_regular(file, LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"cannot read {file}: it holds no JSON object")
@@ -83,31 +85,16 @@ def _object(file: Path) -> Mapping[str, Any]:
 def _rows(file: Path) -> list[Row]:
     if not file.exists():
         return []
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_regular(file).decode(errors="replace").splitlines()
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(_row(json.loads(line)))
-        except (ValueError, TypeError, KeyError):
+            rows.append(row_from(json.loads(line)))
+        except (ValueError, TypeError, LookupError, RecursionError):
             if number == len(lines):
                 break  # torn: the run was killed while it wrote
             raise ConfigError(f"line {number} of {file} cannot be understood: {line[:60]!r}") from None
     return rows
-
-
-def _row(values: Mapping[str, Any]) -> Row:
-    def number(name: str) -> float:
-        return math.nan if values[name] is None else float(values[name])
-
-    return Row(
-        updates=int(values["updates"]),
-        seconds=float(values["seconds"]),
-        samples=int(values["samples"]),
-        loss=number("loss"),
-        accuracy=number("accuracy"),
-        staleness=number("staleness"),
-        training_loss=number("training_loss"),
-    )
 
 
 def _target(path: Path, config: Mapping[str, Any]) -> float | None:
@@ -116,9 +103,9 @@ def _target(path: Path, config: Mapping[str, Any]) -> float | None:
         return target
     try:
         if (path / "config.toml").is_file():
-            target = tomllib.loads((path / "config.toml").read_text(encoding="utf-8")).get("target")
-            return None if target is None else float(target)
-    except (ValueError, TypeError):
+            target = tomllib.loads(read_regular(path / "config.toml", LARGEST).decode()).get("target")
+            return None if target is None else float(real(target))
+    except (ValueError, TypeError, RecursionError):
         pass
     return None
 
@@ -127,6 +114,6 @@ def _stop(config: Mapping[str, Any], name: str) -> float | None:
     """A field of ``Stop(...)``, as the configuration spells it."""
     found = re.search(rf"\b{name}=([0-9.eE+-]+)", str(config.get("stop", "")))
     try:
-        return float(found[1]) if found else None
+        return float(real(float(found[1]))) if found else None
     except ValueError:
         return None
