@@ -34,13 +34,14 @@ class Ending:
         self._most_samples = math.inf if stop.epochs is None else stop.epochs * epoch_samples
 
     def come(self, line: Progress, checkpoints: Checkpoints | None) -> Ended:
-        judge, ledger = self._judge, self._loop.coordinator.ledger
+        judge = self._judge
         self._check_ahead()
         if checkpoints is not None:
             checkpoints.go_on()
         if not judge.history:
             self._look_first()
         with Interrupts(termination=checkpoints is not None) as interrupts:
+            self._loop.asked_to_end = lambda: interrupts.requested is not None
             try:
                 ended = self._go(line, checkpoints, interrupts)
             except Diverged as error:
@@ -53,9 +54,17 @@ class Ending:
                 raise CannotWrite(f"{error}; {checkpoints.how_to_go_on()}" if checkpoints else str(error)) from None
             if checkpoints is not None and ended.why != "diverged" and (unsaved := checkpoints.save_at_end()):
                 ended = replace(ended, problem="; ".join(filter(None, (ended.problem, unsaved))))
+            seconds = self._seconds_at_end(ended)
             if judge.history[-1].updates != judge.server.updates:
-                ended = self._look_last(ended, (self._stop.seconds or 0.0) if ended.why == "seconds" else ledger.now)
+                ended = self._look_last(ended, seconds)
+            elif self._loop.in_real_time and seconds > judge.history[-1].seconds:
+                judge.stay(seconds)  # nobody has finished anything since
         return ended
+
+    def _seconds_at_end(self, ended: Ended) -> float:
+        if ended.why == "seconds":
+            return self._stop.seconds or 0.0
+        return self._loop.now if ended.why == "interrupted" else self._loop.coordinator.ledger.now
 
     def _look_first(self) -> None:
         try:
@@ -89,6 +98,8 @@ class Ending:
                 return Ended("interrupted", signal=interrupts.requested)
             if checkpoints is not None and checkpoints.due(server.updates, update.at):
                 checkpoints.save()
+        if interrupts.requested is not None and not self._loop.out_of_time:
+            return Ended("interrupted", signal=interrupts.requested)
         return Ended("seconds" if self._loop.out_of_time else "no workers")
 
     def _reached(self, row: Row | None) -> Ended | None:

@@ -1,4 +1,4 @@
-"""Ctrl-C or a polite kill asks a run to end after the event at hand; a second one ends it at once."""
+"""Ctrl-C or a polite kill asks a run to end, and to save what it has; a second one ends it at once."""
 
 import signal
 import threading

@@ -78,6 +78,12 @@ class Judge:
             listener.row(row)
         return row
 
+    def stay(self, seconds: float) -> None:
+        """The model is still the one that was judged last."""
+        row = self._row(seconds, self.history[-1].loss, self.history[-1].accuracy)
+        for listener in self._listeners:
+            listener.row(row)
+
     def pass_over(self, seconds: float) -> None:
         """The model cannot be judged: the history says where the run is, and nobody else is told."""
         self._row(seconds, math.nan, math.nan)

@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import length_hint
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +24,7 @@ from paceline.core.facts import (
     WakeAt,
 )
 from paceline.core.plain import whole
-from paceline.fleets.fleet import Crew
+from paceline.fleets.fleet import Crew, RealTime
 from paceline.trace import TraceWriter
 from paceline.trace_lines import plain_facts
 from paceline.trace_reading import facts_from
@@ -93,6 +93,9 @@ class Loop:
 
     Events at exactly ``seconds`` still count; ``out_of_time`` tells whether later ones were left. In a pause the state
     of the loop can be put aside: what the coordinator knows, what is still to be carried out, and what came too late.
+
+    In real time it comes to an end also while it waits, in the middle of a round: at ``seconds``, and soon after
+    ``asked_to_end()`` is true. What workers are at then is given out again when the run is resumed.
     """
 
     def __init__(
@@ -101,13 +104,22 @@ class Loop:
         self.coordinator = Coordinator(strategy)
         self.version = 0
         self.out_of_time = False
+        self.asked_to_end: Callable[[], bool] = bool  # false
         self._crew = crew
+        self.in_real_time = isinstance(crew, RealTime)
         self._hands = hands
         self._trace = trace
         self._seconds = math.inf if seconds is None else seconds
         self._instructions: Sequence[Instruction] = ()
         self._rest: Iterator[Instruction] = iter(())  # those of them that are still to be carried out
         self._too_late: Sequence[Event] = ()
+        if isinstance(crew, RealTime):
+            crew.end_waiting(self._seconds, self._is_asked_to_end)
+
+    @property
+    def now(self) -> float:
+        """On the crew's clock, if it goes on by itself; else the time of the last event."""
+        return self._crew.now if isinstance(self._crew, RealTime) else self.coordinator.ledger.now
 
     def __iter__(self) -> Iterator[Update]:
         coordinator, crew, hands = self.coordinator, self._crew, self._hands
@@ -135,6 +147,8 @@ class Loop:
                     crew.wake_at(instruction.at)
             events = self._too_late or crew.wait()
             if not events:
+                if self._has_ended_waiting():
+                    return
                 break
             at = events[0].at
             if at > self._seconds:
@@ -151,6 +165,17 @@ class Loop:
             self._trace.record(events, instructions)
         if workers := coordinator.ledger.workers:
             raise IllegalDecision(f"{coordinator.strategy} leaves {len(workers)} workers with nothing to do, for ever")
+
+    def _has_ended_waiting(self) -> bool:
+        """Or can nothing happen any more?"""
+        if not isinstance(self._crew, RealTime):
+            return False
+        self._instructions, self._rest = (), iter(())  # all are carried out
+        self.out_of_time = self._crew.now >= self._seconds
+        return self.out_of_time or self.asked_to_end()
+
+    def _is_asked_to_end(self) -> bool:
+        return self.asked_to_end()  # whoever is asked may change
 
     def _step(self, step: Step) -> None:
         try:

@@ -82,6 +82,7 @@ def profile(
 
 
 def _go(loop: Loop, interrupts: Interrupts, watch: Callable[[float], None] | None) -> str | None:
+    loop.asked_to_end = lambda: interrupts.requested is not None
     try:
         for update in loop:
             if watch is not None:

@@ -77,8 +77,9 @@ def train(
     tensorboard  write curves into the directory too
     progress     show a line on the terminal; by default where there is one
 
-    Ctrl-C ends the run after the event at hand, saves it, and raises ``KeyboardInterrupt``; with a directory SIGTERM
-    does the same, and exits. A run that diverges ends with its last good weights, and says so in ``run.problem``.
+    Ctrl-C ends the run, saves it, and raises ``KeyboardInterrupt``; with a directory SIGTERM does the same, and exits.
+    On real workers this takes a second, whatever they are at; a pass or an evaluation in this process is finished
+    first. A run that diverges ends with its last good weights, and says so in ``run.problem``.
 
     To ``resume`` a run give the same arguments again; only ``stop``, ``checkpoint``, ``tensorboard`` and ``progress``
     may differ.

@@ -41,6 +41,18 @@ class Crew(Protocol):
 
 
 @runtime_checkable
+class RealTime(Protocol):
+    """A crew whose clock goes on while it waits, so that waiting can be ended: by the time, or by somebody who asks."""
+
+    @property
+    def now(self) -> float: ...
+
+    def end_waiting(self, at: float, asked: Callable[[], bool]) -> None:
+        """From now on ``wait`` comes back with nothing at that time, and soon after ``asked()`` is true."""
+        ...
+
+
+@runtime_checkable
 class Announcing(Protocol):
     """A crew that tells more of a piece of work than that it arrived: its bill, or what the worker itself took."""
 

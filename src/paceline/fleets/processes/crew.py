@@ -7,6 +7,7 @@ believed: a ticket that was halted may still come in, and is passed over.
 
 import heapq
 import logging
+import math
 import os
 import select
 import time
@@ -67,6 +68,8 @@ class ProcessCrew:
         self._minimum = minimum
         self._replace = replace
         self._delays = delays
+        self._ends_at = math.inf
+        self._asked_to_end: Callable[[], bool] = bool
         self._events: deque[Event] = deque()
         self._alarms: list[float] = []
         self._to_ring: list[Orders] = []
@@ -92,8 +95,10 @@ class ProcessCrew:
         for mailbox in self._to_ring:  # only now, so that nobody takes the processor from those not yet told
             mailbox.ring()
         self._to_ring.clear()
-        while not self._events:
+        while not (over := self._asked_to_end() or self.now >= self._ends_at) and not self._events:
             self._listen()
+        if over:
+            return ()
         event = self._events.popleft()
         if isinstance(event, Joined | Left):
             (self._told_of.add if isinstance(event, Joined) else self._told_of.discard)(event.worker)
@@ -129,6 +134,9 @@ class ProcessCrew:
             return
         self._roster.members[ticket.worker].mailbox.recall(ticket)
 
+    def end_waiting(self, at: float, asked: Callable[[], bool]) -> None:
+        self._ends_at, self._asked_to_end = at, asked
+
     def wake_at(self, at: float) -> None:
         heapq.heappush(self._alarms, at)
 
@@ -156,6 +164,8 @@ class ProcessCrew:
 
     def _begin(self) -> Sequence[Event]:
         while self._roster.awaited(self._listened) or not self.present:
+            if self._asked_to_end():
+                return ()
             self._listen()
         for member in self._roster:
             if member.process is not None and not member.here:
@@ -171,7 +181,7 @@ class ProcessCrew:
     # they were at is put back, and what they had handed in still counts.
 
     def state(self) -> State:
-        return {"now": self._now(), "told of": sorted(self._told_of), "alarms": sorted(self._alarms)}
+        return {"now": self.now, "told of": sorted(self._told_of), "alarms": sorted(self._alarms)}
 
     def restore(self, state: State) -> None:
         self._before = real(state["now"])
@@ -180,16 +190,18 @@ class ProcessCrew:
 
     # Listening.
 
-    def _now(self) -> float:
-        return time.monotonic() - self._zero
+    @property
+    def now(self) -> float:
+        """Seconds of the run; the clock stands still until all workers are ready."""
+        return time.monotonic() - self._zero if self._begun else self._before
 
     def _listen(self) -> None:
         """Come back with news, or when something is due: post, the end of a process, a deadline, an alarm."""
         if self._too_few:
             raise TooFewWorkers(self._too_few)
         seconds = LOOK_FOR_SILENCE
-        if self._alarms:
-            seconds = max(0.0, min(seconds, self._alarms[0] - self._now()))
+        if (due := min(self._ends_at, self._alarms[0]) if self._alarms else self._ends_at) < math.inf and self._begun:
+            seconds = max(0.0, min(seconds, due - self.now))
         ready = self._poll.poll(seconds)
         now = time.monotonic()
         self._listened += min(now - self._at_listening, LISTENED_AT_ONCE)
@@ -202,7 +214,7 @@ class ProcessCrew:
         if now - self._looked_for_silence >= LOOK_FOR_SILENCE:
             self._looked_for_silence = now
             self._condemn_the_overdue()
-        if self._alarms and self._alarms[0] <= (at := self._now()):
+        if self._alarms and self._alarms[0] <= (at := self.now):
             while self._alarms and self._alarms[0] <= at:
                 heapq.heappop(self._alarms)
             self._events.append(Rang(at))
@@ -232,13 +244,13 @@ class ProcessCrew:
             self.announce(Computed(ticket, member.mailbox.spent))
         member.answer(self._listened)
         self._fruitful = True
-        self._events.append(Arrived(self._now(), ticket, done))
+        self._events.append(Arrived(self.now, ticket, done))
 
     def _welcome(self, member: Member) -> None:
         self._has_ended(member)  # it may not be known yet that it has begun
         member.here = True
         self._contributions.forget_worker(member.number)
-        self._events.append(Joined(self._now(), member.number))
+        self._events.append(Joined(self.now, member.number))
 
     # Those who come and go.
 
@@ -292,7 +304,7 @@ class ProcessCrew:
         member.fruitless += 1
         if member.here:
             member.here, member.ticket = False, None
-            self._events.append(Left(self._now(), member.number))
+            self._events.append(Left(self.now, member.number))
         following = "it is not replaced"
         if self._replace and member.fruitless < ATTEMPTS:
             try:
