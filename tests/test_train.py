@@ -885,7 +885,7 @@ def test_asynchronous_training_ends_when_nobody_is_finite_any_more() -> None:
     assert len(run.spoiled) == 3
 
 
-@pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.Asynchronous(), pl.LiveCompensation(1)], ids=repr)
+@pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.Asynchronous(), pl.LiveCompensation(1, blocks=1)], ids=repr)
 def test_a_step_that_overflows_is_taken_back(strategy: pl.Strategy) -> None:
     """With eta = 1e200, x grows to 1e200 and would then be infinite."""
     task = quadratic([1.0, 1.0])

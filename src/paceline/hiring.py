@@ -1,5 +1,7 @@
 """Which hands a strategy needs, and who works for them."""
 
+import logging
+
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.fleets.fleet import Crew, Fleet, TrainersFleet
@@ -13,8 +15,11 @@ from paceline.learning.server import Recipe, Server
 from paceline.sampling.batches import Batches
 from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.strategies.grouped import Grouped
+from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
 from paceline.strategies.regrouped import Regrouped
+
+log = logging.getLogger("paceline")
 
 
 def hire(
@@ -42,10 +47,38 @@ def hire(
     return crew, ModelHands(job, batches, trainers, aggregation, pieces)
 
 
+def warn_of_settings_without_effect(strategy: Strategy, fleet: Fleet) -> None:
+    """Say what was asked for and cannot do anything on this fleet."""
+    inner = _innermost(strategy)
+    if isinstance(inner, LiveCompensation) and inner.recall and inner.blocks == 1:
+        recall = getattr(fleet, "recall", "block")  # real workers look up between two blocks
+        if recall == "block":
+            log.warning(
+                "LiveCompensation recalls late workers in vain: with blocks=1 they finish the whole mini-batch, and "
+                "the next update waits for them as with recall=False; choose blocks=4"
+            )
+        elif recall == "abandon":
+            log.warning(
+                "LiveCompensation makes up for nothing: with blocks=1 and recall='abandon' late workers hand in "
+                "nothing; choose blocks=4"
+            )
+    if isinstance(inner, EnsembleCompression) and inner.diversity > 0 and inner.compressed == inner.every:
+        log.warning(
+            "EnsembleCompression has no step for diversity=%g: all %d between two ensembles distil; choose a larger "
+            "every, or diversity=0",
+            inner.diversity,
+            inner.every,
+        )
+
+
+def _innermost(strategy: Strategy) -> Strategy:
+    while isinstance(strategy, Grouped | Regrouped):
+        strategy = strategy.inside
+    return strategy
+
+
 def _refuse_models_inside(strategy: Strategy) -> None:
-    inner = strategy
-    while isinstance(inner, Grouped | Regrouped):
-        inner = inner.inside
+    inner = _innermost(strategy)
     if inner is not strategy and isinstance(inner, ModelAveraging | EnsembleCompression):
         outer = type(strategy).__name__
         raise ConfigError(

@@ -11,9 +11,9 @@ from paceline.core.coordinator import Strategy
 from paceline.core.errors import CannotWrite, ConfigError
 from paceline.ending import Ended, Ending
 from paceline.fleets.fleet import Fleet
-from paceline.fleets.recorded import RecordedCrew
+from paceline.fleets.recorded import Recorded, RecordedCrew
 from paceline.fleets.simulated import SimulatedCrew, SimulatedFleet
-from paceline.hiring import hire
+from paceline.hiring import hire, warn_of_settings_without_effect
 from paceline.interrupts import end_by
 from paceline.judge import Judge, Listener
 from paceline.learning.generators import Generators, own_generators
@@ -87,6 +87,8 @@ def train(
     recipe = Recipe(optimizer, scheduler, clip_norm)
     stop = _earliest(stop, strategy)
     check_fits(strategy, fleet.workers, batch_size)
+    if not isinstance(fleet, Recorded):  # it was said when that run began
+        warn_of_settings_without_effect(strategy, fleet)
     if directory is None:
         _refuse_without_directory(tensorboard=tensorboard, checkpoint=checkpoint, resume=resume)
     with own_generators(seed):  # data sets may draw random numbers when they are looked at
@@ -213,6 +215,7 @@ def simulate(
     check_fits(strategy, fleet.workers, None)
     if stop.updates is None and stop.seconds is None:
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
+    warn_of_settings_without_effect(strategy, fleet)
     crew = fleet.open(seed)
     writer = TraceWriter(Path(trace).resolve() if trace else None, crew.about)
     crew.announce = writer.note

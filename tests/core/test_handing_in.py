@@ -59,8 +59,19 @@ def test_a_limited_run_has_so_many_rounds_of_these_pieces(
 
 
 def test_a_tenth_of_the_steps_compresses_unless_told() -> None:
-    assert [EC(every).compressed for every in (1, 4, 10, 16, 500, 2000)] == [0, 0, 1, 2, 50, 200]
+    assert [EC(every).compressed for every in (10, 16, 500, 2000)] == [1, 2, 50, 200]
     assert EC(100, compression_steps=33).compressed == 33
+
+
+def test_but_at_least_one_step_where_there_is_something_to_distil() -> None:
+    assert [EC(every).compressed for every in range(1, 8)] == [1] * 7
+    assert EC(4, compression_steps=0).compressed == 0
+    assert EC(4, distillation=0.0).compressed == EC(4, relabel=0.0).compressed == 0
+    assert pl.FinalEnsemble(4).compressed == pl.FinalEnsemble(50).compressed == 0
+    assert EC(4, steps=12).rounds == 5  # with diversity there are two exchanges a round
+    assert [EC(4, steps=12).work(number) for number in range(5)] == [
+        local_steps(4), distilled_steps(1), local_steps(3), distilled_steps(1), local_steps(3),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

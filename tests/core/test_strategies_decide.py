@@ -67,7 +67,13 @@ class Scene:
         return self
 
 
-RULES: list[Strategy] = [Synchronous(), Asynchronous(), FastestK(2), FastestK(2, stop_late=False), LiveCompensation(2)]
+RULES: list[Strategy] = [
+    Synchronous(),
+    Asynchronous(),
+    FastestK(2),
+    FastestK(2, stop_late=False),
+    LiveCompensation(2, 1),
+]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -316,7 +322,7 @@ def test_a_quorum_of_all_is_synchronous() -> None:
         *(Moment(1, [Move("arrive", which)]) for which in (3, 0, 1, 0, 2, 2, 0, 0, 1, 1, 0, 0)),
     ]
     histories = []
-    for rule in (Synchronous(), FastestK(quorum=4), LiveCompensation(quorum=4)):
+    for rule in (Synchronous(), FastestK(quorum=4), LiveCompensation(quorum=4, blocks=1)):
         rehearsal = Rehearsal(rule, workers=4)
         for moment in script:
             rehearsal.play(moment)

@@ -20,7 +20,9 @@ def check_blocks(blocks: int, batch_size: int | None) -> None:
     if batch_size is not None and batch_size > 0 and batch_size % blocks:
         fitting = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
         nearest = min(fitting, key=lambda n: abs(n - blocks))
-        raise ConfigError(f"{blocks} blocks do not divide a batch of {batch_size} evenly: nearest {nearest}")
+        raise ConfigError(
+            f"{blocks} blocks do not divide a batch of {batch_size} evenly: nearest {nearest} (blocks={nearest})"
+        )
 
 
 def check_fits(rule: Strategy, workers: int, batch_size: int | None) -> None:

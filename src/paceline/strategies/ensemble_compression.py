@@ -24,11 +24,11 @@ class EnsembleCompression(Strategy):
     where $f$ are softmax outputs and each of the $K$ workers made ``every`` ($\tau$) steps of its own. The coefficients
     are $1/K$ (``simple``, EC-DNN-S), those of least squares on the labels (``regression``, -R, Eq. 7), or each sample's
     margins (``margin``, -M, Eq. 8). Every worker relabels a random fraction ``relabel`` ($\mu$) of its samples with the
-    outputs of the ensemble; the next ``compression_steps`` ($p$; a tenth of $\tau$ unless given) of its own steps
-    minimise $L(f, y) + \beta L(f, \bar y)$ with ``distillation`` ($\beta$, Eq. 10), and the others $L(f, y) - \alpha
-    \lVert f - \bar z\rVert_2$ with ``diversity`` ($\alpha$, Eq. 9), where $\bar z$ is the mean output of the
-    compressed models. Every worker goes on from its own model, and begins with its own random weights unless
-    ``same_start``.
+    outputs of the ensemble; the next ``compression_steps`` ($p$; unless given a tenth of $\tau$, and at least one where
+    there is something to distil) of its own steps minimise $L(f, y) + \beta L(f, \bar y)$ with ``distillation``
+    ($\beta$, Eq. 10), and the others $L(f, y) - \alpha \lVert f - \bar z\rVert_2$ with ``diversity`` ($\alpha$, Eq. 9),
+    where $\bar z$ is the mean output of the compressed models. Every worker goes on from its own model, and begins with
+    its own random weights unless ``same_start``.
 
     $\bar z$ needs a second exchange, after the compression: with diversity and compression a round of $\tau$ steps so
     has two updates. The paper's cost model counts one exchange; the clock here counts both.
@@ -74,7 +74,9 @@ class EnsembleCompression(Strategy):
     @property
     def compressed(self) -> int:
         """$p$, the steps of a round that distil the ensemble."""
-        return round(self.every / 10) if self.compression_steps is None else self.compression_steps
+        if self.compression_steps is not None:
+            return self.compression_steps
+        return max(round(self.every / 10), 1 if self.distillation > 0 and self.relabel > 0 else 0)
 
     @property
     def exchanges_twice(self) -> bool:

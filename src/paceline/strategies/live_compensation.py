@@ -23,8 +23,9 @@ class LiveCompensation(Strategy):
     every gradient so carries the total weight $1/N$: $\frac1K - \frac{N-K}{N}\frac1K$ if it was among the first, and
     $1/N$ if late.
 
-    A mini-batch is computed in ``blocks`` ($s$). With ``recall``, late workers hand in the blocks they have ($r$) when
-    the round ends, as the fleet lets them: ``complete``, ``block`` or ``abandon``; without it they finish first.
+    A mini-batch is computed in ``blocks`` ($s$; the paper has 4). With ``recall``, late workers hand in the blocks they
+    have ($r$) when the round ends, as the fleet lets them: ``complete``, ``block`` or ``abandon``; without it they
+    finish first. Of a single block there is nothing to hand in before its end: it needs a fleet that is ``complete``.
     Partial gradients count $\frac rs \cdot \frac1r\sum_{k \le r} g[k]$ with ``scale`` (Eq. 6), the plain mean of the
     $r$ blocks without; a worker with no block done then counts as the mean of the fastest. The first ``warm_up`` rounds
     wait for everybody. The $K$ gradients of the last round are kept for one round more.
@@ -33,7 +34,7 @@ class LiveCompensation(Strategy):
     """
 
     quorum: int
-    blocks: int = 1
+    blocks: int = 4
     recall: bool = True
     scale: bool = True
     warm_up: int = 0
