@@ -6,9 +6,7 @@ worker had downloaded and the buffers that the model has at hand.
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import islice
 
 import pytest
 import torch
@@ -16,39 +14,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.core.facts import Start, Step, Ticket
 from paceline.fleets.fleet import Fleet
 from paceline.learning.model_state import BufferChange, ModelState
-from paceline.sampling.batches import Batches
 from paceline.sampling.partition import Indices
+from support.noted import Noted, Used, steps_of
 
 RATE = 0.05
 GENERATOR = torch.Generator().manual_seed(0)
 CENTRES = 1.2 * torch.randn(5, 10, generator=GENERATOR)
 Y = torch.randint(5, (1600,), generator=GENERATOR)
 X = 3 * (CENTRES[Y] + torch.randn(1600, 10, generator=GENERATOR)) + 2
-
-
-@dataclass(frozen=True)
-class Noted:
-    """Mini-batches in the order in which they were drawn."""
-
-    drawn: list[Indices] = field(default_factory=list, repr=False)
-
-    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
-        return NotedBatches(pl.Shuffled().open(shards, batch_size, seed), self.drawn)
-
-
-class NotedBatches:
-    def __init__(self, batches: Batches, drawn: list[Indices]) -> None:
-        self._batches, self._drawn = batches, drawn
-
-    def draw(self, worker: int) -> Indices:
-        self._drawn.append(self._batches.draw(worker))
-        return self._drawn[-1]
-
-    def put_back(self, worker: int, indices: Indices) -> None:
-        self._batches.put_back(worker, indices)
 
 
 class Normed(nn.Module):
@@ -84,21 +59,19 @@ def train(model: nn.Module, strategy: pl.Strategy, fleet: Fleet, updates: int, s
 
 def plain(run: pl.Run, drawn: Sequence[Indices], model: nn.Module) -> nn.Module:
     """The same run from its trace, one worker after the other, without any of the library's learning."""
-    model, batches = copy.deepcopy(model), iter(drawn)
-    given: dict[Ticket, tuple[list[Indices], nn.Module]] = {}
-    for fact in run.trace:
-        if isinstance(fact, Start):
-            own = list(islice(batches, fact.ticket.work.mini_batches))  # nothing after the last update
-            given[fact.ticket] = own, copy.deepcopy(model)
-        elif isinstance(fact, Step):
-            step_plainly(model, [(weight, *given[ticket]) for ticket, weight in fact.weights.items()])
+    model = copy.deepcopy(model)
+    versions = [copy.deepcopy(model)]
+    for step in steps_of(run, drawn):
+        step_plainly(model, step, versions)
+        versions.append(copy.deepcopy(model))
     return model
 
 
-def step_plainly(model: nn.Module, parts: Sequence[tuple[Fraction, list[Indices], nn.Module]]) -> None:
+def step_plainly(model: nn.Module, step: Sequence[Used], versions: Sequence[nn.Module]) -> None:
     moves = [torch.zeros_like(each) for each in model.parameters()]
     buffers = [torch.zeros_like(each, dtype=torch.float64) for each in model.buffers()]
-    for weight, batches, downloaded in parts:
+    for weight, batches, version in step:
+        downloaded = versions[version]
         own = copy.deepcopy(downloaded)
         for buffer, at_hand in zip(own.buffers(), model.buffers(), strict=True):
             buffer.copy_(at_hand)

@@ -101,6 +101,8 @@ class Averaging:
         own_buffers = {ticket: list(self._trainers[ticket.worker].values())[parameters:] for ticket in weights}
         changes = [BufferChange(weights[t], begun[t][parameters:], own) for t, own in own_buffers.items()]
         for number, value in enumerate(self._parameters):  # one after the other: no second copy of the model
+            if all(torch.equal(self._trainers[t.worker].parameters[number], begun[t][number]) for t in weights):
+                continue  # nobody's loss depends on it: not even rounded
             moved = torch.zeros_like(value)
             for ticket, weight in weights.items():
                 own = self._trainers[ticket.worker].parameters[number].data
@@ -111,13 +113,15 @@ class Averaging:
     def _average_momenta(self, trainers: Sequence[LocalTrainer]) -> None:
         """Whatever floating-point tensors the optimizers keep for each parameter: of these, for all."""
         for number in range(len(self._parameters)):
-            states = [trainer.optimizer.state[trainer.parameters[number]] for trainer in trainers]
-            averages = {
-                name: torch.stack([state[name] for state in states]).mean(dim=0)
-                for name, value in states[0].items()
-                if isinstance(value, Tensor) and value.is_floating_point()
+            states = [trainer.optimizer.state.get(trainer.parameters[number], {}) for trainer in trainers]
+            names = dict.fromkeys(name for state in states for name in state)
+            kept = {name: [state[name] for state in states if name in state] for name in names}
+            averages = {  # of those that have used the parameter
+                name: torch.stack(values).mean(dim=0)
+                for name, values in kept.items()
+                if isinstance(values[0], Tensor) and values[0].is_floating_point()
             }
-            for trainer in self._trainers:
+            for trainer in self._trainers if averages else ():
                 own = trainer.optimizer.state[trainer.parameters[number]]
                 own.update({name: average.clone() for name, average in averages.items()})
 

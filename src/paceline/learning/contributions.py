@@ -47,6 +47,7 @@ class Evaluated:
     spoiled: list[Ticket]  # left out, because not finite
     norm: float
     finite: bool
+    unused: Collection[int] = ()  # parameters that no contribution has a gradient of, by number
 
 
 class Pass(NamedTuple):
@@ -130,6 +131,7 @@ class _Bundle:
     weights: Weights
     gradients: list[Tensor]
     buffers: list[BufferChange]
+    unused: Collection[int]
 
 
 class LazyContributions:
@@ -193,7 +195,12 @@ class LazyContributions:
             "numbers": list(self._numbers.values()),
             "snapshots": snapshots,
             "bundles": [
-                [pack_weights(each.weights), each.gradients, [[str(w), began, own] for w, began, own in each.buffers]]
+                [
+                    pack_weights(each.weights),
+                    each.gradients,
+                    [[str(w), began, own] for w, began, own in each.buffers],
+                    list(each.unused),
+                ]
                 for each in self._bundles
             ],
             "spoiled": pack_tickets(sorted(self._spoiled)),
@@ -215,7 +222,9 @@ class LazyContributions:
                 BufferChange(Fraction(weight), like(present, began), like(present, own))
                 for weight, began, own in (more[0] if more else ())
             ]
-            self._bundles.append(_Bundle(unpack_weights(weights), like(self._state.gradients, gradients), changes))
+            unused = [whole(number) for number in more[1]] if more else []
+            sums = like(self._state.gradients, gradients)
+            self._bundles.append(_Bundle(unpack_weights(weights), sums, changes, unused))
         self._spoiled.update(unpack_tickets(state["spoiled"]))
         self._loss.restore(state["loss"])
 
@@ -237,6 +246,7 @@ class LazyContributions:
         state = self._state
         for flat in state.gradients:
             flat.zero_()
+        counts = state.counts()
         result = Evaluated([], [], [], 0.0, True)
         known = [(bundle, _ratio(weights, bundle.weights)) for bundle in self._bundles]
         bundled = {ticket for bundle, ratio in known if ratio for ticket in bundle.weights}
@@ -247,14 +257,17 @@ class LazyContributions:
             kept = [ticket for ticket in tickets if ticket in keep]
             self._backward(kept, weights, present, result)
             sums = [flat.clone() for flat in state.gradients]
-            self._bundles.append(_Bundle({t: weights[t] for t in kept}, sums, list(result.buffers)))
+            unused = _unchanged(counts, state.counts())
+            self._bundles.append(_Bundle({t: weights[t] for t in kept}, sums, list(result.buffers), unused))
             tickets = [ticket for ticket in tickets if ticket not in keep]
         self._backward(tickets, weights, present, result)
+        result.unused = _unchanged(counts, state.counts())
         for bundle, ratio in known:
             if ratio:
                 for flat, bundled_flat in zip(state.gradients, bundle.gradients, strict=True):
                     flat.add_(bundled_flat, alpha=float(ratio))
                 result.buffers += [each._replace(weight=ratio * each.weight) for each in bundle.buffers]
+                result.unused = [number for number in result.unused if number in bundle.unused]
         result.norm = norm(state.gradients)
         result.finite = result.norm < math.inf or all_finite(state.gradients)
         return result
@@ -392,6 +405,10 @@ def _groups_of_samples(tickets: list[Ticket], samples: Mapping[Ticket, Indices])
         group.append(ticket)
         size += len(samples[ticket])
     yield group
+
+
+def _unchanged(before: list[int], after: list[int]) -> list[int]:
+    return [number for number, (one, other) in enumerate(zip(before, after, strict=True)) if one == other]
 
 
 def _worker_order(ticket: Ticket) -> tuple[int, int]:

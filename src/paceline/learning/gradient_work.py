@@ -87,8 +87,8 @@ class GradientWork:
         if not done:
             return 0, NOTHING
         if len(told) == done:
-            self._hand_in(row)
-            return done, row.brought(end)
+            unused = self._hand_in(row)
+            return done, row.brought(end, unused=unused)
         loss_sum += sum(float(row.losses[part].sum()) for part in told)
         loss_weight += sum(part.stop - part.start for part in told)
         if units > 1 and loss_weight:
@@ -127,9 +127,9 @@ class GradientWork:
 
     def _hand_in_whole(self, row: Segment, mean: float, weight: float) -> Brought:
         """Hand in a row of which only the loss of the whole batch is known."""
-        self._hand_in(row)
+        unused = self._hand_in(row)
         row.losses[0] = mean
-        return row.brought(1, weight)
+        return row.brought(1, weight, unused=unused)
 
     def _download(self, source: Segment, seed: int) -> None:
         seed_generators(seed)
@@ -148,10 +148,15 @@ class GradientWork:
             known = self._factors[shape, value] = torch.full(shape, value, dtype=like.dtype)
         return known
 
-    def _hand_in(self, row: Segment) -> None:
+    def _hand_in(self, row: Segment) -> int:
+        """Returns how many parameters the loss does not depend on: without a gradient, and marked in the row."""
+        missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
         with torch.no_grad():
-            # without a gradient: the loss does not depend on it
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
             torch._foreach_copy_(row.parameters, gradients)
+            if missing:
+                row.unused.zero_()
+                row.unused[missing] = 1
             for buffer, values in zip(row.buffers, self._buffers, strict=True):
                 buffer.copy_(values)
+        return len(missing)

@@ -1,7 +1,8 @@
 """A model's weights and buffers as something that can be put aside and put back without copying."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -46,7 +47,8 @@ class ModelState:
         flat = torch.zeros(sum(parameter.numel() for parameter in alike), dtype=dtype, device=device)
         begin = 0
         for parameter in alike:
-            parameter.grad = flat[begin : begin + parameter.numel()].view(parameter.shape)
+            # with a count of its own of how often it was changed: that of a view is the whole vector's
+            parameter.grad = flat[begin : begin + parameter.numel()].view(parameter.shape).data
             begin += parameter.numel()
         return flat
 
@@ -55,6 +57,22 @@ class ModelState:
         self.gradients = vectors
         for parameter, gradient in zip(self.parameters, of_parameters, strict=True):
             parameter.grad = gradient
+
+    def counts(self) -> list[int]:
+        """How often each parameter's gradient was changed: it stays where a backward pass does not reach one."""
+        return [parameter.grad._version for parameter in self.parameters if parameter.grad is not None]
+
+    @contextmanager
+    def without_gradients(self, unused: Collection[int]) -> Iterator[None]:
+        """Let some parameters have no gradient, as torch leaves those that a loss does not depend on."""
+        gradients = [self.parameters[number].grad for number in unused]
+        for number in unused:
+            self.parameters[number].grad = None
+        try:
+            yield
+        finally:
+            for number, gradient in zip(unused, gradients, strict=True):
+                self.parameters[number].grad = gradient
 
     @property
     def message_bytes(self) -> int:

@@ -25,6 +25,8 @@ def plain_sgd(optimizer: Optimizer) -> Callable[[], None] | None:
             lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
             for parameter in group["params"]:
                 gradient = parameter.grad
+                if gradient is None:  # the loss does not depend on it
+                    continue
                 if decay:
                     gradient = gradient.add(parameter, alpha=decay)
                 if momentum:

@@ -52,7 +52,7 @@ class Promise:
 
     __slots__ = (
         "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "number", "row", "samples", "source",
-        "used",
+        "unused", "used",
     )  # fmt: skip
 
     def __init__(self, indices: Indices, row: int, source: int, number: int = 0, began: Sequence[Tensor] = ()) -> None:
@@ -67,6 +67,7 @@ class Promise:
         self.loss_sum = 0.0
         self.loss_weight = 0.0
         self.used = False
+        self.unused: Collection[int] = ()  # parameters that it has no gradient of
 
 
 class RowContributions:
@@ -84,6 +85,7 @@ class RowContributions:
         self._promises: dict[Ticket, Promise] = {}
         self._taken: set[int] = set()
         self._reading: dict[int, set[Ticket]] = {0: set(), 1: set()}  # running tickets that read a slot itself
+        self._partial = False  # has any row no gradient of some parameter?
         self._interrupted: set[int] = set()  # workers that may still be writing for a ticket that was halted
         self._spoiled: set[Ticket] = set()
         self._lent = False  # do the gradients lie in a row?
@@ -119,6 +121,9 @@ class RowContributions:
         promise.losses, promise.loss_sum, promise.loss_weight = brought.losses, brought.loss_sum, brought.loss_weight
         promise.handed_in = True
         self._norms[promise.row - self._first_row] = brought.norm
+        if brought.unused:
+            self._partial = True
+            promise.unused = self._segments[promise.row].unused.nonzero().flatten().tolist()
         self._interrupted.discard(ticket.worker)
         if promise.source < SLOTS:
             self._reading[promise.source].discard(ticket)
@@ -181,13 +186,17 @@ class RowContributions:
 
     def state(self) -> State:
         promises = self._promises.items()
-        rows = {str(p.row): (self._segments[p.row], p.began) for _, p in promises if p.handed_in}
+        rows = {
+            str(p.row): (self._segments[p.row], {"began": list(p.began), "unused": list(p.unused)})
+            for _, p in promises
+            if p.handed_in
+        }
         return {
             "samples": pack_samples({ticket: promise.indices for ticket, promise in promises}),
             "promises": [[p.row, p.samples, p.losses, p.handed_in, p.used, p.loss_weight] for _, p in promises],
             "rows": {
-                row: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses, "began": list(began)}
-                for row, (s, began) in rows.items()
+                row: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses, **more}
+                for row, (s, more) in rows.items()
             },
             "spoiled": pack_tickets(sorted(self._spoiled)),
         }
@@ -210,7 +219,10 @@ class RowContributions:
                 own.losses.copy_(like([own.losses], [saved["losses"]])[0])
                 present = [buffer.data for buffer in self._state.buffers]  # for a checkpoint that does not tell
                 promise.began = like(present, saved.get("began", present))
-                self.hand_in(ticket, own.brought(promise.losses, weight))
+                unused = [whole(number) for number in saved.get("unused", ())]
+                own.unused.zero_()
+                own.unused[unused] = 1
+                self.hand_in(ticket, own.brought(promise.losses, weight, unused=len(unused)))
         self._spoiled.update(unpack_tickets(state["spoiled"]))
 
     # A step.
@@ -244,6 +256,9 @@ class RowContributions:
                 self._lent = False
             self._sums.write(parts, self._state.gradients)
         result = self._brought(weights)
+        if self._partial and weights:
+            every = [self._promises[ticket].unused for ticket in weights]
+            result.unused = sorted(set(every[0]).intersection(*every[1:]))
         result.norm = norm(self._state.gradients)
         result.finite = result.norm < math.inf or all_finite(self._state.gradients)
         return result

@@ -32,7 +32,7 @@ class Place:
 
 
 class Layout:
-    """Where a segment holds parameters, or their gradients (one vector for each dtype), buffers and losses."""
+    """Where a segment holds parameters, or their gradients (one vector for each dtype), buffers, marks and losses."""
 
     def __init__(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], samples: int) -> None:
         self.shapes = [parameter.shape for parameter in parameters]
@@ -52,6 +52,8 @@ class Layout:
         for buffer in buffers:
             self.buffers.append(Place(end, buffer.dtype, buffer.numel()))
             end = aligned(self.buffers[-1].end)
+        self.unused = Place(end, torch.uint8, len(parameters))  # is 1 where a gradient is missing
+        end = aligned(self.unused.end)
         self.losses = Place(end, torch.promote_types(self.vectors[0].dtype, torch.float32), samples)
         # an odd number of cache lines: rows then do not compete for the same places of the cache
         self.stride = (aligned(self.losses.end) // ALIGNMENT | 1) * ALIGNMENT
@@ -64,6 +66,7 @@ class Brought(NamedTuple):
     loss_sum: float
     norm: float  # of the gradient; infinite or NaN if it is not finite, or overflows
     loss_weight: float  # what the sum of the losses is divided by
+    unused: int = 0  # parameters without a gradient: they are marked in the row
 
 
 NOTHING = Brought(0, 0.0, 0.0, 0.0)
@@ -76,6 +79,7 @@ class Segment:
     vectors: list[Tensor]
     parameters: list[Tensor]
     buffers: list[Tensor]
+    unused: Tensor  # marks the parameters without a gradient, where there are any
     losses: Tensor
     losses_array: NDArray[Any]  # the same memory
 
@@ -84,12 +88,12 @@ class Segment:
         for own, others in zip(self.vectors + self.buffers, other.vectors + other.buffers, strict=True):
             own.copy_(others)
 
-    def brought(self, losses: int, of_batch: float | None = None) -> Brought:
+    def brought(self, losses: int, of_batch: float | None = None, *, unused: int = 0) -> Brought:
         """Of a row with so many losses: one a sample, or one in all of a batch of a weight."""
         loss_sum = float(self.losses_array[:losses].sum(dtype=np.float64))
         if of_batch is None:
-            return Brought(losses, loss_sum, norm(self.vectors), losses)
-        return Brought(losses, loss_sum * of_batch, norm(self.vectors), of_batch)
+            return Brought(losses, loss_sum, norm(self.vectors), losses, unused)
+        return Brought(losses, loss_sum * of_batch, norm(self.vectors), of_batch, unused)
 
 
 class Segments:
@@ -129,7 +133,8 @@ class Segments:
             for place, shape in zip(layout.buffers, layout.buffer_shapes, strict=True)
         ]
         losses = row[layout.losses.begin : layout.losses.end].view(layout.losses.dtype)
-        return Segment(vectors, parameters, buffers, losses, losses.numpy())
+        unused = row[layout.unused.begin : layout.unused.end]
+        return Segment(vectors, parameters, buffers, unused, losses, losses.numpy())
 
 
 def aligned(size: int) -> int:

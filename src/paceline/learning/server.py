@@ -202,7 +202,11 @@ class Server:
         if self._clip_norm is not None and result.norm > self._clip_norm:
             for flat in self._model_state.gradients:
                 flat.mul_(self._clip_norm / result.norm)
-        self._step()
+        if result.unused:
+            with self._model_state.without_gradients(result.unused):
+                self._step()
+        else:
+            self._step()
         if aside is not None and not all_finite(self._model_state.view().parameters):
             self._model_state.swap_in(aside)
             raise Diverged(

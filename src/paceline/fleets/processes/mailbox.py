@@ -23,8 +23,8 @@ SPIN = 500e-6  # seconds that a worker keeps looking: about as long as the serve
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
 TEXT = 16_384  # bytes for a traceback
 ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, SECONDS, TAKEN, BEAT, SPENT = range(12)
-LOSSES, LOSS_SUM, NORM, LOSS_WEIGHT = range(12, 16)
-WORDS = 16
+LOSSES, LOSS_SUM, NORM, LOSS_WEIGHT, UNUSED = range(12, 17)
+WORDS = 24
 NOTHING, QUIT = 0, -1
 
 RECORD = struct.Struct("<iiq")  # worker, units done, serial number: shorter than what a pipe takes as one piece
@@ -118,7 +118,8 @@ class Mailbox:
     @property
     def brought(self) -> Brought:
         """What is known of the row that was handed in last."""
-        return Brought(self._words[LOSSES], self._reals[LOSS_SUM], self._reals[NORM], self._reals[LOSS_WEIGHT])
+        words, reals = self._words, self._reals
+        return Brought(words[LOSSES], reals[LOSS_SUM], reals[NORM], reals[LOSS_WEIGHT], words[UNUSED])
 
     @property
     def spent(self) -> float:
@@ -175,7 +176,8 @@ class Mailbox:
         self._words[BEAT] = block
 
     def bring(self, brought: Brought) -> None:
-        self._words[LOSSES], self._reals[LOSS_SUM], self._reals[NORM], self._reals[LOSS_WEIGHT] = brought
+        words, reals = self._words, self._reals
+        words[LOSSES], reals[LOSS_SUM], reals[NORM], reals[LOSS_WEIGHT], words[UNUSED] = brought
 
     def count_seconds(self, seconds: float) -> None:
         self._reals[SPENT] = seconds
