@@ -2,7 +2,9 @@
 #
 #   make demo    compare the strategies on an unequal fleet, print a table, draw the curves
 #   make test    run the tests; DATA=DIR names a directory of real data sets for those that need one
+#   make quick   run the tests that start no process (no workers, Ray, browser or programs): under two minutes
 #   make check   lint, format, types, tests
+#   make busy    run the tests with processes, Ray and a browser TIMES=10 times beside two busy loops
 #   make bench   run the benchmarks and print their ratios
 #   make docs    build the documentation into site/
 #   make clean   remove what the others made, the environment excepted
@@ -11,9 +13,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 CODE := src tests benchmarks examples
+PIPFLAGS ?=
+# One thread for each test process: several of them share the cores. Tests that need a Ray cluster go to the same one.
+# Tests start hundreds of processes: bytecode is kept even where the environment says otherwise.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto
 
 .DEFAULT_GOAL := demo
-.PHONY: venv demo test check bench docs clean
+.PHONY: venv demo test quick types check busy bench docs clean
 
 venv: $(INSTALLED)
 
@@ -22,29 +28,36 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Paceline needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -c constraints.txt $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install -c constraints.txt -e '.[dev,ray,tensorboard,accelerate,lightning,torchdata,docs]'
+	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt $$(grep '^torch==' constraints.txt)
+	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt -e '.[dev,ray,tensorboard,accelerate,lightning,torchdata]'
 	touch $@
 
 demo: venv
 	$(BIN)/paceline compare
 
-# One thread for each test process: several of them share the cores. Tests that need a Ray cluster go to the same one.
-# Tests start hundreds of processes: bytecode is kept even where the environment says otherwise.
 test: venv
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(if $(DATA),PACELINE_DATA='$(abspath $(DATA))') $(BIN)/pytest -n auto
+	$(if $(DATA),PACELINE_DATA='$(abspath $(DATA))') $(PYTEST)
+
+quick: venv
+	$(PYTEST) --quick
+
+types: venv
+	$(BIN)/mypy src tests
 
 check: venv
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/mypy src tests
-	$(MAKE) test
+	$(MAKE) --jobs 2 types test
+
+busy: venv
+	cd tests && ../$(BIN)/python -m support.busy $(TIMES)
 
 bench: venv
 	@for script in $$(grep -l '__main__' benchmarks/*.py); do \
 	  echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 docs: venv
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build --strict
 
 clean:

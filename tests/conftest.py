@@ -4,10 +4,14 @@ Ctrl-C reaches the tests and what they start even where a shell lets its backgro
 they start is left behind.
 """
 
+import _posixsubprocess
 import os
 import re
 import signal
+import subprocess
 import time
+from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
@@ -91,6 +95,31 @@ def _of_this_run() -> list[str]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> RayTogether:
     return RayTogether(config, log)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out every test that starts a process")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With ``--quick``, a test ends where it would start a process: no mark can be forgotten."""
+    if config.getoption("--quick"):
+        for module, name in (
+            (os, "fork"),
+            (os, "posix_spawn"),
+            (subprocess, "_fork_exec"),
+            (_posixsubprocess, "fork_exec"),
+        ):
+            setattr(module, name, _unless_in_a_test(getattr(module, name)))
+
+
+def _unless_in_a_test(start: Callable[..., Any]) -> Callable[..., Any]:
+    def started(*arguments: Any, **options: Any) -> Any:
+        if "PYTEST_CURRENT_TEST" in os.environ:
+            pytest.skip("starts a process")
+        return start(*arguments, **options)
+
+    return started
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+from paceline.core.errors import Diverged
 from paceline.core.plain import real
 from paceline.learning.model_hands import ModelHands
 from paceline.learning.server import Server
@@ -71,6 +72,8 @@ class Judge:
     def look(self, seconds: float) -> Row:
         try:
             loss, accuracy = self._judge(self.server.model)
+        except Diverged:  # an evaluation may end a run for that reason
+            raise
         except Exception as error:  # whatever the user's code raises
             raise EvaluationFailed(error) from error
         row = self._row(seconds, loss, accuracy)

@@ -91,7 +91,7 @@ class Desk:
 
     @property
     def row(self) -> list[float]:
-        return [float(each) for each in self.segments[3].vectors[0].unique()]
+        return [float(each) for each in np.unique(self.segments[3].vectors[0].numpy())]
 
     def close(self) -> None:
         if not self.hand.over:

@@ -154,6 +154,12 @@ def test_judging_together_is_judging_one_by_one(digits: Path, model: str) -> Non
     assert result["loss"][1] == pytest.approx(loss, rel=1e-5)
 
 
+def test_a_step_that_is_far_too_large_ends_its_run_and_is_told(digits: Path) -> None:
+    result = run_once(Setting("svm", "asgd", 4.0, 0, 60.0, str(digits)))
+    assert result["ended"] == "diverged"
+    assert result["loss"][-1] > result["loss"][0]
+
+
 def test_places_that_are_judged() -> None:
     assert update_grid(25) == [*range(26)]
     assert all(after - before <= max(1, before * 0.05) for before, after in pairwise(update_grid(5200)))

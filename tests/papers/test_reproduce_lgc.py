@@ -106,6 +106,15 @@ def test_all_timing_claims_are_made(claims: Mapping[str, Claim]) -> None:
     assert {f"saving_percent.{name}" for name in wanted} <= claims.keys()
 
 
+def test_what_chance_might_change_is_not_judged(claims: Mapping[str, Claim]) -> None:
+    """In 400 iterations the saving with workers that stay slow for 50 is anything; that of finishing is far off."""
+    undecided = claims["saving_percent.cut_block.h50"]
+    assert undecided.holds is None
+    assert "400 of 9360 iterations are too few to tell: +-10.9 points by chance" in undecided.note
+    assert claims["saving_percent.finish.h50"].holds is False
+    assert claims["saving_percent.ideal.warm_up.exact"].holds is True
+
+
 def test_the_last_arrival_is_the_last_update() -> None:
     fleet = pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02), workers=10)
     trace = pl.simulate(pl.LiveCompensation(7, blocks=4), fleet, pl.Stop(updates=25), seed=2)
@@ -189,10 +198,8 @@ def test_the_step_is_chosen_by_full_sgd_on_validation_samples_alone() -> None:
 
 
 @pytest.mark.skipif(not DATA, reason="needs real data: make test DATA=DIR")
-def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = replace(QUICK, size=Size(samples=640, epochs=2, tested=100), steps=(0.05,))
-    short = timings(iterations=50)
-    monkeypatch.setattr("paceline.papers.lgc.timings", lambda repeats: short)
+def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path) -> None:
+    tiny = replace(QUICK, size=Size(samples=640, epochs=2, tested=100), steps=(0.05,), iterations=60)
     card = reproduce_plan(tiny, Options(Path(DATA or ""), work=tmp_path / "work", processes=1))
     trained = [row for row in card.runs if row["kind"] == "training"]
     assert [row["method"] for row in trained] == ["full", "k", "lgc"]

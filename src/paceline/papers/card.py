@@ -33,7 +33,8 @@ class Options:
 class Claim:
     """One thing that a paper says, what we found, how far apart they may be, and whether it holds.
 
-    Numbers or words: "gsgd lowest" is a claim too. ``holds`` is None where the paper gives nothing to compare with.
+    Numbers or words: "gsgd lowest" is a claim too. ``holds`` is None where the paper gives nothing to compare with,
+    or where too little was run to tell.
     """
 
     name: str

@@ -43,7 +43,8 @@ QUICK = Scale(
     seeds=(0,),
     tuning_seeds=(0,),
     octaves=(0, 2, 4),
-    reduced="one seed, and three steps to choose from",
+    units=300.0,
+    reduced="one seed, 300 of 600 units of time, and three steps to choose from",
 )
 
 

@@ -28,7 +28,7 @@ def reproduce(options: Options) -> Card:
 def reproduce_plan(plan: Plan, options: Options) -> Card:
     """The same for any plan; ``lgc_plans.FULL`` is the largest."""
     read_cifar10(options.data)  # refused now rather than after the simulations
-    seconds = simulated(timings(plan.repeats), options)
+    seconds = simulated(timings(plan.repeats, plan.iterations), options)
     data = str(Path(options.data or ".").resolve())
     tuned = _train(tuning(plan, data), options, "choosing steps")
     runs = Runs(plan, data, choose(plan, tuned))
@@ -62,8 +62,8 @@ def _settings(plan: Plan, runs: Runs) -> dict[str, Any]:
     size = plan.size
     return {
         "plan": plan.name,
-        "timing": f"at the paper's settings: N=10, K=7, 0.05+Exp(0.02) s, {ITERATIONS} iterations, "
-        f"{plan.repeats} of its 3 repeats",
+        "timing": f"at the paper's settings: N=10, K=7, 0.05+Exp(0.02) s, {plan.iterations} of its {ITERATIONS} "
+        f"iterations, {plan.repeats} of its 3 repeats",
         "networks": [NETWORKS[model] for model in plan.models],
         "training": (
             f"{plan.name}: {size.samples} of 50000 training samples, {size.epochs} epochs ({size.updates} updates) of "

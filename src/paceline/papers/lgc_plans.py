@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.papers.lgc_timing import PERIODS, QUORUMS
+from paceline.papers.lgc_timing import ITERATIONS, PERIODS, QUORUMS
 from paceline.papers.lgc_training import Case, Size, Training
 
 METHODS = ("full", "k", "lgc")
@@ -32,7 +32,7 @@ class Plan:
     frontier  the models and seeds for which every quorum is tried, at c = 3 and h = 10
     partial   the models and seeds for which late workers get 1, 2, 3 or any number of blocks done, with and without
               scaling, at c = 3 and h = 10
-    repeats   of the simulations without a model
+    repeats   of the simulations without a model; each has so many ``iterations``
     """
 
     name: str
@@ -42,19 +42,21 @@ class Plan:
     frontier: Sequence[tuple[str, int]] = ()
     partial: Sequence[tuple[str, int]] = ()
     repeats: int = 3
+    iterations: int = ITERATIONS
 
     @property
     def models(self) -> list[str]:
         return list(dict.fromkeys(grid.model for grid in self.grids))
 
 
-# Under a minute of two cores, the simulations included.
+# Half a minute of one core, the simulations included: under a minute beside other work.
 QUICK = Plan(
     name="reduced run",
     size=Size(samples=4_000, epochs=8, tested=1_000),
     steps=(0.1,),
     grids=(Grid("lenet", (3,), (10,), (0,)),),
     repeats=1,
+    iterations=ITERATIONS // 6,
 )
 # About 20 minutes of two cores.
 SMALL = Plan(

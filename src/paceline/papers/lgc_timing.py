@@ -37,7 +37,7 @@ SHIFT, MEAN = 0.05, 0.02
 PERIODS = (1, 10, 50)
 QUORUMS = (5, 6, 7, 8, 9)
 ITERATIONS = 60 * 156  # epochs of 5,000 samples a worker in batches of 32
-WARM_UP = 2 * 156
+WARM_UP = 2 / 60  # of the iterations
 TIME_MODELS = ("ideal", "cut_block", "cut_abandon", "finish", "k_stopped", "k_finish")
 SAID = 35.0  # percent: "reduce training time by up to ~35 %"
 ROUNDED = 2.5  # points: what "~35" may have been rounded from, if to fives
@@ -59,9 +59,10 @@ class Timing:
 
 def timings(repeats: int = 1, iterations: int = ITERATIONS) -> list[Timing]:
     """All simulations of the reproduction, each once, those that take longest first."""
+    warm_up = round(WARM_UP * iterations)
     models = [Timing(model, h) for model in TIME_MODELS for h in PERIODS]
     quorums = [Timing("ideal", 1, quorum) for quorum in QUORUMS if quorum != QUORUM]
-    once = [*quorums, Timing("ideal", 10, warm_up=WARM_UP), *models, *(Timing("full", h) for h in PERIODS)]
+    once = [*quorums, Timing("ideal", 10, warm_up=warm_up), *models, *(Timing("full", h) for h in PERIODS)]
     return [replace(timing, seed=seed, iterations=iterations) for seed in range(repeats) for timing in once]
 
 
@@ -144,10 +145,14 @@ class Savings:
             if (timing.model, timing.h, timing.quorum, timing.warm_up) == (model, h, quorum, warm_up)
         )
 
+    @property
+    def iterations(self) -> int:
+        return next(iter(self.of_runs)).iterations
+
     def deviation(self, h: int, quorum: int = QUORUM) -> float:
         """What theory says of the mean."""
         repeats = len({timing.seed for timing in self.of_runs})
-        return saving_deviation(quorum, h, next(iter(self.of_runs)).iterations) / sqrt(repeats)
+        return saving_deviation(quorum, h, self.iterations) / sqrt(repeats)
 
 
 def timing_claims(seconds: Mapping[Timing, float]) -> list[Claim]:
@@ -158,7 +163,7 @@ def timing_claims(seconds: Mapping[Timing, float]) -> list[Claim]:
         *(_against_theory(f"ideal.h{h}", saved, h) for h in PERIODS[1:]),
         *_warm_up(saved),
         *(
-            within(f"saving_percent.{model}.h{h}", SAID, saved.mean(model, h), ROUNDED, _NOTES[model])
+            _as_said(f"saving_percent.{model}.h{h}", saved, h, saved.mean(model, h), _NOTES[model])
             for model in TIME_MODELS[1:]
             for h in PERIODS
         ),
@@ -180,11 +185,21 @@ def _against_theory(name: str, saved: Savings, h: int, quorum: int = QUORUM) -> 
     return within(f"saving_percent.{name}", expected_saving(quorum), ours, tolerance, _EXACT)
 
 
+def _as_said(name: str, saved: Savings, h: int, ours: float, note: str) -> Claim:
+    """Judged unless the simulations are shorter than the paper's, and chance alone might change the verdict."""
+    claim, chance = within(name, SAID, ours, ROUNDED, note), 3 * saved.deviation(h)
+    if saved.iterations < ITERATIONS and abs(abs(ours - SAID) - ROUNDED) < chance:
+        short = f"{saved.iterations} of {ITERATIONS} iterations are too few to tell: +-{chance:.1f} points by chance"
+        return replace(claim, holds=None, note=f"{note}; {short}")
+    return claim
+
+
 def _warm_up(saved: Savings) -> Sequence[Claim]:
-    exact, ours = expected_saving(QUORUM, WARM_UP / ITERATIONS), saved.mean("ideal", 10, warm_up=WARM_UP)
+    warm_up = round(WARM_UP * saved.iterations)
+    exact, ours = expected_saving(QUORUM, warm_up / saved.iterations), saved.mean("ideal", 10, warm_up=warm_up)
     name, note = "saving_percent.ideal.warm_up", "K=7, h=10, with 2 of 60 epochs of Full-SGD, as the paper has it"
     return (
-        within(name, SAID, ours, ROUNDED, note),
+        _as_said(name, saved, 10, ours, note),
         within(f"{name}.exact", exact, ours, 3 * saved.deviation(10), _EXACT),
     )
 
