@@ -111,6 +111,7 @@ class Run:
     problem: str | None = None  # in words, if it diverged or lost too many workers
     spoiled: Sequence[Ticket] = field(default=(), repr=False)  # contributions left out because not finite
     directory: Path | None = None
+    evaluation: str | None = None  # in virtual time: gradients "fused", or "exact: why"
     local: "nn.Module | None" = None  # where workers train models of their own: the one with the smallest training loss
     costs: "Costs | None" = None  # and what that took
     pruning: "PruningRecord | None" = field(default=None, repr=False)  # which samples were left out, if any could be
@@ -128,6 +129,7 @@ class Run:
             "accuracy": last.accuracy if math.isfinite(last.accuracy) else None,
             "mean_staleness": self.mean_staleness,
             "max_staleness": self.max_staleness,
+            **({} if self.evaluation is None else {"evaluation": self.evaluation}),
             "spoiled_by_worker": dict(Counter(str(ticket.worker) for ticket in self.spoiled)),
             **({} if self.costs is None else {"worker_seconds": asdict(self.costs)}),
             **({"pruned_share": self.pruning.pruned_share} if self.pruning is not None else {}),

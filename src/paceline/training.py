@@ -16,6 +16,7 @@ from paceline.fleets.simulated import SimulatedCrew, SimulatedFleet
 from paceline.hiring import hire, warn_of_settings_without_effect
 from paceline.interrupts import end_by
 from paceline.judge import Judge, Listener
+from paceline.learning.contributions import evaluation_of
 from paceline.learning.generators import Generators, own_generators
 from paceline.learning.job import Job, job_of
 from paceline.learning.model_hands import ModelHands
@@ -142,6 +143,7 @@ def train(
             problem=ended.problem,
             spoiled=server.spoiled,
             directory=opened.path if opened else None,
+            evaluation=evaluation_of(server.contributions),
             local=server.best_local() if isinstance(server, ModelHands) else None,
             costs=crew.costs if isinstance(server, ModelHands) and isinstance(crew, SimulatedCrew) else None,
             pruning=pruned.record if pruned else None,

@@ -17,6 +17,7 @@ from torch import Tensor
 from paceline.core.facts import Ticket
 from paceline.core.plain import whole
 from paceline.learning.data import TensorSamples, to_device
+from paceline.learning.fusing import Fusing
 from paceline.learning.generators import piece_seed, seed_generators
 from paceline.learning.job import Job
 from paceline.learning.model_state import BufferChange, Snapshot, all_finite, like, mixes_samples, norm
@@ -142,7 +143,7 @@ class LazyContributions:
         self._data = job.samples
         self._loss = job.loss
         self._device = device_of(state.model)
-        self._fuses = fused and not mixes_samples(state.model)
+        self._fusing = Fusing(mixes_samples(state.model) if fused else "asked for")
         self._seed = seed
         self._version = 0
         self._samples: dict[Ticket, Indices] = {}
@@ -152,6 +153,12 @@ class LazyContributions:
         self._bundles: list[_Bundle] = []
         self._spoiled: set[Ticket] = set()  # known not to be finite, and not settled yet
         self._even: dict[tuple[Fraction, int, int], Tensor] = {}
+
+    @property
+    def evaluation(self) -> str:
+        """How gradients are computed, and why."""
+        why_not = self._fusing.why_not
+        return "fused" if why_not is None else f"exact: {why_not}"
 
     def promise(self, ticket: Ticket, indices: Indices, number: int) -> None:
         self._samples[ticket] = indices
@@ -205,6 +212,7 @@ class LazyContributions:
             ],
             "spoiled": pack_tickets(sorted(self._spoiled)),
             "loss": self._loss.state(),
+            "fusing": self._fusing.state(),
         }
 
     def restore(self, state: State) -> None:
@@ -227,6 +235,8 @@ class LazyContributions:
             self._bundles.append(_Bundle(unpack_weights(weights), sums, changes, unused))
         self._spoiled.update(unpack_tickets(state["spoiled"]))
         self._loss.restore(state["loss"])
+        if "fusing" in state:  # otherwise it was put aside before this was tried
+            self._fusing.restore(state["fusing"])
 
     def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
         """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
@@ -289,7 +299,7 @@ class LazyContributions:
                     self._state.swap_in(present)
 
     def _backward_one_version(self, tickets: list[Ticket], weights: Weights, result: Evaluated) -> None:
-        if not self._fuses:
+        if self._fusing.why_not is not None:
             for ticket in tickets:
                 self._backward_alone(ticket, weights[ticket], result)
             return
@@ -299,16 +309,18 @@ class LazyContributions:
     def _backward_fused(self, tickets: list[Ticket], weights: Weights, result: Evaluated) -> None:
         batches = [self._samples[ticket] for ticket in tickets]
         inputs, targets = to_device(self._fetch(tickets, batches), self._device)
+        sizes = [len(batch) for batch in batches]
+        joined = len(tickets) == 1 or self._fusing.allows(self._state.model, self._loss, inputs, targets, sizes)
         before = self._state.lend_buffers()
-        outputs: Any = self._state.model(inputs)
+        outputs: Any = self._state.model(inputs) if joined else None
         own_buffers = self._state.take_buffers_back(before)
-        if not self._loss.separable(outputs, targets):
+        if not joined or not self._loss.separable(outputs, targets):
             for ticket in tickets:
                 self._backward_alone(ticket, weights[ticket], result)
             return
         losses = self._loss.each(outputs, targets)
         torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
-        result.passes.append(Pass(tickets, [len(batch) for batch in batches], losses.detach().cpu().numpy()))
+        result.passes.append(Pass(tickets, sizes, losses.detach().cpu().numpy()))
         if before:
             result.buffers.append(BufferChange(sum((weights[t] for t in tickets), Fraction()), before, own_buffers))
 
@@ -365,6 +377,11 @@ class LazyContributions:
             value = float(weight / size)
             self._even[key] = torch.full((size * count,), value, dtype=like.dtype, device=like.device)
         return self._even[key]
+
+
+def evaluation_of(contributions: object) -> str | None:
+    """How gradients are computed, and why, where that is this process's to choose."""
+    return contributions.evaluation if isinstance(contributions, LazyContributions) else None
 
 
 def share_out(weights: Weights, spoiled: Collection[Ticket]) -> dict[Ticket, Fraction]:

@@ -253,12 +253,14 @@ def all_finite(tensors: list[Tensor]) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
-def mixes_samples(model: nn.Module) -> bool:
-    """Must a mini-batch be passed through the model by itself?
+def mixes_samples(model: nn.Module) -> str | None:
+    """Why a mini-batch must be passed through the model by itself, if its modules tell.
 
     So it must where outputs depend on the other samples of the batch (batch normalisation), and where a pass may change
     float buffers.
     """
-    return any(buffer.is_floating_point() for buffer in model.buffers()) or any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
-    )
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        return "batch normalisation"
+    if any(buffer.is_floating_point() for buffer in model.buffers()):
+        return "the model has buffers of real numbers, which a pass may change"
+    return None
