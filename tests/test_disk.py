@@ -87,7 +87,7 @@ def _fails_to_write(path: Path, state: object) -> None:
 def test_a_disk_that_gets_full_ends_a_run_that_can_go_on(
     tiny: Path, capsys: pytest.CaptureFixture[str], every: tuple[str, ...]
 ) -> None:
-    changed(tiny, "seconds = 12", "seconds = 100")
+    changed(tiny, "seconds = 12", "seconds = 200")
     assert main([*TRAIN, "--directory", "whole", *every]) == 0
     sizes = {path.name: path.stat().st_size for path in Path("whole").iterdir()}
     limit = sizes.pop("trace.jsonl") - 500

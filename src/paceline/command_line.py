@@ -20,7 +20,7 @@ from paceline.core.errors import (
     WorkerFailed,
 )
 from paceline.files import WHY, why
-from paceline.interrupts import Interrupted
+from paceline.interrupts import Interrupted, loading
 
 if TYPE_CHECKING:
     from paceline.config import Config
@@ -36,10 +36,16 @@ Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray
 CheckStep = Annotated[bool, typer.Option("--check-step/--no-check-step", help="Warn of a step beyond its limit.")]
 
 
-def config_of(file: Path, chosen: Sequence[str] | None) -> "Config":
-    from paceline.config import read_config
-    from paceline.strategy_names import parse_strategy
+def load_torch() -> None:
+    """Import it where Ctrl-C is met: it takes seconds."""
+    with loading():
+        import paceline.experiment  # noqa: F401
 
+
+def config_of(file: Path, chosen: Sequence[str] | None) -> "Config":
+    with loading():  # numpy takes its time too
+        from paceline.config import read_config
+        from paceline.strategy_names import parse_strategy
     config = read_config(file)
     return config.with_strategies(tuple(map(parse_strategy, chosen))) if chosen else config
 
@@ -73,7 +79,7 @@ def free_path(path: Path) -> Path:
 def exit_code(error: Exception) -> int | None:
     """Say in one line what went wrong, and tell the exit code; None of an error that is Paceline's own fault."""
     if isinstance(error, Interrupted):
-        return told(str(error), INTERRUPTED)
+        return told(str(error), error.exit_code)
     if isinstance(error, BrokenPipeError):  # whoever read the output has enough of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CAME_TO_GRIEF

@@ -11,7 +11,8 @@ from statistics import median
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from paceline.config import Config, config_table
-from paceline.pool_processes import begin_process
+from paceline.interrupts import loading
+from paceline.pool_processes import begin_process, pool_context
 from paceline.reports.measure import Measures, measure
 from paceline.run import Row
 
@@ -164,6 +165,8 @@ def run_job(config: Config, job: Job) -> Outcome:
 def outcomes_of(config: Config, jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
     """Check the configuration; then the outcomes of all jobs, as they come. Only the processes import torch."""
     if processes == 1:
+        with loading():
+            import paceline.experiment  # noqa: F401
         with one_thread():
             check_in_process(config)
             for job in jobs:
@@ -192,11 +195,7 @@ def aside(processes: int, function: Callable[P, T], *arguments: P.args, **option
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(["paceline.experiment"])  # torch is imported once for all
-    return ProcessPoolExecutor(processes, context, initializer=begin_process)
+    return ProcessPoolExecutor(processes, pool_context(["paceline.experiment"]), initializer=begin_process)
 
 
 def check_in_process(config: Config) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from paceline.command_line import CheckStep, Strategies, config_of, told
 from paceline.files import check_writable
-from paceline.interrupts import Interrupted
+from paceline.interrupts import Interrupted, terminable
 
 if TYPE_CHECKING:
     from paceline.compare import Comparison, Outcome
@@ -53,6 +53,7 @@ def _run_all(config: "Config", processes: int, json_file: Path | None) -> "Compa
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from paceline.compare import comparison_of, jobs_of, outcomes_of
+    from paceline.progress import EveryMinute
     from paceline.tables import console
 
     jobs = jobs_of(config)
@@ -61,20 +62,23 @@ def _run_all(config: "Config", processes: int, json_file: Path | None) -> "Compa
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
     outcomes: list[Outcome] = []
+    minute = EveryMinute()
     try:
-        with bar:
+        with terminable(), bar:
             task = bar.add_task("comparing", total=len(jobs))
             for outcome in outcomes_of(config, jobs, processes):
                 if not outcomes and not terminal.is_terminal:
                     told(f"{len(jobs)} runs in {processes} process{'es' * (processes > 1)} ...")
                 outcomes.append(outcome)
                 bar.advance(task)
-    except KeyboardInterrupt:
+                if not terminal.is_terminal and minute.due():
+                    told(f"{len(outcomes)} of {len(jobs)} runs")
+    except KeyboardInterrupt as asked:
         kept = "nothing was written"
         if json_file is not None and outcomes:
             _write_json(comparison_of(config, outcomes), json_file)
             kept = f"those that ended are in {json_file}"
-        raise Interrupted(f"interrupted after {len(outcomes)} of {len(jobs)} runs; {kept}") from None
+        raise Interrupted(f" after {len(outcomes)} of {len(jobs)} runs; {kept}", asked) from None
     return comparison_of(config, outcomes)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
+from paceline.core.fields import check_fields, shown
 from paceline.trace import Trace, read_trace
 
 DRAWN_AT_ONCE = 64
@@ -55,6 +56,7 @@ class Constant:
     value: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_positive(self, value=self.value)
 
     @property
@@ -84,6 +86,7 @@ class ShiftedExponential:
     h: int = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.shift < math.inf:
             raise ConfigError(f"{self}: shift must be a number of at least 0")
         _check_positive(self, mean=self.mean)
@@ -116,6 +119,7 @@ class LogNormal:
     sigma: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_positive(self, median=self.median, sigma=self.sigma)
 
     @property
@@ -142,6 +146,7 @@ class Pareto:
     shape: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_positive(self, minimum=self.minimum, shape=self.shape)
 
     @property
@@ -168,7 +173,10 @@ class Empirical:
     in_order: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", tuple(float(value) for value in self.values))
+        try:
+            object.__setattr__(self, "values", tuple(float(value) for value in self.values))
+        except (TypeError, ValueError):
+            raise ConfigError(f"Empirical cannot have values={shown(self.values)}: give a list of seconds") from None
         if not self.values:
             raise ConfigError("Empirical needs at least one measured duration, and got none")
         for value in self.values:
@@ -203,6 +211,14 @@ class Empirical:
         values: Floats = np.asarray(self.values)
         while True:
             yield from values[generator.integers(len(values), size=DRAWN_AT_ONCE)].tolist()
+
+
+def check_delay(delay: object) -> None:
+    """Raise ``ConfigError`` for what tells no durations."""
+    if isinstance(delay, type) or not callable(getattr(delay, "durations", None)):
+        number = isinstance(delay, int | float) and not isinstance(delay, bool)
+        instead = f"Constant({delay})" if number else "a Delay, such as Constant(1.0) or LogNormal(1.0, 0.2)"
+        raise ConfigError(f"{shown(delay)} is no distribution of durations: give {instead}")
 
 
 def _check_positive(delay: object, **parameters: float) -> None:

@@ -1,7 +1,10 @@
 """Ctrl-C or a polite kill asks a run to end, and to save what it has; a second one ends it at once."""
 
+import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -9,7 +12,56 @@ from paceline.core.errors import PacelineError
 
 
 class Interrupted(PacelineError):
-    """Ctrl-C, and what is on disk now."""
+    """Ctrl-C or a polite kill, what is on disk now, and how to go on."""
+
+    def __init__(self, message: str, asked: KeyboardInterrupt | None = None) -> None:
+        terminated = isinstance(asked, Terminated)
+        super().__init__(("terminated" if terminated else "interrupted") + message)
+        self.exit_code = 128 + (signal.SIGTERM if terminated else signal.SIGINT)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, where it is met as Ctrl-C is."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Meanwhile SIGTERM raises ``Terminated``, unless somebody else takes care of it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _raise_terminated(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """While modules are imported, Ctrl-C ends the program at once, with one line.
+
+    Half an import would turn it into an error of its own, or swallow it. Nothing was begun yet, so nothing is lost.
+    """
+    usual = signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) != usual:
+        yield
+        return
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"interrupted; nothing was written\n")
+    os._exit(128 + number)
 
 
 class Interrupts:

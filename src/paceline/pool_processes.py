@@ -5,6 +5,27 @@ import os
 import signal
 import threading
 from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from multiprocessing.forkserver import ensure_running
+
+
+def pool_context(modules: list[str]) -> BaseContext:
+    """Processes are forked from one that has imported ``modules``, once for all.
+
+    Ctrl-C goes to all processes of a terminal, and would find that one in the midst of an import: it and its children
+    ignore it, for their parent ends them.
+    """
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(modules)
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            try:
+                ensure_running()
+            finally:
+                signal.signal(signal.SIGINT, before)
+    return context
 
 
 def begin_process() -> None:

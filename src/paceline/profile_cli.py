@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.command_line import Address, free_path, on_fleet
+from paceline.command_line import Address, free_path, load_torch, on_fleet, told
 from paceline.core.errors import ConfigError
 from paceline.interrupts import Interrupted
 
@@ -59,7 +59,7 @@ def profile(  # noqa: PLR0917 - typer names the options
         done = _measure(config, seconds, place)
     except KeyboardInterrupt:  # before there was anything, or once more
         kept = f"what was measured is in {path}" if path.exists() else "nothing was written"
-        raise Interrupted(f"interrupted; {kept}") from None
+        raise Interrupted(f"; {kept}") from None
     found = stragglers(done.trace)
     chosen = {"--fleet": fleet, "--address": address}
     profiled = " ".join((str(file), *(f"{option} {value}" for option, value in chosen.items() if value is not None)))
@@ -68,7 +68,7 @@ def profile(  # noqa: PLR0917 - typer names the options
         write_atomically(json_file, json.dumps(found.table(), allow_nan=False) + "\n")
         typer.echo(f"Everything in numbers: {json_file}")
     if done.interrupted:
-        raise Interrupted(f"interrupted after {found.seconds:.1f} of {seconds:g} s; what was measured is in {path}")
+        raise Interrupted(f" after {found.seconds:.1f} of {seconds:g} s; what was measured is in {path}")
     if done.problem:
         typer.echo(done.problem)
         raise typer.Exit(FAILED)
@@ -76,6 +76,7 @@ def profile(  # noqa: PLR0917 - typer names the options
 
 def _profiled(file: Path, kind: str | None, address: str | None, seed: int | None) -> "Config":
     """The configuration of the profile: the file's, with real workers, and a rule under which nobody waits."""
+    load_torch()
     from paceline.config import read_config
     from paceline.experiment import check
     from paceline.fleets.simulated import SimulatedFleet
@@ -114,12 +115,19 @@ def _watched(seconds: float, workers: int) -> "Iterator[Callable[[float], None] 
     """A bar of the time that has passed, where somebody watches; else one line."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from paceline.progress import EveryMinute
     from paceline.tables import console
 
     terminal = console(stderr=True)
     if not terminal.is_terminal:
         typer.echo(f"measuring {workers} workers for {seconds:g} s ...", err=True)
-        yield None
+        minute = EveryMinute()
+
+        def log(at: float) -> None:
+            if minute.due():
+                told(f"{at:.0f} of {seconds:g} s")
+
+        yield log
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[done]}"))
     with Progress(*columns, console=terminal, transient=True) as bar:

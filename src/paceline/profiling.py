@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.arguments import check_arguments, whole
 from paceline.core.errors import Diverged, TooFewWorkers
 from paceline.fleets.fleet import Announcing, Fleet
 from paceline.hiring import hire
@@ -54,6 +55,8 @@ def profile(
     weights stay as they are, and nothing is trained. ``watch`` is told the time at each arrival. Ctrl-C ends it early
     and keeps what was measured.
     """
+    check_arguments(task=task, fleet=fleet, seconds=seconds, partition=partition, directory=directory)
+    batch_size, seed = whole("batch_size", batch_size), whole("seed", seed)
     rule = Asynchronous()
     with own_generators(seed):
         shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))

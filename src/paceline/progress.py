@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -11,11 +12,27 @@ from rich.table import Table
 from paceline.core.ledger import Ledger
 from paceline.run import Row, Stop
 
-PERIOD = 0.1  # seconds between two looks
+PERIOD, MINUTE = 0.1, 60.0  # seconds between two looks, and between two lines of a log
+
+
+class EveryMinute:
+    """Tells whether a minute has gone by since it last said so."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + MINUTE
+
+    def due(self) -> bool:
+        if (now := time.monotonic()) < self._next:
+            return False
+        self._next = now + MINUTE
+        return True
 
 
 class Progress:
-    """A line with time, updates, loss, staleness, and who is being waited for. Silent where nobody watches."""
+    """A line with time, updates, loss, staleness, and who is being waited for.
+
+    On a terminal it is kept up to date; elsewhere, as in a log, a plain one is written each minute.
+    """
 
     def __init__(self, label: str, stop: Stop, ledger: Ledger, shown: bool | None) -> None:
         self._label = label
@@ -23,8 +40,9 @@ class Progress:
         self._ledger = ledger
         self._row: Row | None = None
         self._next = 0.0
-        shown = sys.stderr.isatty() if shown is None else shown
-        self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False) if shown else None
+        terminal = sys.stderr.isatty() and shown is not False
+        self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False) if terminal else None
+        self._minute = EveryMinute() if shown is not False and not terminal else None
 
     def __enter__(self) -> "Progress":
         if self._live:
@@ -41,15 +59,21 @@ class Progress:
         self._row = row
 
     def look(self, updates: int, seconds: float) -> None:
+        if self._minute is not None and self._minute.due():
+            told = ", ".join((*self._parts(updates, seconds), f"waiting for {waited_for(self._ledger)}"))
+            with suppress(OSError):  # a log that cannot be written is no reason to end a run
+                print(f"{self._label}: {told}", file=sys.stderr, flush=True)
         if self._live is None or (now := time.monotonic()) < self._next:
             return
         self._next = now + PERIOD
-        self._live.update(self._line(updates, seconds), refresh=True)
+        line = Table.grid(padding=(0, 2))
+        waiting = f"[dim]waiting for {waited_for(self._ledger)}[/]"
+        line.add_row(f"[bold]{self._label}[/]", *self._parts(updates, seconds), waiting)
+        self._live.update(line, refresh=True)
 
-    def _line(self, updates: int, seconds: float) -> Table:
+    def _parts(self, updates: int, seconds: float) -> list[str]:
         row, ends = self._row, self._stop
         parts = [
-            f"[bold]{self._label}[/]",
             f"time {seconds:.4g}" + (f"/{ends.seconds:g}" if ends.seconds else ""),
             f"update {updates}" + (f"/{ends.updates}" if ends.updates else ""),
         ]
@@ -57,9 +81,7 @@ class Progress:
             parts.append(f"loss {row.loss:.4f}")
             parts.append(f"accuracy {row.accuracy:.1%}" + (f"/{ends.target:.1%}" if ends.target else ""))
             parts.append(f"staleness {row.staleness:.1f}")
-        line = Table.grid(padding=(0, 2))
-        line.add_row(*parts, f"[dim]waiting for {waited_for(self._ledger)}[/]")
-        return line
+        return parts
 
 
 def waited_for(ledger: Ledger, most: int = 4) -> str:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.command_line import load_torch
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def replay(
 
     With --strategy: what if? The recorded durations of each worker drive the simulator under another strategy.
     """
+    load_torch()
     if strategy:
         _what_if(run, strategy)
     else:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from paceline.arguments import check_arguments, strategy_for
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError, IllegalDecision, ImpossibleEvent
 from paceline.core.facts import Step
@@ -50,7 +51,7 @@ def replay(
     directory: Path | str,
     task: Task,
     *,
-    strategy: Strategy,
+    strategy: Strategy | str,
     fleet: Fleet,
     optimizer: MakeOptimizer,
     batch_size: int = 32,
@@ -64,6 +65,8 @@ def replay(
 
     Nothing is written. The same bits can be expected on the same machine, of a run on processes or of a simulated one.
     """
+    check_arguments(task=task, partition=partition, sampling=sampling)
+    strategy = strategy_for(strategy, fleet)
     saved = read_run(Path(directory))
     settings = settings_of(
         strategy=strategy, fleet=fleet, partition=partition, sampling=sampling,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Ticket
+from paceline.core.fields import check_fields
 from paceline.trace import Trace
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Stop:
     target: float | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         chosen = {field.name: getattr(self, field.name) for field in fields(self)}
         if all(value is None for value in chosen.values()):
             raise ConfigError(f"a run needs an end: give Stop one of {', '.join(chosen)}")
@@ -48,6 +50,7 @@ class Every:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         chosen = [value for value in (self.updates, self.seconds) if value is not None]
         if len(chosen) != 1 or not 0 < chosen[0] < math.inf:
             raise ConfigError(f"{self}: give either updates or seconds, and more than 0")

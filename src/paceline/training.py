@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.arguments import check_arguments, strategy_for, whole
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import CannotWrite, ConfigError
 from paceline.ending import Ended, Ending
@@ -43,7 +44,7 @@ log = logging.getLogger("paceline")
 def train(
     task: Task,
     *,
-    strategy: Strategy,
+    strategy: Strategy | str,
     fleet: Fleet,
     optimizer: MakeOptimizer,
     stop: Stop | None = None,
@@ -62,7 +63,7 @@ def train(
 ) -> Run:
     """Train ``task`` under ``strategy`` on ``fleet``, and return what came of it.
 
-    strategy     who waits for whom, and what is handed in
+    strategy     who waits for whom, and what is handed in; or its name, as in ``"lgc:quorum=5,blocks=4"``
     stop         when the run ends; not needed where the strategy itself ends after so many ``steps``
     optimizer    from parameters to any torch optimizer; it lives on the server and steps once an update. Where workers
                  train models of their own, each has one, which steps at each of its mini-batches
@@ -76,7 +77,7 @@ def train(
     checkpoint   how often to keep what is needed to go on, besides at the end and when the run is interrupted
     resume       go on with the run in the directory; begin it if it did not come to a checkpoint
     tensorboard  write curves into the directory too
-    progress     show a line on the terminal; by default where there is one
+    progress     show a line on the terminal, or write one to stderr each minute where there is none; False for neither
 
     Ctrl-C ends the run, saves it, and raises ``KeyboardInterrupt``; with a directory SIGTERM does the same, and exits.
     On real workers this takes a second, whatever they are at; a pass or an evaluation in this process is finished
@@ -85,20 +86,23 @@ def train(
     To ``resume`` a run give the same arguments again; only ``stop``, ``checkpoint``, ``tensorboard`` and ``progress``
     may differ.
     """
-    recipe = Recipe(optimizer, scheduler, clip_norm)
+    check_arguments(
+        task=task, scheduler=scheduler, clip_norm=clip_norm, stop=stop, every=every,
+        partition=partition, sampling=sampling, directory=directory, checkpoint=checkpoint, resume=resume,
+        tensorboard=tensorboard, progress=progress,
+    )  # fmt: skip
+    strategy, batch_size, seed = strategy_for(strategy, fleet), whole("batch_size", batch_size), whole("seed", seed)
+    recipe = Recipe(optimizer, scheduler, None if clip_norm is None else float(clip_norm))
     stop = _earliest(stop, strategy)
-    check_fits(strategy, fleet.workers, batch_size)
-    if not isinstance(fleet, Recorded):  # it was said when that run began
-        warn_of_settings_without_effect(strategy, fleet)
-    if directory is None:
-        _refuse_without_directory(tensorboard=tensorboard, checkpoint=checkpoint, resume=resume)
+    _check_together(strategy, fleet, batch_size)
+    _refuse_without(directory, tensorboard=tensorboard, checkpoint=checkpoint, resume=resume)
     with own_generators(seed):  # data sets may draw random numbers when they are looked at
         if stop.target is not None and math.isnan(task.judge()(task.model)[1]):
             raise ConfigError(f"a target of {stop.target} can never be reached: the evaluation tells no accuracy")
         shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
     settings = settings_of(
         strategy=strategy, fleet=fleet, partition=partition, sampling=sampling,
-        batch_size=batch_size, clip_norm=clip_norm, seed=seed, task=task,
+        batch_size=batch_size, clip_norm=recipe.clip_norm, seed=seed, task=task,
     )  # fmt: skip
     config = {**settings, "stop": repr(stop), "every": repr(every)}
     with ExitStack() as stack:
@@ -154,9 +158,15 @@ def train(
     return run
 
 
-def _refuse_without_directory(*, tensorboard: bool, checkpoint: Every | None, resume: bool) -> None:
-    for name, wanted in (("tensorboard", tensorboard), ("checkpoint", checkpoint), ("resume", resume)):
-        if wanted:
+def _check_together(strategy: Strategy, fleet: Fleet, batch_size: int) -> None:
+    check_fits(strategy, fleet.workers, batch_size)
+    if not isinstance(fleet, Recorded):  # it was said when that run began
+        warn_of_settings_without_effect(strategy, fleet)
+
+
+def _refuse_without(directory: object, **needing: object) -> None:
+    for name, wanted in needing.items():
+        if wanted and directory is None:
             raise ConfigError(f"{name}={wanted} needs a directory")
 
 
@@ -211,9 +221,14 @@ def settings_of(
 
 
 def simulate(
-    strategy: Strategy, fleet: SimulatedFleet, stop: Stop, *, seed: int = 0, trace: Path | str | None = None
+    strategy: Strategy | str, fleet: SimulatedFleet, stop: Stop, *, seed: int = 0, trace: Path | str | None = None
 ) -> Trace:
     """Run a strategy without a model, where only time and order matter; return the trace."""
+    if not isinstance(stop, Stop):
+        check_arguments(stop=stop or 0)
+    strategy, seed = strategy_for(strategy, fleet), whole("seed", seed)
+    if not isinstance(fleet, SimulatedFleet):
+        raise ConfigError(f"only a SimulatedFleet works without a model, not {type(fleet).__name__}")
     check_fits(strategy, fleet.workers, None)
     if stop.updates is None and stop.seconds is None:
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")

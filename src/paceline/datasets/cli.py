@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from paceline.interrupts import Interrupted, terminable
+
 data_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
@@ -30,18 +32,16 @@ def fetch(
 
     told: set[str] = set()
     try:
-        with _progress() as show:
+        with terminable(), _progress() as show:
 
             def progress(file: str, done: int, size: int) -> None:
                 told.add(file)
                 show(file, done, size)
 
             folder = fetch_dataset(name, to, base_url=source, progress=progress)
-    except KeyboardInterrupt:
-        from paceline.interrupts import Interrupted
-
+    except KeyboardInterrupt as asked:
         kept = f"the same command goes on with what is in {to}" if to.exists() else "nothing was written"
-        raise Interrupted(f"interrupted; {kept}") from None
+        raise Interrupted(f"; {kept}", asked) from None
     typer.echo(f"{name} is {'' if told else 'already '}in {folder}: use it with --data {to}")
 
 

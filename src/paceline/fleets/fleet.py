@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Event, Ticket
+from paceline.core.fields import shown
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
@@ -130,6 +131,8 @@ def check_number(workers: int) -> None:
 
 
 def check_labels(labels: Sequence[str], workers: int) -> None:
+    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+        raise ConfigError(f"labels={shown(labels)} are none: give a list of texts, one for each worker")
     if labels and len(labels) != workers:
         raise ConfigError(f"{len(labels)} labels for {workers} workers: give one for each, or none")
 

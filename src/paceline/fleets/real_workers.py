@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from paceline.core.errors import ConfigError
-from paceline.delays import Delay
+from paceline.core.fields import shown
+from paceline.delays import Delay, check_delay
 from paceline.fleets.fleet import check_labels, check_number
 
 Slow = Mapping[int, float | Delay]
@@ -16,7 +17,13 @@ def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[s
     check_number(workers)
     if not 1 <= min_workers <= workers:
         raise ConfigError(f"min_workers={min_workers} does not fit {workers} workers: from 1 to as many")
+    if not isinstance(slow, Mapping):
+        raise ConfigError(f"slow={shown(slow)} does not say who is slow: give {{3: 4.0}}, worker 3 four times as slow")
     for worker, slowness in slow.items():
+        if not isinstance(worker, int):
+            raise ConfigError(f"slow names worker {shown(worker)}: the fleet has workers 0 to {workers - 1}")
+        if not isinstance(slowness, int | float):
+            check_delay(slowness)
         if not 0 <= worker < workers:
             raise ConfigError(f"slow names worker {worker}: the fleet has workers 0 to {workers - 1}")
         if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Joined, Left, Ticket
-from paceline.delays import Delay
+from paceline.core.fields import check_fields, shown
+from paceline.delays import Delay, check_delay
 from paceline.fleets.billing import Bill
 from paceline.fleets.fleet import NoUnderstudy, check_labels, check_number
 from paceline.fleets.simulated_crew import SimulatedCrew
@@ -33,6 +34,7 @@ class Network:
     bandwidth: float = math.inf
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.latency < math.inf:
             raise ConfigError(f"a network latency of {self.latency} is not possible: at least 0 seconds")
         if not self.bandwidth > 0:
@@ -70,7 +72,8 @@ class SimulatedFleet:
     _delays: tuple[Delay, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.delays, Sequence):
+        check_fields(self)
+        if isinstance(self.delays, Sequence) and not isinstance(self.delays, str):
             delays = tuple(self.delays)
             if self.workers not in (0, len(delays)):
                 raise ConfigError(f"{self.workers} workers were asked for, but {len(delays)} delays: give one for each")
@@ -79,6 +82,8 @@ class SimulatedFleet:
             delays = (self.delays,) * self.workers
         if not delays:
             raise ConfigError("a fleet needs at least one worker: give a list of delays, or one delay and workers=")
+        for delay in dict(zip(map(id, delays), delays, strict=True)).values():
+            check_delay(delay)
         object.__setattr__(self, "_delays", delays)
         object.__setattr__(self, "workers", len(delays))
         for name, choices in CHOICES.items():
@@ -88,6 +93,8 @@ class SimulatedFleet:
             raise ConfigError(
                 f"server_seconds={self.server_seconds} is not possible: give a finite number of at least 0"
             )
+        if not isinstance(self.network, Network):
+            raise ConfigError(f"network={shown(self.network)} is none: give Network(latency=0.01)")
         check_labels(self.labels, self.workers)
         self._check_changes()
 
@@ -99,6 +106,9 @@ class SimulatedFleet:
         return f"SimulatedFleet({', '.join(f'{name}={getattr(self, name)!r}' for name in told)})"
 
     def _check_changes(self) -> None:
+        for change in self.changes:
+            if not isinstance(change, Left | Joined):
+                raise ConfigError(f"changes: {shown(change)} is no change: give Left(at=20.0, worker=3), or Joined")
         last: dict[int, Left | Joined] = {}
         for change in sorted(self.changes, key=lambda change: change.at):
             if not 0 <= change.worker < self.workers:

@@ -58,6 +58,8 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _pick(values: Mapping[str, float]) -> tuple[float, float]:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"evaluate returned {type(values).__name__}: it must return {{'loss': ..., 'accuracy': ...}}")
     return float(values.get("loss", float("nan"))), float(values.get("accuracy", float("nan")))
 
 

@@ -8,6 +8,7 @@ import typer
 
 from paceline.core.errors import CannotWrite, ConfigError
 from paceline.files import check_parent, check_place
+from paceline.interrupts import Interrupted, loading, terminable
 
 if TYPE_CHECKING:
     from paceline.papers.card import Card, Options
@@ -53,12 +54,11 @@ def reproduce(  # noqa: PLR0917 - typer names the options
     from paceline.tables import console
 
     try:
-        card = module.reproduce(Options(data, quick, work))
-    except KeyboardInterrupt:
-        from paceline.interrupts import Interrupted
-
+        with terminable():
+            card = module.reproduce(Options(data, quick, work))
+    except KeyboardInterrupt as asked:
         kept = f"finished runs are in {work}: the same command goes on from there" if work.exists() else "nothing kept"
-        raise Interrupted(f"interrupted; {kept}") from None
+        raise Interrupted(f"; {kept}", asked) from None
     except CannotWrite as error:
         raise CannotWrite(f"{error}; finished runs are in {work}: the same command goes on from there") from None
     console().print(card_table(card))
@@ -75,4 +75,5 @@ def paper_module(name: str) -> Paper:
 
     if name not in PAPERS:
         raise ConfigError(f"there is no paper {name!r} to reproduce: {nearest(name, PAPERS)}")
-    return cast(Paper, import_module(PAPERS[name]))
+    with loading():
+        return cast(Paper, import_module(PAPERS[name]))

@@ -27,7 +27,7 @@ from paceline.core.errors import ConfigError
 from paceline.files import write_atomically
 from paceline.papers.card import plain_values
 from paceline.papers.fingerprint import fingerprint
-from paceline.pool_processes import begin_process
+from paceline.pool_processes import begin_process, pool_context
 from paceline.tables import console
 
 Result = dict[str, Any]
@@ -99,10 +99,7 @@ def _finished(jobs: Mapping[int, Job], processes: int, bar: "_Bar") -> Iterator[
 @contextmanager
 def _pool(processes: int, modules: list[str]) -> Iterator[ProcessPoolExecutor]:
     """Processes that end with this block, however it ends."""
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(["torch", *modules])  # imported once for all
+    context = pool_context(["torch", *modules])
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(processes, context, initializer=begin_process)
     try:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
+from paceline.core.fields import check_fields
 
 Indices = NDArray[np.int64]
 
@@ -48,6 +49,9 @@ class Pathological:
 
     classes_per_worker: int
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def shards(self, samples: Labelled, workers: int, generator: np.random.Generator) -> Sequence[Indices]:
         targets, classes = _classes(samples)
         here, count = self.classes_per_worker, len(classes)
@@ -76,6 +80,7 @@ class Dirichlet:
     alpha: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 < self.alpha < math.inf:
             raise ConfigError(f"{self}: alpha must be positive and finite")
 

@@ -7,6 +7,7 @@ from typing import Literal
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Decision, Work, distilled_steps, local_steps
+from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.strategies.checks import check_fits
 from paceline.strategies.handing_in import check_rule, check_steps, handing_in
@@ -54,6 +55,7 @@ class EnsembleCompression(Strategy):
     same_start: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_steps("EnsembleCompression", self.every, self.steps)
         check_rule(self.waits, "EnsembleCompression", needs_rounds="an ensemble is made of models of one round")
         if self.weights not in WEIGHTS:

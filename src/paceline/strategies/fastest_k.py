@@ -6,6 +6,7 @@ from itertools import islice
 
 from paceline.core.coordinator import Strategy
 from paceline.core.facts import Assign, Decision, Drop, Step
+from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.strategies.checks import check_quorum
 from paceline.strategies.weights import mean
@@ -29,6 +30,9 @@ class FastestK(Strategy):
     quorum: int
     stop_late: bool = True
     warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def check(self, workers: int, batch_size: int | None) -> None:
         check_quorum(self.quorum, workers)

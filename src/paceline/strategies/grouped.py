@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Decision, Groups, Within
+from paceline.core.fields import check_fields, shown
 from paceline.core.ledger import Ledger
 from paceline.strategies.synchronous import Synchronous
 
@@ -31,6 +33,7 @@ class Grouped(Strategy):
     inside: Strategy = Synchronous()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "groups", disjoint(self.groups))
         if not self.groups:
             raise ConfigError(f"groups need at least one worker each: {self.groups}")
@@ -79,7 +82,11 @@ def groups_by_label(labels: Sequence[str]) -> Groups:
 
 def disjoint(groups: Sequence[Sequence[int]]) -> Groups:
     """The groups as tuples; raises ``ConfigError`` if one is empty, or a worker is in two."""
-    found: Groups = tuple(tuple(group) for group in groups)
+    try:
+        found: Groups = tuple(tuple(map(index, group)) for group in groups)
+    except TypeError:
+        example = "lists of worker numbers, as in [[0, 1], [2, 3]]"
+        raise ConfigError(f"groups={shown(groups)} are no groups: give {example}") from None
     if not all(found):
         raise ConfigError(f"groups need at least one worker each: {found}")
     times = Counter(worker for group in found for worker in group)

@@ -7,6 +7,7 @@ from itertools import islice
 
 from paceline.core.coordinator import Strategy
 from paceline.core.facts import Assign, Decision, Drop, Recall, Step, Ticket, gradient
+from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.strategies.checks import check_blocks, check_quorum
 from paceline.strategies.weights import fraction, mean
@@ -38,6 +39,9 @@ class LiveCompensation(Strategy):
     recall: bool = True
     scale: bool = True
     warm_up: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def check(self, workers: int, batch_size: int | None) -> None:
         check_quorum(self.quorum, workers)

@@ -7,6 +7,7 @@ from typing import Literal
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Decision, Work, local_steps
+from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.strategies.checks import check_fits
 from paceline.strategies.handing_in import check_rule, check_steps, handing_in
@@ -41,6 +42,7 @@ class ModelAveraging(Strategy):
     recalibrate: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_steps("ModelAveraging", self.every, self.steps)
         if self.momentum not in ("kept", "averaged"):
             raise ConfigError(f"momentum={self.momentum!r} is unknown: choose kept or averaged")

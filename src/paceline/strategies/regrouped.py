@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Decision, Drop, Groups, Regroup, Within
+from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.strategies.checks import check_fits
 from paceline.strategies.grouped import check_complete, disjoint, groups_by_speed
@@ -40,6 +41,7 @@ class Regrouped(Strategy):
     inside: Strategy = Synchronous()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "groups", disjoint(self.groups))
         if not 0 <= self.margin < self.tolerance:
             raise ConfigError(

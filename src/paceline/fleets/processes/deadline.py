@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
+from paceline.core.fields import check_fields
 
 REMEMBERED = 32
 
@@ -21,6 +22,7 @@ class Deadline:
     at_first: float = 120.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 1 < self.factor < math.inf:
             raise ConfigError(f"{self}: a factor of {self.factor} would give up workers that are well: more than 1")
         for name in ("at_least", "at_first"):

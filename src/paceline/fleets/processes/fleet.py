@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
+from paceline.core.fields import check_fields, shown
 from paceline.delays import Delay
 from paceline.fleets.processes.deadline import Deadline
 from paceline.fleets.real_workers import check_workers, medians_of
@@ -41,7 +42,10 @@ class ProcessFleet:
     labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_workers(self.workers, self.min_workers, self.slow, self.labels)
+        if not isinstance(self.deadline, Deadline):
+            raise ConfigError(f"deadline={shown(self.deadline)} is none: give Deadline(at_least=5.0)")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads={self.threads} is not possible: at least 1, or none for a share of the cores")
         if sys.platform != "linux":

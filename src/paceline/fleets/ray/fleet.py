@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
+from paceline.core.fields import check_fields, shown
 from paceline.delays import Delay
 from paceline.fleets.processes.deadline import Deadline
 from paceline.fleets.real_workers import check_workers, medians_of
@@ -49,7 +50,10 @@ class RayFleet:
     deadline: Deadline = Deadline()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_workers(self.workers, self.min_workers, self.slow, self.labels)
+        if not isinstance(self.deadline, Deadline):
+            raise ConfigError(f"deadline={shown(self.deadline)} is none: give Deadline(at_least=5.0)")
         if self.placement not in ("spread", "pack"):
             raise ConfigError(f"placement={self.placement!r} is unknown: 'spread' or 'pack'")
         if self.address is not None and self.address.startswith("ray://"):

@@ -1,0 +1,170 @@
+"""Signals and runs that nobody watches: one line that says what happened and how to go on, and a line a minute."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.cli import main
+from paceline.judge import Judge
+from support.resumable import Case
+from test_cli import ROOT, tiny
+from test_disk import TRAIN, Failing, evaluated_by, one_line
+
+__all__ = ["tiny"]
+STOP = pl.Stop(updates=30)
+INTERRUPTED_IMPORT = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
+except KeyboardInterrupt:
+    raise ImportError("half a module") from None
+"""
+INTERRUPTED_FORK_SERVER = """
+import os, signal, time
+parent = os.getppid()
+os.killpg(os.getpgrp(), signal.SIGINT)
+while os.getppid() == parent:
+    time.sleep(0.01)
+os._exit(1)
+"""
+
+
+def paceline(place: Path, stub: str, content: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A command in a process group of its own, in which a module is another one."""
+    (place / "stubs").mkdir()
+    (place / "stubs" / f"{stub}.py").write_text(content)
+    return subprocess.run(
+        [sys.executable, "-m", "paceline.cli", *arguments],
+        env={**os.environ, "PYTHONPATH": f"{place / 'stubs'}:{ROOT / 'src'}"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+@pytest.mark.parametrize(
+    ("stub", "arguments"),
+    [
+        ("typer", ["--help"]),
+        ("torch", TRAIN),
+        ("torch", ["profile", "tiny.toml", "--fleet", "processes"]),
+        ("torch", ["compare", "tiny.toml", "--jobs", "1"]),
+    ],
+    ids=["start", "train", "profile", "compare"],
+)
+def test_ctrl_c_while_modules_are_imported_is_one_line(tiny: Path, stub: str, arguments: list[str]) -> None:
+    ended = paceline(tiny.parent, stub, INTERRUPTED_IMPORT, *arguments)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted; nothing was written\n")
+
+
+def test_ctrl_c_while_the_processes_of_a_comparison_import_torch_is_one_line(tiny: Path) -> None:
+    ended = paceline(tiny.parent, "torch", INTERRUPTED_FORK_SERVER, "compare", "tiny.toml", "--jobs", "2")
+    line = "interrupted after 0 of 20 runs; nothing was written\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", line)
+
+
+@pytest.fixture
+def asked_by(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let a signal come when the model is judged for the third time."""
+    look, signals = Judge.look, [0]
+
+    def looks(self: Judge, seconds: float) -> Any:
+        if len(self.history) == 2 and (number := signals.pop()):
+            os.kill(os.getpid(), number)
+        return look(self, seconds)
+
+    monkeypatch.setattr(Judge, "look", looks)
+    return signals.append
+
+
+def test_sigterm_ends_a_run_with_one_line_that_says_how_to_go_on(
+    tiny: Path, asked_by: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked_by(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        main([*TRAIN, "--directory", "run"])
+    assert ended.value.code == 143
+    assert one_line(capsys) == (
+        "terminated; everything so far is in run; paceline train --resume run goes on from its last checkpoint\n"
+    )
+    assert main(["train", "--resume", "run", "--no-check-step"]) == 0
+
+
+def test_ctrl_c_ends_a_run_with_one_line_that_says_how_to_go_on(
+    tiny: Path, asked_by: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked_by(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main([*TRAIN, "--directory", "run"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "run; paceline train --resume run goes on from its last checkpoint\n" in one_line(capsys)
+
+
+def test_in_python_the_log_says_what_ended_a_run(
+    tmp_path: Path, asked_by: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked_by(signal.SIGTERM)
+    with caplog.at_level(logging.WARNING, "paceline"), pytest.raises(SystemExit):
+        Case(every=pl.Every(updates=4)).run(tmp_path / "run", STOP)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"SIGTERM: the run ended after 8 updates; {tmp_path}/run has its weights; "
+        f"train(..., directory='{tmp_path}/run', resume=True) goes on from its last checkpoint"
+    )
+
+
+def test_sigterm_ends_a_comparison_as_ctrl_c_does(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from paceline import compare
+
+    run_job = compare.run_job
+    done: list[Any] = []
+
+    def runs(*job: Any) -> Any:
+        if len(done) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        done.append(job)
+        return run_job(*job)
+
+    monkeypatch.setattr(compare, "run_job", runs)
+    assert main(["compare", "tiny.toml", "--jobs", "1", "--json", "out.json"]) == 143
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1] == "terminated after 2 of 20 runs; those that ended are in out.json"
+    assert len(json.loads(Path("out.json").read_text())["runs"]) == 2
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_run_that_nobody_watches_writes_a_plain_line_each_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("paceline.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
+    look = Judge.count
+
+    def counts(self: Judge, update: Any) -> Any:
+        now[0] += 25.0  # seconds for each update
+        return look(self, update)
+
+    monkeypatch.setattr(Judge, "count", counts)
+    evaluated_by(Failing(100), tmp_path / "run")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(", ")[1] for line in lines] == ["update 4/12", "update 7/12", "update 10/12"]
+    assert all(line.startswith("Asynchronous: time ") and "waiting for " in line for line in lines)
+    assert "\x1b" not in "".join(lines)
