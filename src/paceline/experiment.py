@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.config import Chosen, Config, TaskChoice, read_config, write_config
 from paceline.core.errors import ConfigError
 from paceline.fleets.fleet import labels_of
+from paceline.learning.optimizer_state import refuse_closures
 from paceline.learning.server import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task
 from paceline.randomness import stream
@@ -181,10 +182,7 @@ def make_optimizer(chosen: Chosen, lr: float | None = None) -> MakeOptimizer:
     """Any optimizer of ``torch.optim`` that steps along a gradient, its keyword arguments checked; ``lr`` overrides."""
     options = dict(chosen.options) if lr is None else {**chosen.options, "lr": lr}
     kind = _class(torch.optim, chosen.name, Optimizer, "optimizer")
-    if inspect.signature(kind.step).parameters["closure"].default is inspect.Parameter.empty:
-        raise ConfigError(
-            f"optimizer: {kind.__name__} evaluates the loss by itself, and cannot step along a given gradient"
-        )
+    refuse_closures(kind)
     _check_options(kind, options, "optimizer")
 
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -198,10 +196,8 @@ def make_optimizer(chosen: Chosen, lr: float | None = None) -> MakeOptimizer:
 
 
 def make_scheduler(chosen: Chosen) -> MakeScheduler:
-    """Any scheduler of ``torch.optim.lr_scheduler``, its keyword arguments checked. It steps once an update."""
+    """Any scheduler of ``torch.optim.lr_scheduler``, its keyword arguments checked."""
     kind = _class(lr_scheduler, chosen.name, LRScheduler, "scheduler")
-    if issubclass(kind, lr_scheduler.ReduceLROnPlateau):
-        raise ConfigError("scheduler: ReduceLROnPlateau needs a loss at each step: choose one that counts updates")
     _check_options(kind, chosen.options, "scheduler")
 
     def make(optimizer: Optimizer) -> LRScheduler:

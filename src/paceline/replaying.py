@@ -25,7 +25,7 @@ from paceline.fleets.recorded import Recorded
 from paceline.learning.server import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task
 from paceline.reports.saved import SavedRun, read_run
-from paceline.run import Every, Run, Stop
+from paceline.run import AtUpdates, Every, Run, Stop
 from paceline.run_directory import first_difference
 from paceline.sampling.batches import Sampling, Shuffled
 from paceline.sampling.partition import Equal, Partition
@@ -83,7 +83,8 @@ def replay(
             optimizer=optimizer,
             scheduler=scheduler,
             stop=Stop(updates=updates),
-            every=Every(updates=updates),
+            # a scheduler may look at what the evaluations told
+            every=AtUpdates(chosen=tuple(row.updates for row in saved.rows)) if scheduler else Every(updates=updates),
             batch_size=batch_size,
             partition=partition,
             sampling=sampling,

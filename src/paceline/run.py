@@ -56,6 +56,16 @@ class Every:
             raise ConfigError(f"{self}: give either updates or seconds, and more than 0")
 
 
+@dataclass(frozen=True)
+class AtUpdates(Every):
+    """When a recorded run was judged."""
+
+    chosen: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Any will do."""
+
+
 class Agenda:
     """Tells when a judgement is due. Without a wish: at first after each update, then whenever they grew by 5 %."""
 
@@ -77,6 +87,8 @@ class Agenda:
         every = self._every
         if every is None:
             self.next = max(updates + 1, updates * self.GROWTH)
+        elif isinstance(every, AtUpdates):
+            self.next = min((each for each in every.chosen if each > updates), default=math.inf)
         elif every.updates is not None:
             self.next = (updates // every.updates + 1) * every.updates
         else:

@@ -103,7 +103,7 @@ def test_too_few_resources(cluster: Nodes) -> None:
     assert refused(pl.RayFleet(1, {"CPU": 4.0}, address=address)) == (
         "a worker of 4 CPU fits no node of the cluster: none has more than 1 of CPU"
     )
-    assert "none has more than 0 of GPU" in refused(pl.RayFleet(1, {"CPU": 1.0, "GPU": 1.0}, address=address))
+    assert "none has more than 0 of TPU" in refused(pl.RayFleet(1, {"CPU": 1.0, "TPU": 1.0}, address=address))
 
 
 def test_room_that_others_take(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

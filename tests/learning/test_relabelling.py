@@ -96,7 +96,11 @@ def test_models_that_disagree_about_the_classes_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("model", "targets"),
-    [(nn.Linear(5, 1), torch.zeros(N)), (nn.Flatten(0), Y), (nn.Linear(5, 3), torch.zeros(N, 3))],
+    [
+        (nn.Linear(5, 1), torch.zeros(N)),
+        (nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)), Y),
+        (nn.Linear(5, 3), torch.zeros(N, 3)),
+    ],
     ids=["a regression", "one output", "soft targets"],
 )
 def test_a_model_without_classes_is_refused_before_anything_is_trained(model: nn.Module, targets: Tensor) -> None:

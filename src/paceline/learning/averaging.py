@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.core.facts import Ticket
 from paceline.core.plain import whole
@@ -70,7 +70,7 @@ class Averaging:
         if self._strategy.recalibrate and trainers:
             inputs = self._mini_batches([ticket.worker for ticket in ordered], self._strategy.recalibrate)
             with torch.random.fork_rng(devices=[]):  # layers such as dropout must not move the run's random numbers
-                update_bn(inputs, self.model)
+                recalibrate(self.model, inputs)
 
     def state(self) -> State:
         return {
@@ -103,7 +103,7 @@ class Averaging:
         for number, value in enumerate(self._parameters):  # one after the other: no second copy of the model
             if all(torch.equal(self._trainers[t.worker].parameters[number], begun[t][number]) for t in weights):
                 continue  # nobody's loss depends on it: not even rounded
-            moved = torch.zeros_like(value)
+            moved = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
             for ticket, weight in weights.items():
                 own = self._trainers[ticket.worker].parameters[number].data
                 moved.add_(own if whole else own - begun[ticket][number], alpha=float(weight))
@@ -132,3 +132,21 @@ class Averaging:
             shard = self._job.shards[workers[number % len(workers)]]
             begin = number // len(workers) * size % max(1, len(shard) - size)
             yield to_device(self._job.unaugmented.fetch(shard[begin : begin + size])[0], device)
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, inputs: Iterable[Tensor]) -> None:
+    """Compute the running statistics of batch normalisation anew, as means over these inputs.
+
+    This is ``torch.optim.swa_utils.update_bn``, but what is in eval mode stays in it, and keeps its statistics.
+    """
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None
+    if layers:
+        for batch in inputs:
+            model(batch)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum

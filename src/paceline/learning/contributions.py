@@ -20,6 +20,7 @@ from paceline.learning.data import TensorSamples, to_device
 from paceline.learning.fusing import Fusing
 from paceline.learning.generators import piece_seed, seed_generators
 from paceline.learning.job import Job
+from paceline.learning.loss import numbers
 from paceline.learning.model_state import BufferChange, Snapshot, all_finite, like, mixes_samples, norm
 from paceline.learning.packing import (
     pack_samples,
@@ -320,7 +321,7 @@ class LazyContributions:
             return
         losses = self._loss.each(outputs, targets)
         torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
-        result.passes.append(Pass(tickets, sizes, losses.detach().cpu().numpy()))
+        result.passes.append(Pass(tickets, sizes, numbers(losses)))
         if before:
             result.buffers.append(BufferChange(sum((weights[t] for t in tickets), Fraction()), before, own_buffers))
 
@@ -346,9 +347,9 @@ class LazyContributions:
         count = len(self._samples[ticket])
         if each is None:
             of_batch = self._loss.sum_and_weight(whole, outputs, targets, count)
-            result.passes.append(Pass([ticket], [count], whole.detach().reshape(1).cpu().numpy(), *of_batch))
+            result.passes.append(Pass([ticket], [count], numbers(whole.reshape(1)), *of_batch))
         else:
-            result.passes.append(Pass([ticket], [count], each.detach().cpu().numpy()))
+            result.passes.append(Pass([ticket], [count], numbers(each)))
         if before:
             result.buffers.append(BufferChange(weight, before, own_buffers))
 

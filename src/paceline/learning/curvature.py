@@ -7,7 +7,6 @@ The step of gradient descent is limited by the sharpest direction: $\eta\,\lambd
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from paceline.core.errors import ConfigError
 from paceline.learning.data import to_device
 from paceline.learning.loss import SampleLoss
-from paceline.learning.task import Task, device_of
+from paceline.learning.task import Task, device_of, eval_mode
 
 SAMPLES_AT_ONCE = 1024
 
@@ -84,7 +83,7 @@ def curvature(
     looked_at = task.model if model is None else model
     hessian = _Hessian(looked_at, task, effort.samples, seed)
     deadline = time.monotonic() + effort.seconds
-    with _eval_mode(looked_at):
+    with eval_mode(looked_at):
         for found in _lanczos(hessian, seed, effort.tolerance):
             if progress is not None:
                 progress(found)
@@ -177,18 +176,6 @@ class _Hessian:
             torch.zeros_like(parameter).flatten() if second is None else second.flatten()
             for parameter, second in zip(self._parameters, seconds, strict=True)
         ]).to(vector.dtype)  # fmt: skip
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode, and then as it was."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 def _check(effort: Effort) -> None:

@@ -1,5 +1,6 @@
 """Samples by index: from plain tensors in one gather, from a map-style dataset one by one."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -92,16 +93,46 @@ class DatasetSamples:
 
 
 Samples = TensorSamples | DatasetSamples
-Data = tuple[Tensor, Tensor] | MapDataset
+Data = tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]] | MapDataset
 
 
 def samples(data: Data) -> Samples:
-    if isinstance(data, Sequence) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
-        inputs, targets = data
+    pair = as_tensors(data, None)
+    if is_pair(pair):
+        inputs, targets = pair
         return TensorSamples(inputs, targets)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return DatasetSamples(data)
-    raise ConfigError(f"data must be a pair of tensors or a map-style dataset, not {type(data).__name__}")
+    raise ConfigError(f"data must be a pair of tensors or arrays, or a map-style dataset, not {type(data).__name__}")
+
+
+def is_pair(data: Any) -> bool:
+    return isinstance(data, Sequence) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
+
+
+def as_tensors(data: Any, floats: torch.dtype | None) -> Any:
+    """A pair of numpy arrays as tensors; anything else as it is.
+
+    Arrays of numpy's own float64 become ``floats``, if it is given: few models have weights of that type.
+    """
+    if not isinstance(data, Sequence) or len(data) != 2:
+        return data
+    if not all(isinstance(part, Tensor | np.ndarray) for part in data):
+        if isinstance(data, tuple) and not all(isinstance(part, tuple) for part in data):
+            kinds = " and ".join(type(part).__name__ for part in data)
+            raise ConfigError(f"data must be a pair of tensors or arrays, not of {kinds}: use torch.tensor or np.array")
+        return data
+    return tuple(part if isinstance(part, Tensor) else _tensor(part, floats) for part in data)
+
+
+def _tensor(array: NDArray[Any], floats: torch.dtype | None) -> Tensor:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it must not be written to, which nobody does
+            tensor = torch.from_numpy(np.ascontiguousarray(array))
+    except TypeError as error:
+        raise ConfigError(f"an array of {array.dtype} cannot be trained on: {' '.join(str(error).split())}") from None
+    return tensor.to(floats) if floats is not None and tensor.dtype is torch.float64 else tensor
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -11,6 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.learning.data import Samples
 from paceline.learning.generators import seed_generators
 from paceline.learning.loss import SampleLoss, copied, joined
+from paceline.learning.model_state import make_dense
 from paceline.learning.segments import NOTHING, Brought, Segment
 from paceline.sampling.partition import Indices
 
@@ -150,6 +151,7 @@ class GradientWork:
 
     def _hand_in(self, row: Segment) -> int:
         """Returns how many parameters the loss does not depend on: without a gradient, and marked in the row."""
+        make_dense(self._parameters)
         missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
         with torch.no_grad():
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]

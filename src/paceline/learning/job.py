@@ -1,17 +1,21 @@
 """What the workers of a run need to know."""
 
-import copy
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.core.errors import ConfigError
 from paceline.learning.data import Samples
 from paceline.learning.loss import SampleLoss
-from paceline.learning.model_state import ModelState
-from paceline.learning.task import Task
+from paceline.learning.model_state import ModelState, copy_of
+from paceline.learning.task import Task, device_of
 from paceline.sampling.partition import Indices
+
+log = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +32,38 @@ class Job:
 
 def job_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Job:
     """A task's job, on a copy of its model."""
-    if any(is_lazy(each) for each in [*task.model.parameters(), *task.model.buffers()]):
+    _refuse(task.model)
+    model = copy_of(task.model)
+    if not model.training:
+        log.warning(
+            "the model is in eval mode as a whole, and is trained in training mode; single modules are left in it"
+        )
+        model.train()
+    samples = task.training_samples()
+    loss = SampleLoss(task.loss, samples)
+    return Job(ModelState(model), samples, loss, batch_size, task.unaugmented_samples(), shards)
+
+
+def _refuse(model: nn.Module) -> None:
+    """What cannot be trained, and why."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ConfigError(
+            "the model is a torch.jit.ScriptModule, which cannot be sent to workers, and is deprecated: "
+            "give the module that it was made from, or torch.compile what its forward calls"
+        )
+    if any(is_lazy(each) for each in [*model.parameters(), *model.buffers()]):
         raise ConfigError(
             "the model has layers whose shape is not known yet (such as LazyLinear), so that its weights cannot be "
             "sent: pass one mini-batch through it before training"
         )
-    model = copy.deepcopy(task.model)
-    model.train()
-    samples = task.training_samples()
-    loss = SampleLoss(task.loss, samples)
-    return Job(ModelState(model), samples, loss, batch_size, task.unaugmented_samples(), shards)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            "nothing would be trained: no parameter of the model requires a gradient; call requires_grad_() on those "
+            "that are to be trained"
+        )
+    kind = device_of(model).type
+    if torch.is_autocast_enabled(kind):
+        raise ConfigError(
+            "torch.autocast is on around train(): it would keep copies of the weights that no update reaches; use it "
+            "inside the model's forward"
+        )

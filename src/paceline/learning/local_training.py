@@ -1,6 +1,6 @@
 """One worker that trains a model of its own."""
 
-import copy
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from paceline.learning.data import to_device
 from paceline.learning.generators import seed_numpy_and_python
 from paceline.learning.job import Job
-from paceline.learning.model_state import ModelState, all_finite
-from paceline.learning.optimizer_state import as_made, optimizer_state, restore_optimizer
-from paceline.learning.plain_sgd import plain_sgd
+from paceline.learning.loss import numbers
+from paceline.learning.model_state import ModelState, all_finite, computes_weights, copy_of, make_dense
+from paceline.learning.optimizer_state import as_made, optimizer_state, restore_optimizer, step_of
 from paceline.learning.server import Recipe
 from paceline.learning.task import device_of
 from paceline.randomness import restore_stream, stream, stream_state
 from paceline.sampling.batches import Losses
 from paceline.sampling.partition import Indices
 from paceline.stateful import State
+
+log = logging.getLogger("paceline")
 
 
 class Addition(Protocol):
@@ -46,17 +48,17 @@ class LocalTrainer:
     """
 
     def __init__(self, job: Job, recipe: Recipe, worker: int, seed: int, model: nn.Module | None = None) -> None:
-        self.model: nn.Module = copy.deepcopy(job.state.model) if model is None else model
+        self.model: nn.Module = copy_of(job.state.model) if model is None else model
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = recipe.optimizer(self.parameters)
+        self.optimizer, self._pace = recipe.make(self.parameters)
         self._job = job
+        self._worker = worker
         self._device = device_of(self.model)
         self._clip_norm = recipe.clip_norm
-        self._scheduler = recipe.scheduler(self.optimizer) if recipe.scheduler else None
-        self._step = plain_sgd(self.optimizer) or self.optimizer.step  # as the scheduler has wrapped it
+        self._step = step_of(self.optimizer)
         self._generator = stream(seed, "local", worker)
         self._random = torch.Generator().manual_seed(int(self._generator.integers(2**62))).get_state()
-        self.made = as_made(self.optimizer, self._scheduler)
+        self.made = as_made(self.optimizer, self._pace.scheduler)
         # a mask may be infinite from the start
         self._finite_buffers = [b for b in self.model.buffers() if b.is_floating_point() and all_finite([b])]
 
@@ -66,7 +68,15 @@ class LocalTrainer:
         with self._own_random_numbers():
             for module in self.model.modules():
                 reset = getattr(module, "reset_parameters", None)
-                if callable(reset) and all(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+                if not callable(reset):
+                    continue
+                if computes_weights(module):
+                    log.warning(
+                        "worker %d: the weights of a %s are computed of others, and begin as they are",
+                        self._worker,
+                        type(module).__name__,
+                    )
+                elif all(parameter.requires_grad for parameter in module.parameters(recurse=False)):
                     reset()
                     drawn += 1
         return drawn
@@ -88,14 +98,21 @@ class LocalTrainer:
 
     def aside(self) -> State:
         """What goes on from one piece to the next, besides the model: not copied."""
-        scheduler = None if self._scheduler is None else self._scheduler.state_dict()
-        return {"optimizer": optimizer_state(self.optimizer), "scheduler": scheduler, "random": self._random}
+        return {"optimizer": optimizer_state(self.optimizer), "scheduler": self._pace.state(), "random": self._random}
 
-    def take_up(self, aside: State) -> None:
+    def take_up(self, aside: State, *, of_worker: bool = False) -> None:
+        """Go on from there. What evaluations have made of the learning rate meanwhile, a worker does not know."""
+        rates = [group["lr"] for group in self.optimizer.param_groups]
         restore_optimizer(self.optimizer, aside["optimizer"])
-        if self._scheduler is not None:
-            self._scheduler.load_state_dict(aside["scheduler"])
+        if of_worker and self._pace.by_metric:
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+        else:
+            self._pace.restore(aside["scheduler"])
         self._random = aside["random"]
+
+    def judged(self, updates: int, loss: float, accuracy: float) -> None:
+        self._pace.judged(updates, loss, accuracy)
 
     def state(self) -> State:
         return {"model": ModelState(self.model).state(), "chosen": stream_state(self._generator), "aside": self.aside()}
@@ -113,7 +130,6 @@ class LocalTrainer:
         """One step for each mini-batch, on the task's loss and what is added to it, for as long as it may go on."""
         losses: list[Losses] = []
         sums: list[tuple[float, float]] = []
-        self.model.train()
         with self._own_random_numbers():
             for step, (indices, addition) in enumerate(zip(batches, additions, strict=True)):
                 own = self._train_one(indices, addition, sums) if go_on(step) else None
@@ -139,15 +155,15 @@ class LocalTrainer:
         if not math.isfinite(float(minimised.detach())):
             return None
         torch.autograd.backward(minimised)
+        make_dense(self.parameters)
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
         self._step()
-        if self._scheduler is not None:
-            self._scheduler.step()
+        self._pace.stepped()
         if each is None:
             sums.append(self._job.loss.sum_and_weight(whole, outputs, targets, len(indices)))
-            return whole.detach().reshape(1).cpu().numpy()
-        losses: Losses = each.detach().cpu().numpy()
+            return numbers(whole.reshape(1))
+        losses = numbers(each)
         sums.append((float(losses.sum(dtype=np.float64)), len(losses)))
         return losses
 

@@ -145,5 +145,5 @@ def piece_of(trainer: LocalTrainer, assignment: Assignment) -> tuple[Sequence[Te
 def take_up(trainer: LocalTrainer, values: Sequence[Tensor], outcome: Outcome) -> Trained:
     """Let the server's trainer become what its worker handed in."""
     trainer.load(values)
-    trainer.take_up(outcome.aside)
+    trainer.take_up(outcome.aside, of_worker=True)
     return outcome.trained

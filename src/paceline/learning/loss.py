@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.learning.data import Samples
@@ -196,6 +197,11 @@ def _bytes(batch: Any) -> int:
     if isinstance(batch, Mapping):
         return sum(_bytes(each) for each in batch.values())
     return sum(_bytes(each) for each in batch) if isinstance(batch, list | tuple) else 0
+
+
+def numbers(losses: Tensor) -> NDArray[Any]:
+    """Losses as an array: those of half precision in floats, for numpy does not know all of their types."""
+    return losses.detach().to("cpu", torch.promote_types(losses.dtype, torch.float32)).numpy()
 
 
 def _name_in_torch(loss: Loss) -> str | None:

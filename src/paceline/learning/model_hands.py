@@ -20,7 +20,7 @@ from paceline.learning.local_training import LocalTrainer, Trained
 from paceline.learning.local_work import Assignment, Beginning, Pieces
 from paceline.learning.optimizer_state import check_as_made
 from paceline.learning.packing import loss_so_far, pack_samples, pack_tickets, unpack_samples, unpack_tickets
-from paceline.learning.task import loss_and_accuracy
+from paceline.learning.task import eval_mode, loss_and_accuracy
 from paceline.sampling.batches import Attentive, Batches, Watchful
 from paceline.sampling.partition import Indices
 from paceline.stateful import State
@@ -132,6 +132,11 @@ class ModelHands:
         self.updates += 1
         return spoiled
 
+    def judged(self, loss: float, accuracy: float) -> None:
+        """The model was evaluated: schedulers that wait for it may lower the workers' learning rates."""
+        for trainer in self.trainers:
+            trainer.judged(self.updates, loss, accuracy)
+
     def training_loss(self) -> float:
         """The mean loss of the samples used since the last call."""
         mean = self._loss_sum / self._loss_weight if self._loss_weight else float("nan")
@@ -171,11 +176,8 @@ class ModelHands:
         return min((trainer.model for trainer in self.trainers), key=self._loss_on_all)
 
     def _loss_on_all(self, model: nn.Module) -> float:
-        was_training = model.training
-        model.eval()
-        with torch.inference_mode():
+        with eval_mode(model), torch.inference_mode():
             loss, _ = loss_and_accuracy(model, self._job.unaugmented, self._job.loss)
-        model.train(was_training)
         return math.inf if math.isnan(loss) else loss
 
     def _observe(self, ticket: Ticket, batches: Sequence[Indices], trained: Trained) -> None:

@@ -1,5 +1,6 @@
 """A model's weights and buffers as something that can be put aside and put back without copying."""
 
+import copy
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from paceline.core.errors import ConfigError
 
@@ -224,6 +226,31 @@ def _counted(buffer: Tensor, each: Changes) -> Tensor:
     return moved.clamp_(0, 1).to(torch.bool) if buffer.dtype is torch.bool else moved.to(buffer.dtype)
 
 
+def make_dense(parameters: Sequence[nn.Parameter]) -> None:
+    """Gradients of ``nn.Embedding(sparse=True)`` as those of any other layer: so they are clipped, added up, sent."""
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.to_dense()
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A copy of its own.
+
+    Old ``weight_norm``, ``spectral_norm`` and pruning keep in their modules what they computed of parameters in the
+    last forward pass. Torch refuses to copy that; the copy computes it anew before its first pass.
+    """
+    values = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(model, {id(v): v.detach().clone() for v in values if v.grad_fn is not None})
+
+
+def computes_weights(module: nn.Module) -> bool:
+    """Are weights of this module computed of others (normed, pruned)? Then they cannot be drawn anew by themselves."""
+    hooks = [*module._forward_pre_hooks.values()]
+    return is_parametrized(module) or any(
+        hasattr(hook, "compute_weight") or hasattr(hook, "compute_mask") for hook in hooks
+    )
+
+
 def like(examples: list[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
     """Copies of tensors, laid out in memory like the examples, which have to have the same shapes and types."""
     if [_described(each) for each in examples] != [_described(value) for value in values]:
@@ -246,7 +273,16 @@ def message_bytes(model: nn.Module) -> int:
 
 def norm(tensors: list[Tensor]) -> float:
     """The common 2-norm of vectors; infinite or NaN unless they are finite and it does not overflow."""
-    return math.sqrt(square) if (square := sum(float(t.dot(t)) for t in tensors)) >= 0 else math.nan
+    return math.sqrt(square) if (square := sum(_square(t) for t in tensors)) >= 0 else math.nan
+
+
+def _square(vector: Tensor) -> float:
+    if vector.dtype not in (torch.float32, torch.float64):
+        if vector.is_complex():
+            vector = torch.view_as_real(vector).flatten()
+        else:  # squares of half precision overflow
+            vector = vector.float()
+    return float(vector.dot(vector))
 
 
 def all_finite(tensors: list[Tensor]) -> bool:

@@ -1,18 +1,93 @@
-"""An optimizer and its scheduler, put aside and taken up again exactly.
+"""What an optimizer and its scheduler need to be stepped; and both put aside and taken up again exactly.
 
 ``Optimizer.load_state_dict`` gives every state the type of its parameter, which changes how later steps round; here a
 state comes back as it was.
 """
 
 import copy
-from collections.abc import Mapping
+import inspect
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.errors import ConfigError
+from paceline.learning.plain_sgd import plain_sgd
+
+
+def refuse_closures(kind: type[Optimizer]) -> None:
+    """An optimizer that calls the loss itself has nothing to step along: workers hand in gradients, or models."""
+    if needed(kind.step):
+        raise ConfigError(
+            f"optimizer: {kind.__name__} evaluates the loss by itself, and cannot step along a given gradient: use one "
+            "that can, such as SGD, Adam or AdamW"
+        )
+
+
+def needed(function: Callable[..., Any]) -> list[str]:
+    """The arguments that a step has to be given."""
+    parameters = inspect.signature(function).parameters.values()
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind in by_place]
+    return [name for name in names if name != "self"]
+
+
+def step_of(optimizer: Optimizer) -> Callable[[], object]:
+    """What moves the parameters along their gradients. ``SparseAdam`` is given the rows that are not 0."""
+    if not isinstance(optimizer, SparseAdam):
+        return plain_sgd(optimizer) or optimizer.step
+    step: Callable[[], object] = optimizer.step  # as the scheduler has wrapped it
+
+    def step_along_rows() -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        dense = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = parameter.grad.to_sparse(1)
+        step()
+        for parameter, gradient in zip(parameters, dense, strict=True):
+            parameter.grad = gradient
+
+    return step_along_rows
+
+
+class Pace:
+    """A scheduler, stepped after each step of its optimizer; one that waits for a metric after each evaluation.
+
+    ``ReduceLROnPlateau`` is the one in torch. It looks at the loss with ``mode="min"``, at the accuracy with ``"max"``.
+    """
+
+    def __init__(self, scheduler: LRScheduler | None) -> None:
+        self.scheduler = scheduler
+        self.by_metric = scheduler is not None and bool(needed(scheduler.step))
+
+    def stepped(self) -> None:
+        if self.scheduler is not None and not self.by_metric:
+            self.scheduler.step()
+
+    def judged(self, updates: int, loss: float, accuracy: float) -> None:
+        """The model was evaluated. What it was before the first update is no progress yet."""
+        if self.scheduler is None or not self.by_metric:
+            return
+        largest = getattr(self.scheduler, "mode", "min") == "max"
+        metric = accuracy if largest else loss
+        if updates:
+            self.scheduler.step(metric)  # type: ignore[arg-type]
+        elif math.isnan(metric):
+            name = "accuracy" if largest else "loss"
+            raise ConfigError(
+                f"{type(self.scheduler).__name__} waits for the {name} to {'grow' if largest else 'fall'}, and the "
+                f"evaluation tells no {name}: let evaluate return it, or choose mode={'min' if largest else 'max'!r}"
+            )
+
+    def state(self) -> dict[str, Any] | None:
+        return None if self.scheduler is None else self.scheduler.state_dict()
+
+    def restore(self, state: Any) -> None:
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state)
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from paceline.core.errors import ConfigError
 from paceline.learning.data import Samples, to_device
 from paceline.learning.ensemble import NormalEquations, as_distribution, margin_weights
-from paceline.learning.task import are_classes, device_of
+from paceline.learning.task import are_classes, device_of, eval_mode
 from paceline.sampling.partition import Indices
 
 Combine = Callable[[Tensor, Tensor], Tensor]  # of the models' outputs and the labels
@@ -36,18 +36,11 @@ class Relabelled:
 
 def relabel(models: Sequence[nn.Module], samples: Samples, parts: Sequence[Indices], weighing: Weighing) -> Relabelled:
     """Pass the samples of each part through every model, in eval mode and without gradients."""
-    training = [model.training for model in models]
-    for model in models:
-        model.eval()
-    try:
-        with torch.inference_mode():
-            if weighing.rule == "regression" and len(models) > 1:
-                return _by_regression(models, samples, parts, weighing)
-            combine = _by_margin if weighing.rule == "margin" else _evenly
-            return Relabelled([_combined(part, samples, models, combine) for part in parts], None)
-    finally:
-        for model, was_training in zip(models, training, strict=True):
-            model.train(was_training)
+    with eval_mode(*models), torch.inference_mode():
+        if weighing.rule == "regression" and len(models) > 1:
+            return _by_regression(models, samples, parts, weighing)
+        combine = _by_margin if weighing.rule == "margin" else _evenly
+        return Relabelled([_combined(part, samples, models, combine) for part in parts], None)
 
 
 def outputs(models: Sequence[nn.Module], samples: Samples, part: Indices) -> Iterator[tuple[Tensor, Tensor]]:

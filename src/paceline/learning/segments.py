@@ -54,7 +54,8 @@ class Layout:
             end = aligned(self.buffers[-1].end)
         self.unused = Place(end, torch.uint8, len(parameters))  # is 1 where a gradient is missing
         end = aligned(self.unused.end)
-        self.losses = Place(end, torch.promote_types(self.vectors[0].dtype, torch.float32), samples)
+        wide = torch.promote_types(self.vectors[0].dtype, torch.float32).to_real()
+        self.losses = Place(end, wide, samples)
         # an odd number of cache lines: rows then do not compete for the same places of the cache
         self.stride = (aligned(self.losses.end) // ALIGNMENT | 1) * ALIGNMENT
 

@@ -1,7 +1,7 @@
 """The server: the model, its optimizer, and what the workers promised to contribute."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +14,17 @@ from paceline.core.plain import whole
 from paceline.learning.contributions import Contributions, Evaluated, RowsAtHand
 from paceline.learning.generators import PieceNumbers
 from paceline.learning.model_state import ModelState, all_finite
-from paceline.learning.optimizer_state import as_made, check_as_made, optimizer_state, restore_optimizer
+from paceline.learning.optimizer_state import (
+    Pace,
+    as_made,
+    check_as_made,
+    optimizer_state,
+    refuse_closures,
+    restore_optimizer,
+    step_of,
+)
 from paceline.learning.packing import loss_so_far, pack_tickets, unpack_tickets
-from paceline.learning.plain_sgd import plain_rate, plain_sgd
+from paceline.learning.plain_sgd import plain_rate
 from paceline.sampling.batches import Attentive, Batches, Watchful
 from paceline.stateful import State
 
@@ -38,11 +46,19 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"clip_norm={self.clip_norm} would stop every update: it must be positive")
-        if not callable(self.optimizer):
+        if isinstance(self.optimizer, Optimizer) or not callable(self.optimizer):
             raise ConfigError(
                 f"optimizer must be a function from parameters to a torch optimizer, not "
                 f"{type(self.optimizer).__name__}: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
             )
+
+    def make(self, parameters: Sequence[torch.nn.Parameter]) -> tuple[Optimizer, Pace]:
+        """The optimizer of some parameters, and its scheduler."""
+        optimizer = self.optimizer(parameters)
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(f"optimizer= made a {type(optimizer).__name__}, which is no torch optimizer")
+        refuse_closures(type(optimizer))
+        return optimizer, Pace(self.scheduler(optimizer) if self.scheduler else None)
 
 
 class Server:
@@ -56,9 +72,8 @@ class Server:
         self.updates = 0
         self.samples = 0
         self.spoiled: list[Ticket] = []
-        self._optimizer = recipe.optimizer(self._model_state.parameters)
-        self._scheduler = recipe.scheduler(self._optimizer) if recipe.scheduler else None
-        self._step = plain_sgd(self._optimizer) or self._optimizer.step  # as the scheduler has wrapped it
+        self._optimizer, self._pace = recipe.make(self._model_state.parameters)
+        self._step = step_of(self._optimizer)
         self._clip_norm = recipe.clip_norm
         self.contributions = contributions
         self._at_hand = contributions if isinstance(contributions, RowsAtHand) and recipe.clip_norm is None else None
@@ -71,7 +86,11 @@ class Server:
         self._numbers = PieceNumbers()
         self._spoiled_in_a_row = 0
         self._loss_sum, self._loss_weight = 0.0, 0.0
-        self._made = as_made(self._optimizer, self._scheduler)
+        self._made = as_made(self._optimizer, self._pace.scheduler)
+        # in half precision any step may overflow
+        half = any(parameter.dtype is torch.float16 for parameter in state.parameters)
+        self._suspicious_norm = 0.0 if half else SUSPICIOUS_NORM
+        self._at_hand = None if half else self._at_hand
 
     def attend(self, event: Joined | Left) -> None:
         if self._attentive is not None:
@@ -118,8 +137,7 @@ class Server:
                 self._move(result, oldest=min(ticket.version for ticket in step.weights))
             elif self._at_hand is not None:
                 self._at_hand.descend()
-            if self._scheduler is not None:
-                self._scheduler.step()
+            self._pace.stepped()
         self.updates += 1
         return result.spoiled
 
@@ -128,6 +146,10 @@ class Server:
         if self._at_hand is None or (rate := self._rate()) is None:
             return None
         return self._at_hand.foresee(step.weights, rate)
+
+    def judged(self, loss: float, accuracy: float) -> None:
+        """The model was evaluated: a scheduler that waits for it may lower the learning rate."""
+        self._pace.judged(self.updates, loss, accuracy)
 
     def training_loss(self) -> float:
         """The mean loss of the samples used since the last call."""
@@ -141,7 +163,7 @@ class Server:
             "made": self._made,
             "model": self._model_state.state(),
             "optimizer": optimizer_state(self._optimizer),
-            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            "scheduler": self._pace.state(),
             "counts": [self.updates, self.samples, self._spoiled_in_a_row],
             "loss": [self._loss_sum, self._loss_weight],
             "kept": pack_tickets(sorted(self._kept)),
@@ -153,8 +175,7 @@ class Server:
         check_as_made(self._made, state["made"])
         self._model_state.restore(state["model"])
         restore_optimizer(self._optimizer, state["optimizer"])
-        if self._scheduler is not None:
-            self._scheduler.load_state_dict(state["scheduler"])
+        self._pace.restore(state["scheduler"])
         self.updates, self.samples, self._spoiled_in_a_row = map(whole, state["counts"][:3])
         self._loss_sum, self._loss_weight = loss_so_far(state)
         self._kept.update(unpack_tickets(state["kept"]))
@@ -198,7 +219,7 @@ class Server:
             )
 
     def _move(self, result: Evaluated, oldest: int) -> None:
-        aside = self._model_state.copy() if result.norm > SUSPICIOUS_NORM else None
+        aside = self._model_state.copy() if result.norm > self._suspicious_norm else None
         if self._clip_norm is not None and result.norm > self._clip_norm:
             for flat in self._model_state.gradients:
                 flat.mul_(self._clip_norm / result.norm)

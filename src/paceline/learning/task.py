@@ -1,6 +1,8 @@
 """What the user brings: a model, a loss, data, and a way to judge the result."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,21 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.learning.data import Data, Samples, samples, to_device
+from paceline.learning.data import Data, Samples, as_tensors, samples, to_device
 from paceline.learning.loss import Loss, LossOfAll, SampleLoss
 
 EVALUATED_AT_ONCE = 2048
+
+log = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True)
 class Task:
     """Train ``model`` to a small ``loss(outputs, targets)`` on ``train``; judge it on ``test``.
 
-    Data are pairs of tensors, or map-style datasets of (input, target). ``evaluate`` replaces the usual judgement (mean
-    loss and, for class labels, accuracy on ``test``, or on ``train`` without one): it takes the model in eval mode and
-    returns a mapping with ``loss`` and ``accuracy``. Where ``train`` augments its samples, ``unaugmented`` are the same
-    ones as they are, for methods that label them by a model. The model is copied for every run; yours stays as it is.
-    It is trained on the device that its parameters are on.
+    Data are pairs of tensors or numpy arrays, or map-style datasets of (input, target). ``evaluate`` replaces the
+    usual judgement (mean loss and, for class labels, accuracy on ``test``, or on ``train`` without one): it takes the
+    model in eval mode and returns a mapping with ``loss`` and ``accuracy``. Where ``train`` augments its samples,
+    ``unaugmented`` are the same ones as they are, for methods that label them by a model. The model is copied for every
+    run; yours stays as it is. It is trained on the device that its parameters are on; modules of it that are in eval
+    mode stay in it.
     """
 
     model: nn.Module
@@ -32,6 +37,17 @@ class Task:
     test: Data | None = None
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
     unaugmented: Data | None = None
+
+    def __post_init__(self) -> None:
+        floats = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+        for name in ("train", "test", "unaugmented"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, as_tensors(given, floats))
+            if floats is not torch.float64 and any(
+                isinstance(part, np.ndarray) and part.dtype == np.float64
+                for part in (given if isinstance(given, tuple | list) else ())
+            ):
+                log.warning("%s: arrays of float64 are taken as %s, the type of the model's parameters", name, floats)
 
     def training_samples(self) -> Samples:
         return samples(self.train)
@@ -64,13 +80,21 @@ def _pick(values: Mapping[str, float]) -> tuple[float, float]:
 
 
 def _in_eval_mode(model: nn.Module, judge: Callable[[], tuple[float, float]]) -> tuple[float, float]:
-    was_training = model.training
-    model.eval()
+    with eval_mode(model), torch.no_grad():
+        return judge()
+
+
+@contextmanager
+def eval_mode(*models: nn.Module) -> Iterator[None]:
+    """Every module in eval mode, and then each as it was: some may be in eval mode for good."""
+    before = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        model.eval()
     try:
-        with torch.no_grad():
-            return judge()
+        yield
     finally:
-        model.train(was_training)
+        for module, training in before:
+            module.training = training
 
 
 def loss_and_accuracy(model: nn.Module, data: Samples, loss: SampleLoss) -> tuple[float, float]:

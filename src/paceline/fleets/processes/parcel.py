@@ -7,12 +7,14 @@ not packed at all, since their values lie in the segments.
 
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import cloudpickle
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import is_parametrized
 
 from paceline.core.errors import ConfigError
 from paceline.fleets.processes.memory import SharedMemory
@@ -68,6 +70,12 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         self.tensors: list[Tensor] = []
         self._names: dict[int, tuple[str, int]] = {id(each): ("parameter", i) for i, each in enumerate(parameters)}
 
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Module) and is_parametrized(obj):
+            return _parametrized, (type(obj).__bases__[0],), vars(obj), None, None, _parametrize
+        reduce: Callable[[Any], Any] = super().reducer_override
+        return reduce(obj)
+
     def persistent_id(self, obj: Any) -> tuple[str, int] | None:
         if not isinstance(obj, Tensor):
             return None
@@ -75,6 +83,22 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             self._names[id(obj)] = "tensor", len(self.tensors)
             self.tensors.append(obj)
         return self._names.get(id(obj))
+
+
+def _parametrized(kind: type[nn.Module]) -> nn.Module:
+    """A module with parametrizations (``torch.nn.utils.parametrizations.weight_norm``) is of a class of its own.
+
+    Torch refuses to pickle it, for the class has no name to be found by. It is made again from the class that the
+    module was of.
+    """
+    return kind.__new__(kind)
+
+
+def _parametrize(module: nn.Module, state: dict[str, Any]) -> None:
+    module.__dict__.update(state)
+    parametrize._inject_new_class(module)
+    for name in module.parametrizations:  # type: ignore[union-attr]
+        parametrize._inject_property(module, name)
 
 
 class _Unpacker(pickle.Unpickler):

@@ -1,6 +1,5 @@
 """The work of worker processes, done in this one: the same code on the same layout of memory, so the same bits."""
 
-import copy
 import os
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from paceline.learning.generators import piece_seed
 from paceline.learning.job import Job
 from paceline.learning.letters import Letters
 from paceline.learning.local_work import Bench
+from paceline.learning.model_state import copy_of
 from paceline.learning.piece_rows import PieceRows
 from paceline.learning.rows import RowContributions
 from paceline.learning.segments import Layout, Segments
@@ -28,7 +28,7 @@ NO_LETTERS = Letters(descriptor=-1)  # gradients need none
 def understudy(fleet: "RowsFleet", job: Job, seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
     segments = _segments(job, rows.segments_needed(fleet.workers))
     contributions = RowContributions(job.state, segments, fleet.workers)
-    equipment = GradientEquipment(copy.deepcopy(job.state.model), job.samples, job.loss)
+    equipment = GradientEquipment(copy_of(job.state.model), job.samples, job.loss)
     return ProcessUnderstudy(fleet, _desk(equipment, segments, NO_LETTERS), contributions, seed), contributions
 
 
@@ -36,7 +36,7 @@ def understudy_trainers(fleet: "RowsFleet", bench: Bench) -> "tuple[ProcessUnder
     job, letters = bench.job, Letters()
     segments = _segments(job, piece_rows.segments_needed(fleet.workers))
     pieces = PieceRows(bench.trainers, segments, letters)
-    model = copy.deepcopy(job.state.model)
+    model = copy_of(job.state.model)
     equipment = TrainingEquipment(model, job.samples, job.loss, job.batch_size, bench.recipe)
     return ProcessUnderstudy(fleet, _desk(equipment, segments, letters), pieces, bench.seed), pieces
 

@@ -64,6 +64,11 @@ class RayFleet:
         for name, amount in self.resources_per_worker.items():
             if not 0 <= amount < float("inf"):
                 raise ConfigError(f"resources_per_worker: {amount} of {name} is not possible: at least 0")
+            if name == "GPU" and amount:
+                raise ConfigError(
+                    f"resources_per_worker: {amount:g} GPU would be set aside and never used: workers of a RayFleet "
+                    "compute on the CPU in this release; leave GPU out"
+                )
         for label in self.labels:
             if not all(label.partition("=")):
                 raise ConfigError(f"labels: {label!r} names no label of a Ray node and its value: such as 'gpu=a100'")
