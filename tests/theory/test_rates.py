@@ -67,6 +67,13 @@ def test_the_exact_second_moment_decays_as_theorem_4_1_says() -> None:
     assert bound[0] - bound[1] == pytest.approx(math.exp(-3.8) - math.exp(-7.8))
 
 
+def test_theorem_4_1_has_its_two_terms() -> None:
+    first = [2.0 * math.exp(-2 * 1.5 * (t - 0.2)) for t in (0.5, 3.0)]
+    second = 3.0 * 0.01 / (1.5 * 0.2 * 0.2)  # C_6 epsilon / (lambda tau^2)
+    bound = theorem_4_1([0.5, 3.0], 2.0, 0.2, 0.01, decay=1.5, constants=(2.0, 3.0))
+    assert bound == pytest.approx([first[0] + second, first[1] + second], rel=1e-12)
+
+
 def test_theorem_4_1_wants_a_stable_equation_and_a_decay_below_its_root() -> None:
     with pytest.raises(ConfigError, match="a decay between 0 and -V = "):
         theorem_4_1(1.0, 40.0, 0.05, 0.01)

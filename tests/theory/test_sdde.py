@@ -322,3 +322,23 @@ def test_impossible_descents_are_refused() -> None:
         DESCENT.paths(1.0, np.zeros(3))
     with pytest.raises(ConfigError, match="a unit of time of 0 is not possible"):
         DelayEquation(1.0, 1.0, unit=0)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_an_undelayed_start_lasts_as_many_updates_as_the_delay(delay: int) -> None:
+    """F(x) = x^2/2 with a step of 0.3: the first l updates know the newest x, all others that of l updates ago."""
+    noise = np.zeros((10, 1, 1))
+    made = DelayedDescent(lambda x: x, 0.0, 0.3, warm_up="undelayed").paths(1.0, noise, delay)[:, 0, 0]
+    x = [1.0]
+    for k in range(10):
+        x.append(x[k] - 0.3 * (x[k] if k < delay else x[k - delay]))
+    assert made == pytest.approx(x, rel=1e-12)
+
+
+def test_an_undelayed_start_is_as_long_as_the_longest_of_random_or_recorded_delays() -> None:
+    start = DelayedDescent(lambda x: x, 0.0, 0.3, warm_up="undelayed")
+    for delays in ({1: 0.5, 3: 0.5}, [1, 3, 2, 0, 1, 2, 3, 3]):
+        made = start.paths(1.0, np.zeros((8, 6, 1)), delays, seed=1)[:, :, 0]
+        np.testing.assert_allclose(made[:4], np.tile(0.7 ** np.arange(4.0), (6, 1)).T, rtol=1e-12)
+        late = made[4] - made[3] + 0.3 * made[3]  # of update 3, zero if it knew the newest
+        assert np.abs(late).max() > 1e-3 if isinstance(delays, dict) else np.abs(late).max() < 1e-12
