@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import prune
+from torch.optim import lr_scheduler as schedulers
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
 from paceline.config import Chosen
@@ -400,6 +402,114 @@ def test_a_file_may_name_a_scheduler_that_waits_for_a_metric() -> None:
     assert isinstance(scheduler, ReduceLROnPlateau)
 
 
+def names_in(module: Any, base: type) -> list[str]:
+    """The public classes of a module of torch: those to come are tried as well."""
+    found = [name for name, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, base)]
+    return sorted(name for name in found if getattr(module, name) is not base and not name.startswith("_"))
+
+
+@pytest.mark.parametrize("name", names_in(torch.optim, torch.optim.Optimizer))
+def test_any_optimizer_of_torch_trains_as_in_a_plain_loop(name: str) -> None:
+    if name == "LBFGS":
+        assert "evaluates the loss by itself" in refused(optimizer=torch.optim.LBFGS)
+        return
+    of_sparse = name == "SparseAdam"
+    case = Case(
+        lambda: embedded(alone=True) if of_sparse else nn.Linear(6, 2, bias=False),  # Muon takes matrices alone
+        words() if of_sparse else table(),
+        lambda parameters: getattr(torch.optim, name)(list(parameters), lr=0.03),
+    )
+    for strategy in (pl.Synchronous(), pl.ModelAveraging(every=2)):
+        recorded = Recorded()
+        run = trained(case, strategy, simulated(), recorded)
+        close(run.model, by_hand(case, recorded.draws[0][:UPDATES]), case.within)
+
+
+def sequence(optimizer: torch.optim.Optimizer) -> schedulers.SequentialLR:
+    parts: list[schedulers.LRScheduler] = [
+        schedulers.ConstantLR(optimizer, 0.5, 2),
+        schedulers.ExponentialLR(optimizer, 0.9),
+    ]
+    return schedulers.SequentialLR(optimizer, parts, milestones=[3])
+
+
+def chain(optimizer: torch.optim.Optimizer) -> schedulers.ChainedScheduler:
+    return schedulers.ChainedScheduler([schedulers.ConstantLR(optimizer, 0.5, 2), schedulers.StepLR(optimizer, 2)])
+
+
+SCHEDULERS: dict[str, Any] = {
+    "ChainedScheduler": chain,
+    "ConstantLR": lambda o: schedulers.ConstantLR(o, 0.5, 3),
+    "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 2),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.05, 0.5, step_size_up=2),
+    "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.7),
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "LinearLR": lambda o: schedulers.LinearLR(o, 0.2, total_iters=4),
+    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [2, 4]),
+    "MultiplicativeLR": lambda o: schedulers.MultiplicativeLR(o, lambda step: 0.8),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.5, total_steps=20),
+    "PolynomialLR": lambda o: schedulers.PolynomialLR(o, 5, power=2.0),
+    "ReduceLROnPlateau": lambda o: ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=0.9),
+    "SequentialLR": sequence,
+    "StepLR": lambda o: schedulers.StepLR(o, 2, 0.3),
+}
+
+
+def rates_seen(name: str, strategy: pl.Strategy) -> list[float]:
+    """The learning rate at each evaluation, which is told the same loss each time."""
+    optimizers: list[torch.optim.Optimizer] = []
+    found: list[float] = []
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        optimizers.append(torch.optim.SGD(parameters, lr=0.2, momentum=0.5))
+        return optimizers[-1]
+
+    def evaluate(model: nn.Module) -> Mapping[str, float]:
+        found.append(optimizers[-1].param_groups[0]["lr"])
+        return {"loss": 1.0}
+
+    pl.train(
+        pl.Task(mlp(), functional.cross_entropy, train=table(), evaluate=evaluate),
+        strategy=strategy, fleet=simulated(), optimizer=optimizer, scheduler=SCHEDULERS[name],
+        stop=pl.Stop(updates=UPDATES), every=pl.Every(updates=1), batch_size=4, progress=False,
+    )  # fmt: skip
+    return found[1:]
+
+
+@pytest.mark.filterwarnings("ignore:To get the last learning rate")  # torch's own, in SequentialLR
+@pytest.mark.parametrize("name", names_in(schedulers, schedulers.LRScheduler))
+def test_any_scheduler_of_torch_sets_the_rate_as_in_a_plain_loop(name: str) -> None:
+    optimizer = torch.optim.SGD(mlp().parameters(), lr=0.2, momentum=0.5)
+    scheduler = SCHEDULERS[name](optimizer)
+    waits = name == "ReduceLROnPlateau"
+    rates = []
+    for _ in range(UPDATES):
+        optimizer.step()
+        scheduler.step(*((1.0,) if waits else ()))
+        rates.append(optimizer.param_groups[0]["lr"])
+    expected = [0.2, *rates[:-1]] if waits else rates  # it is stepped right after the evaluation
+    assert len(set(rates)) > 1
+    assert rates_seen(name, pl.Synchronous()) == expected
+    assert rates_seen(name, pl.ModelAveraging(every=1)) == expected
+
+
+def test_compiled_models_train_as_they_are() -> None:
+    def compiled() -> nn.Module:
+        model: nn.Module = torch.compile(mlp(), backend="eager")  # type: ignore[assignment]
+        return model
+
+    case, recorded = Case(compiled), Recorded()
+    run = trained(case, pl.Synchronous(), simulated(), recorded)
+    close(run.model, by_hand(case, recorded.draws[0][:UPDATES]), case.within)
+
+
+def test_data_without_an_index_or_of_other_items_are_refused() -> None:
+    pair = TensorDataset(*table())
+    assert "map-style dataset, not DataLoader" in refused(train=DataLoader(pair))
+    assert "must be (input, target), not 3 parts" in refused(train=TensorDataset(*table(), table()[1]))
+
+
 def refused(**changed: Any) -> str:
     """The one line with which a run is refused."""
     asked: dict[str, Any] = {"model": mlp(), "train": table(), "optimizer": sgd, "scheduler": None, "evaluate": None}
@@ -424,10 +534,6 @@ def scripted() -> nn.Module:
         warnings.simplefilter("ignore", DeprecationWarning)  # which is why it is refused
         module: nn.Module = torch.jit.script(mlp())
         return module
-
-
-def test_an_optimizer_that_evaluates_the_loss_itself_is_refused() -> None:
-    assert "LBFGS evaluates the loss by itself" in refused(optimizer=torch.optim.LBFGS)
 
 
 def test_what_is_no_optimizer_is_refused() -> None:

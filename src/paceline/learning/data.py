@@ -75,7 +75,14 @@ class DatasetSamples:
 
     @staticmethod
     def collate(items: list[Any]) -> tuple[Any, Any]:
-        inputs, targets = default_collate(items)
+        batch = default_collate(items)
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            parts = f"{len(batch)} parts" if isinstance(batch, list | tuple) else type(batch).__name__
+            raise ConfigError(
+                f"an item of the data set must be (input, target), not {parts}: several inputs of a model can be one, "
+                "as in ((words, mask), target)"
+            )
+        inputs, targets = batch
         return inputs, targets
 
     def targets(self) -> NDArray[Any]:
