@@ -68,7 +68,7 @@ def paceline(place: Path, stub: str, content: str, *arguments: str) -> "subproce
 )
 def test_ctrl_c_while_modules_are_imported_is_one_line(tiny: Path, stub: str, arguments: list[str]) -> None:
     ended = paceline(tiny.parent, stub, INTERRUPTED_IMPORT, *arguments)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted; nothing was written\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted while modules were loaded\n")
 
 
 def test_ctrl_c_while_the_processes_of_a_comparison_import_torch_is_one_line(tiny: Path) -> None:
@@ -102,6 +102,15 @@ def test_sigterm_ends_a_run_with_one_line_that_says_how_to_go_on(
         "terminated; everything so far is in run; paceline train --resume run goes on from its last checkpoint\n"
     )
     assert main(["train", "--resume", "run", "--no-check-step"]) == 0
+
+
+def test_sigterm_before_a_run_has_begun_is_one_line(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.training.hire", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
+    assert main([*TRAIN, "--directory", "run"]) == 143
+    assert one_line(capsys) == "terminated; nothing was written\n"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_ctrl_c_ends_a_run_with_one_line_that_says_how_to_go_on(

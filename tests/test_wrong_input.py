@@ -4,6 +4,7 @@ import copy
 import os
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,7 @@ def _refusal(table: dict[str, Any]) -> str:
         (errors.WorkerFailed("worker 2 failed"), 1),
         (errors.TooFewWorkers("one is left"), 1),
         (errors.CannotWrite("cannot write it"), 1),
+        (BrokenProcessPool("a child process terminated abruptly"), 1),
         (PermissionError(13, "Permission denied", "file"), 2),
         (ZeroDivisionError("a fault of Paceline's own"), None),
     ],

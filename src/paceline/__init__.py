@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.core.coordinator import Strategy
-    from paceline.core.errors import ConfigError, IllegalDecision, ImpossibleEvent, PacelineError
+    from paceline.core.errors import CannotWrite, ConfigError, IllegalDecision, ImpossibleEvent, PacelineError
     from paceline.core.facts import Joined, Left, distilled_steps, local_steps
     from paceline.delays import Constant, Empirical, LogNormal, Pareto, ShiftedExponential
     from paceline.fleets.processes.deadline import Deadline
@@ -39,7 +39,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "paceline.core.coordinator": ("Strategy",),
-    "paceline.core.errors": ("ConfigError", "IllegalDecision", "ImpossibleEvent", "PacelineError"),
+    "paceline.core.errors": ("CannotWrite", "ConfigError", "IllegalDecision", "ImpossibleEvent", "PacelineError"),
     "paceline.core.facts": ("Joined", "Left", "distilled_steps", "local_steps"),
     "paceline.delays": ("Constant", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"),
     "paceline.fleets.processes.deadline": ("Deadline",),
@@ -69,8 +69,9 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Asynchronous", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical", "EnsembleCompression", "Equal",
-    "Every", "FastestK", "FinalEnsemble", "FinePruning", "Grouped", "HandedOn", "IllegalDecision", "ImpossibleEvent",
+    "Asynchronous", "CannotWrite", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical",
+    "EnsembleCompression", "Equal", "Every", "FastestK", "FinalEnsemble", "FinePruning", "Grouped", "HandedOn",
+    "IllegalDecision", "ImpossibleEvent",
     "Joined", "Left", "LiveCompensation", "LogNormal", "ModelAveraging", "Network", "PacelineError", "Pareto",
     "Pathological", "ProcessFleet", "RandomPruning", "RayFleet", "Regrouped", "Resampled", "Run", "ShiftedExponential",
     "Shuffled",

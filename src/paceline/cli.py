@@ -8,14 +8,19 @@ disk, and how to go on).
 import sys
 from collections.abc import Sequence
 
-from paceline.interrupts import loading
+from paceline.interrupts import ctrl_c_in_one_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
-    with loading():
-        from paceline.command_line import INTERRUPTED, exit_code, told
-        from paceline.commands import app
+    with ctrl_c_in_one_line():
+        return _exit_code(arguments)
+
+
+def _exit_code(arguments: Sequence[str] | None) -> int:
+    from paceline.command_line import INTERRUPTED, exit_code, told
+    from paceline.commands import app
+
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name="paceline", standalone_mode=False)
         sys.stdout.flush()
@@ -25,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (known := exit_code(error)) is None:
             raise
         return known
+    if code == INTERRUPTED:  # Typer met it where nothing was begun yet
+        told("interrupted; nothing was written")
     return code if isinstance(code, int) else 0
 
 

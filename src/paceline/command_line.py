@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,7 @@ from paceline.core.errors import (
     WorkerFailed,
 )
 from paceline.files import WHY, why
-from paceline.interrupts import Interrupted, loading
+from paceline.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from paceline.config import Config
@@ -36,16 +37,10 @@ Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray
 CheckStep = Annotated[bool, typer.Option("--check-step/--no-check-step", help="Warn of a step beyond its limit.")]
 
 
-def load_torch() -> None:
-    """Import it where Ctrl-C is met: it takes seconds."""
-    with loading():
-        import paceline.experiment  # noqa: F401
-
-
 def config_of(file: Path, chosen: Sequence[str] | None) -> "Config":
-    with loading():  # numpy takes its time too
-        from paceline.config import read_config
-        from paceline.strategy_names import parse_strategy
+    from paceline.config import read_config
+    from paceline.strategy_names import parse_strategy
+
     config = read_config(file)
     return config.with_strategies(tuple(map(parse_strategy, chosen))) if chosen else config
 
@@ -85,6 +80,9 @@ def exit_code(error: Exception) -> int | None:
         return CAME_TO_GRIEF
     if isinstance(error, CannotWrite | IllegalDecision | ImpossibleEvent | Diverged | WorkerFailed | TooFewWorkers):
         return told(f"error: {error}", CAME_TO_GRIEF)
+    if isinstance(error, BrokenExecutor):
+        killed = "a process that did a part of the work was killed, perhaps for want of memory"
+        return told(f"error: {killed}: start fewer at once, as compare does with --jobs", CAME_TO_GRIEF)
     if isinstance(error, PacelineError):
         return told(f"error: {error}", REFUSED)
     if isinstance(error, OSError):

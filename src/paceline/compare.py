@@ -11,8 +11,7 @@ from statistics import median
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from paceline.config import Config, config_table
-from paceline.interrupts import loading
-from paceline.pool_processes import begin_process, pool_context
+from paceline.pool_processes import begin_process, end_fork_server, pool_context
 from paceline.reports.measure import Measures, measure
 from paceline.run import Row
 
@@ -165,8 +164,6 @@ def run_job(config: Config, job: Job) -> Outcome:
 def outcomes_of(config: Config, jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
     """Check the configuration; then the outcomes of all jobs, as they come. Only the processes import torch."""
     if processes == 1:
-        with loading():
-            import paceline.experiment  # noqa: F401
         with one_thread():
             check_in_process(config)
             for job in jobs:
@@ -178,6 +175,7 @@ def outcomes_of(config: Config, jobs: Sequence[Job], processes: int) -> Iterator
         for future in as_completed([pool.submit(run_job, config, job) for job in jobs]):
             yield future.result()
     except BaseException:
+        end_fork_server()
         for process in multiprocessing.active_children():
             process.terminate()
         pool.shutdown(wait=False, cancel_futures=True)

@@ -43,25 +43,29 @@ def _raise_terminated(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """While modules are imported, Ctrl-C ends the program at once, with one line.
+def ctrl_c_in_one_line() -> Iterator[None]:
+    """Meanwhile Ctrl-C raises ``KeyboardInterrupt`` as ever, but in the midst of an import it ends the program at once.
 
-    Half an import would turn it into an error of its own, or swallow it. Nothing was begun yet, so nothing is lost.
+    Half an import would turn it into an error of its own, or swallow it, and torch takes seconds to import.
     """
     usual = signal.default_int_handler
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) != usual:
         yield
         return
-    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"interrupted; nothing was written\n")
-    os._exit(128 + number)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os.write(2, b"interrupted while modules were loaded\n")
+            os._exit(128 + number)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 class Interrupts:
@@ -77,7 +81,7 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
             for number, usual in self._usual.items():
-                if signal.getsignal(number) == usual:  # somebody else's stays
+                if signal.getsignal(number) in (usual, _interrupt, _raise_terminated):  # somebody else's stays
                     self._before[number] = signal.signal(number, self._request)
         return self
 

@@ -4,9 +4,10 @@ import multiprocessing
 import os
 import signal
 import threading
+from contextlib import suppress
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from multiprocessing.forkserver import ensure_running
+from multiprocessing.forkserver import _forkserver, ensure_running
 
 
 def pool_context(modules: list[str]) -> BaseContext:
@@ -26,6 +27,14 @@ def pool_context(modules: list[str]) -> BaseContext:
             finally:
                 signal.signal(signal.SIGINT, before)
     return context
+
+
+def end_fork_server() -> None:
+    """Kill it: what it was asked to fork while it imported modules would find its parent gone, and say so at length."""
+    pid = getattr(_forkserver, "_forkserver_pid", None)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def begin_process() -> None:

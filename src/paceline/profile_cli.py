@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.command_line import Address, free_path, load_torch, on_fleet, told
+from paceline.command_line import Address, free_path, on_fleet, told
 from paceline.core.errors import ConfigError
 from paceline.interrupts import Interrupted
 
@@ -76,7 +76,6 @@ def profile(  # noqa: PLR0917 - typer names the options
 
 def _profiled(file: Path, kind: str | None, address: str | None, seed: int | None) -> "Config":
     """The configuration of the profile: the file's, with real workers, and a rule under which nobody waits."""
-    load_torch()
     from paceline.config import read_config
     from paceline.experiment import check
     from paceline.fleets.simulated import SimulatedFleet

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.command_line import load_torch
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ def replay(
 
     With --strategy: what if? The recorded durations of each worker drive the simulator under another strategy.
     """
-    load_torch()
     if strategy:
         _what_if(run, strategy)
     else:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.command_line import CAME_TO_GRIEF, Address, CheckStep, config_of, free_path, load_torch, on_fleet, told
+from paceline.command_line import CAME_TO_GRIEF, Address, CheckStep, config_of, free_path, on_fleet, told
 from paceline.core.errors import ConfigError
-from paceline.interrupts import Interrupted
+from paceline.interrupts import Interrupted, terminable
 
 if TYPE_CHECKING:
     from paceline.config import Config
@@ -42,7 +42,6 @@ def train(  # noqa: PLR0917 - typer names the options
     if resume is not None and directory not in (None, resume):
         raise ConfigError(f"--resume {resume} goes on in that directory: leave --directory {directory} out")
     path = resume or directory or free_path(Path("runs") / f"{name}-{choice.named.names[1]}-seed{seed}")
-    load_torch()
     from paceline.experiment import check, run, settled
     from paceline.run import Every
 
@@ -52,9 +51,12 @@ def train(  # noqa: PLR0917 - typer names the options
     goes_on = resume is not None
     began = time.monotonic()
     try:
-        result = run(config, choice, seed=seed, directory=path, resume=goes_on, tensorboard=tensorboard, progress=None)
-    except KeyboardInterrupt:
-        raise Interrupted(f"; {_kept(path)}") from None
+        with terminable():
+            result = run(
+                config, choice, seed=seed, directory=path, resume=goes_on, tensorboard=tensorboard, progress=None
+            )
+    except KeyboardInterrupt as asked:
+        raise Interrupted(f"; {_kept(path)}", asked) from None
     except SystemExit:
         told(f"terminated; {_kept(path)}")
         raise

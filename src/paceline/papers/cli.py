@@ -8,7 +8,7 @@ import typer
 
 from paceline.core.errors import CannotWrite, ConfigError
 from paceline.files import check_parent, check_place
-from paceline.interrupts import Interrupted, loading, terminable
+from paceline.interrupts import Interrupted, terminable
 
 if TYPE_CHECKING:
     from paceline.papers.card import Card, Options
@@ -75,5 +75,4 @@ def paper_module(name: str) -> Paper:
 
     if name not in PAPERS:
         raise ConfigError(f"there is no paper {name!r} to reproduce: {nearest(name, PAPERS)}")
-    with loading():
-        return cast(Paper, import_module(PAPERS[name]))
+    return cast(Paper, import_module(PAPERS[name]))

@@ -27,7 +27,7 @@ from paceline.core.errors import ConfigError
 from paceline.files import write_atomically
 from paceline.papers.card import plain_values
 from paceline.papers.fingerprint import fingerprint
-from paceline.pool_processes import begin_process, pool_context
+from paceline.pool_processes import begin_process, end_fork_server, pool_context
 from paceline.tables import console
 
 Result = dict[str, Any]
@@ -105,6 +105,7 @@ def _pool(processes: int, modules: list[str]) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
+        end_fork_server()
         workers = set(multiprocessing.active_children()) - before
         for process in workers:
             process.terminate()

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.command_line import load_torch
-
 if TYPE_CHECKING:
     from paceline.learning.curvature import Curvature
     from paceline.predict.answers import Answers
@@ -40,8 +38,6 @@ def predict(  # noqa: PLR0917 - typer names the options
     wishes = Wishes(margin, epsilon, condition)
     if json_file is not None:
         check_writable(json_file, ".json")
-    if model:
-        load_torch()
     inquiry = read_inquiry(source or Path(__file__).parent.with_name("demo.toml"), strategy)
     with _watched() as progress:
         answers = answer(inquiry, wishes, momentum=momentum, curvature=curvature, look=model, progress=progress)
