@@ -35,6 +35,11 @@ def hire(
             f"{type(fleet).__name__} cannot run {type(strategy).__name__}: its workers hand in gradients only; "
             "use a SimulatedFleet or a ProcessFleet"
         )
+    if job.trained_loss is not None and isinstance(strategy, EnsembleCompression):
+        raise ConfigError(
+            f"{type(strategy).__name__} cannot train the parameters of a loss: every worker would have a loss of its "
+            "own, and an ensemble has one; let the model have them, or freeze them with requires_grad_(False)"
+        )
     trainers = [LocalTrainer(job, recipe, worker, seed) for worker in range(1, fleet.workers)]
     aggregation: Aggregation
     if isinstance(strategy, ModelAveraging):

@@ -129,6 +129,7 @@ class Run:
     evaluation: str | None = None  # in virtual time: gradients "fused", or "exact: why"
     local: "nn.Module | None" = None  # where workers train models of their own: the one with the smallest training loss
     costs: "Costs | None" = None  # and what that took
+    loss: "nn.Module | None" = None  # a loss with parameters of its own, which were trained with the model
     pruning: "PruningRecord | None" = field(default=None, repr=False)  # which samples were left out, if any could be
 
     def summary(self) -> dict[str, object]:

@@ -5,6 +5,7 @@ trace.jsonl             events and instructions, as they happen
 metrics.jsonl           a line for each judgement of the model, as they happen
 checkpoint.safetensors  all that is needed to go on: now and then, when the run is interrupted, and at its end
 model.safetensors       the weights and buffers at the end; pruning.safetensors, which samples were left out, if any
+loss.safetensors        those of a loss that has parameters of its own
 summary.json            how it ended; the last file to be written
 
 The command line adds config.toml at the start, and a run that hands in models local.safetensors and architecture.pt2.
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 MAY_CHANGE = ("stop",)  # between a run and its continuation
 FILES = (
     "config.json", "config.toml", "checkpoint.safetensors", "model.safetensors", "pruning.safetensors", "summary.json",
-    "local.safetensors", "architecture.pt2",
+    "local.safetensors", "loss.safetensors", "architecture.pt2",
 )  # fmt: skip
 WRITTEN_IN_PLACE = ("trace.jsonl", "metrics.jsonl")
 
@@ -167,7 +168,7 @@ class RunDirectory:
         self._write_config()
         with writing(self.path / "metrics.jsonl"):
             os.ftruncate(self._metrics.fileno(), self._bytes)
-            for name in ("summary.json", "model.safetensors", "pruning.safetensors"):
+            for name in ("summary.json", "model.safetensors", "loss.safetensors", "pruning.safetensors"):
                 (self.path / name).unlink(missing_ok=True)
 
     def __enter__(self) -> "RunDirectory":
@@ -176,11 +177,14 @@ class RunDirectory:
     def __exit__(self, *exception: object) -> None:
         self._metrics.close()
 
-    def finish(self, model: "nn.Module", summary: Mapping[str, Any]) -> None:
+    def finish(self, model: "nn.Module", summary: Mapping[str, Any], loss: "nn.Module | None" = None) -> None:
         from safetensors.torch import save
 
-        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
-        write_atomically(self.path / "model.safetensors", save(tensors))
+        for name, module in (("loss", loss), ("model", model)):
+            if module is not None:
+                values = module.state_dict().items()
+                tensors = {key: value.detach().cpu().contiguous().clone() for key, value in values}
+                write_atomically(self.path / f"{name}.safetensors", save(tensors))
         write_atomically(self.path / "summary.json", _json(summary))
 
 

@@ -125,7 +125,7 @@ def train(
         loop = Loop(strategy, crew, server, writer, stop.seconds)
         line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
         listeners: list[Listener] = [line] if opened is None else [opened, line]
-        judge = Judge(task, server, every, listeners)
+        judge = Judge(replace(task, loss=job.loss.whole), server, every, listeners)
         checkpoints = None
         if opened is not None and changing:
             parts = {**changing, "loop": loop, "judge": judge, "random": Generators(device_of(server.model))}
@@ -139,6 +139,7 @@ def train(
         ended = Ending(stop, loop, judge, whole_epoch, pruned).come(line, checkpoints)
         run = Run(
             model=server.model,
+            loss=job.trained_loss,
             history=judge.history,
             trace=writer.close(),
             mean_staleness=judge.staleness.mean,
@@ -177,7 +178,7 @@ def _keep(opened: RunDirectory, run: Run, job: Job) -> None:
             write_pruning(opened.path, run.pruning, job.samples)
         if run.local is not None:
             save_local(opened.path, run.local, job)
-        opened.finish(run.model, run.summary())
+        opened.finish(run.model, run.summary(), run.loss)
     except CannotWrite as error:
         raise CannotWrite(f"{error}; {opened.how_to_go_on()}") from None
 

@@ -26,9 +26,9 @@ from paceline.core.errors import ConfigError
 from paceline.experiment import make_scheduler
 from paceline.fleets.fleet import Fleet
 from paceline.learning.averaging import recalibrate
+from paceline.learning.copies import copied
 from paceline.learning.data import samples
 from paceline.learning.ensemble import Ensemble
-from paceline.learning.model_state import copy_of
 from paceline.learning.server import MakeOptimizer, MakeScheduler
 from support.digits import Recorded
 
@@ -328,7 +328,7 @@ def test_recalibration_is_that_of_torch() -> None:
     """Where every layer is in training mode."""
     batches = [table(seed)[0] for seed in range(3)]
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2), nn.BatchNorm1d(2))
-    other = copy_of(model)
+    other = copied(model)
     recalibrate(model, batches)
     torch.optim.swa_utils.update_bn(batches, other)
     for own, expected in zip(model.state_dict().values(), other.state_dict().values(), strict=True):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.core.facts import Ticket
 from paceline.core.plain import whole
+from paceline.learning.copies import has_backward_hooks
 from paceline.learning.data import TensorSamples, to_device
 from paceline.learning.fusing import Fusing
 from paceline.learning.generators import piece_seed, seed_generators
@@ -144,7 +145,9 @@ class LazyContributions:
         self._data = job.samples
         self._loss = job.loss
         self._device = device_of(state.model)
-        self._fusing = Fusing(mixes_samples(state.model) if fused else "asked for")
+        self._hooked = has_backward_hooks(state.trained)
+        why_not = "hooks look at the gradients of single mini-batches" if self._hooked else mixes_samples(state.trained)
+        self._fusing = Fusing(why_not if fused else "asked for")
         self._seed = seed
         self._version = 0
         self._samples: dict[Ticket, Indices] = {}
@@ -343,7 +346,10 @@ class LazyContributions:
         outputs: Any = state.model(inputs)
         own_buffers = state.take_buffers_back(before)
         whole, each = self._loss.mean(outputs, targets)
-        torch.autograd.backward(whole, torch.full_like(whole, float(weight)))
+        if self._hooked:
+            self._backward_hooked(whole, float(weight))
+        else:
+            torch.autograd.backward(whole, torch.full_like(whole, float(weight)))
         count = len(self._samples[ticket])
         if each is None:
             of_batch = self._loss.sum_and_weight(whole, outputs, targets, count)
@@ -352,6 +358,18 @@ class LazyContributions:
             result.passes.append(Pass([ticket], [count], numbers(each)))
         if before:
             result.buffers.append(BufferChange(weight, before, own_buffers))
+
+    def _backward_hooked(self, loss: Tensor, weight: float) -> None:
+        """Hooks are shown the gradient of the worker's own mini-batch, as they are where it is computed by a worker."""
+        parameters = self._state.parameters
+        sums = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        torch.autograd.backward(loss)
+        for parameter, total in zip(parameters, sums, strict=True):
+            if parameter.grad is not None and total is not None:
+                total.add_(parameter.grad, alpha=weight)
+            parameter.grad = total
 
     def _draw_for(self, ticket: Ticket) -> None:
         """What is drawn now belongs to a ticket."""

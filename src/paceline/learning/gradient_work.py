@@ -10,6 +10,7 @@ from torch.autograd.graph import _engine_run_backward
 from paceline.core.errors import ConfigError
 from paceline.learning.data import Samples
 from paceline.learning.generators import seed_generators
+from paceline.learning.job import state_of
 from paceline.learning.loss import SampleLoss, copied, joined
 from paceline.learning.model_state import make_dense
 from paceline.learning.segments import NOTHING, Brought, Segment
@@ -37,7 +38,7 @@ class GradientWork:
     ) -> None:
         self._model = model
         self._parameters = parameters
-        self._buffers = list(model.buffers())
+        self._buffers = state_of(model, loss.whole).buffers
         self._samples = samples
         self._loss = loss
         self._in_the_end = False  # is the loss one that cannot be computed by blocks?

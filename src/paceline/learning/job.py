@@ -9,9 +9,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.core.errors import ConfigError
+from paceline.learning.copies import Search, copied, copies, trained_parameters
 from paceline.learning.data import Samples
-from paceline.learning.loss import SampleLoss
-from paceline.learning.model_state import ModelState, copy_of
+from paceline.learning.loss import Loss, SampleLoss
+from paceline.learning.model_state import ModelState
 from paceline.learning.task import Task, device_of
 from paceline.sampling.partition import Indices
 
@@ -28,20 +29,40 @@ class Job:
     batch_size: int
     unaugmented: Samples  # the same samples as they are, to label them
     shards: Sequence[Indices]  # whose they are
+    together: bool = False  # does the loss belong to the model: by parameters of its own, or by referring to it?
+
+    @property
+    def trained_loss(self) -> nn.Module | None:
+        """The loss, if it has parameters of its own."""
+        return self.loss.whole if self.state.trained is not self.state.model else None  # type: ignore[return-value]
+
+    def for_a_worker(self) -> tuple[nn.Module, SampleLoss]:
+        """A copy of the model for one worker, and of the loss if it belongs to it."""
+        if not self.together:
+            return copied(self.state.model), self.loss
+        shared = {id(each): each for each in Search(self.state.model, "loss", self.loss.whole).data}
+        model, _, loss = copied((self.state.model, self.loss.whole, self.loss), shared)
+        return model, loss
 
 
 def job_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Job:
-    """A task's job, on a copy of its model."""
+    """A task's job, on a copy of its model, and of its loss where that belongs to it."""
     _refuse(task.model)
-    model = copy_of(task.model)
+    model, loss = copies(task.model, task.loss)
     if not model.training:
         log.warning(
             "the model is in eval mode as a whole, and is trained in training mode; single modules are left in it"
         )
         model.train()
     samples = task.training_samples()
-    loss = SampleLoss(task.loss, samples)
-    return Job(ModelState(model), samples, loss, batch_size, task.unaugmented_samples(), shards)
+    plain = task.unaugmented_samples()
+    together = loss is not task.loss
+    return Job(state_of(model, loss), samples, SampleLoss(loss, samples), batch_size, plain, shards, together)
+
+
+def state_of(model: nn.Module, loss: Loss) -> ModelState:
+    """What is trained: the model, and a loss that has parameters of its own."""
+    return ModelState(model, loss if isinstance(loss, nn.Module) and trained_parameters(model, loss) else None)
 
 
 def _refuse(model: nn.Module) -> None:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from paceline.learning.data import to_device
 from paceline.learning.generators import seed_numpy_and_python
-from paceline.learning.job import Job
+from paceline.learning.job import Job, state_of
 from paceline.learning.loss import numbers
-from paceline.learning.model_state import ModelState, all_finite, computes_weights, copy_of, make_dense
+from paceline.learning.model_state import all_finite, computes_weights, make_dense
 from paceline.learning.optimizer_state import as_made, optimizer_state, restore_optimizer, step_of
 from paceline.learning.server import Recipe
 from paceline.learning.task import device_of
@@ -48,8 +48,9 @@ class LocalTrainer:
     """
 
     def __init__(self, job: Job, recipe: Recipe, worker: int, seed: int, model: nn.Module | None = None) -> None:
-        self.model: nn.Module = copy_of(job.state.model) if model is None else model
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.model, self.loss = job.for_a_worker() if model is None else (model, job.loss)
+        self._state = state_of(self.model, self.loss.whole)
+        self.parameters = self._state.parameters
         self.optimizer, self._pace = recipe.make(self.parameters)
         self._job = job
         self._worker = worker
@@ -60,7 +61,7 @@ class LocalTrainer:
         self._random = torch.Generator().manual_seed(int(self._generator.integers(2**62))).get_state()
         self.made = as_made(self.optimizer, self._pace.scheduler)
         # a mask may be infinite from the start
-        self._finite_buffers = [b for b in self.model.buffers() if b.is_floating_point() and all_finite([b])]
+        self._finite_buffers = [b for b in self._state.buffers if b.is_floating_point() and all_finite([b])]
 
     def start_afresh(self) -> int:
         """Draw the weights anew, in layers that know how (``reset_parameters``) and are trained. Returns how many."""
@@ -84,7 +85,7 @@ class LocalTrainer:
     def values(self) -> Iterator[Tensor]:
         """Parameters and buffers, in a fixed order."""
         yield from (parameter.data for parameter in self.parameters)
-        yield from self.model.buffers()
+        yield from self._state.buffers
 
     def load(self, values: Sequence[Tensor]) -> None:
         with torch.no_grad():
@@ -115,11 +116,11 @@ class LocalTrainer:
         self._pace.judged(updates, loss, accuracy)
 
     def state(self) -> State:
-        return {"model": ModelState(self.model).state(), "chosen": stream_state(self._generator), "aside": self.aside()}
+        return {"model": self._state.state(), "chosen": stream_state(self._generator), "aside": self.aside()}
 
     def restore(self, state: State) -> None:
         torch.Generator().set_state(state["aside"]["random"])  # refuses what cannot be one
-        ModelState(self.model).restore(state["model"])
+        self._state.restore(state["model"])
         restore_stream(self._generator, state["chosen"])
         self.take_up(state["aside"])
 
@@ -150,7 +151,7 @@ class LocalTrainer:
         inputs, targets = to_device(self._job.samples.fetch(indices), self._device)
         self.optimizer.zero_grad(set_to_none=True)
         outputs: Any = self.model(inputs)
-        whole, each = self._job.loss.mean(outputs, targets)
+        whole, each = self.loss.mean(outputs, targets)
         minimised = whole if addition is None else whole + addition(outputs, indices)
         if not math.isfinite(float(minimised.detach())):
             return None
@@ -161,7 +162,7 @@ class LocalTrainer:
         self._step()
         self._pace.stepped()
         if each is None:
-            sums.append(self._job.loss.sum_and_weight(whole, outputs, targets, len(indices)))
+            sums.append(self.loss.sum_and_weight(whole, outputs, targets, len(indices)))
             return numbers(whole.reshape(1))
         losses = numbers(each)
         sums.append((float(losses.sum(dtype=np.float64)), len(losses)))

@@ -225,7 +225,7 @@ def _option(loss: Loss, name: str) -> Any:
 
 def _unreduced(loss: Loss) -> Loss:
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
-        unreduced = copy.deepcopy(loss)
+        unreduced = copy.copy(loss)  # with the same parameters
         unreduced.reduction = "none"  # type: ignore[assignment]
         return unreduced
     try:
@@ -233,5 +233,5 @@ def _unreduced(loss: Loss) -> Loss:
     except (TypeError, ValueError):
         takes_reduction = False
     if takes_reduction:
-        return lambda outputs, targets: loss(outputs, targets, reduction="none")  # type: ignore[call-arg]
+        return functools.partial(loss, reduction="none")  # type: ignore[call-arg]
     return loss

@@ -154,7 +154,7 @@ class ModelHands:
             "mini-batches": [[len(each) for each in batches] for batches in self._promised.values()],
             "counts": [self.updates, self.samples, self._spoiled_in_a_row],
             "loss": [self._loss_sum, self._loss_weight],
-            "separable": self._job.loss.state(),
+            "separable": self.trainers[0].loss.state(),
             "spoiled": pack_tickets(self.spoiled),
         }
 
@@ -168,16 +168,17 @@ class ModelHands:
             self._promised[ticket] = np.split(samples, np.cumsum([whole(size) for size in sizes])[:-1])
         self.updates, self.samples, self._spoiled_in_a_row = map(whole, state["counts"][:3])
         self._loss_sum, self._loss_weight = loss_so_far(state)
-        self._job.loss.restore(state["separable"])
+        for trainer in self.trainers:
+            trainer.loss.restore(state["separable"])
         self.spoiled += unpack_tickets(state["spoiled"])
 
     def best_local(self) -> nn.Module:
         """The local model with the smallest mean loss over all training samples (``_L`` in EC-DNN)."""
-        return min((trainer.model for trainer in self.trainers), key=self._loss_on_all)
+        return min(self.trainers, key=self._loss_on_all).model
 
-    def _loss_on_all(self, model: nn.Module) -> float:
-        with eval_mode(model), torch.inference_mode():
-            loss, _ = loss_and_accuracy(model, self._job.unaugmented, self._job.loss)
+    def _loss_on_all(self, trainer: LocalTrainer) -> float:
+        with eval_mode(trainer.model), torch.inference_mode():
+            loss, _ = loss_and_accuracy(trainer.model, self._job.unaugmented, trainer.loss)
         return math.inf if math.isnan(loss) else loss
 
     def _observe(self, ticket: Ticket, batches: Sequence[Indices], trained: Trained) -> None:

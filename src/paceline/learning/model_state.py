@@ -1,6 +1,5 @@
 """A model's weights and buffers as something that can be put aside and put back without copying."""
 
-import copy
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,10 +31,12 @@ class ModelState:
     whole gradient, its norm or a multiple of another, is one pass over memory.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss: nn.Module | None = None) -> None:
         self.model = model
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.buffers = list(model.buffers())
+        # where the loss has parameters of its own, they and its buffers are trained, sent and saved like the model's
+        self.trained: nn.Module = model if loss is None else nn.ModuleDict({"model": model, "loss": loss})
+        self.parameters = [parameter for parameter in self.trained.parameters() if parameter.requires_grad]
+        self.buffers = list(self.trained.buffers())
 
     @cached_property
     def gradients(self) -> list[Tensor]:
@@ -79,7 +80,7 @@ class ModelState:
     @property
     def message_bytes(self) -> int:
         """What is sent when a worker downloads the model, or hands in a gradient and its float buffers."""
-        return message_bytes(self.model)
+        return message_bytes(self.trained)
 
     def view(self) -> Snapshot:
         """The present values themselves: they change when the model does."""
@@ -112,7 +113,7 @@ class ModelState:
             tensor.copy_(state[name])
 
     def _named(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in chain(self.model.named_parameters(), self.model.named_buffers()):
+        for name, tensor in chain(self.trained.named_parameters(), self.trained.named_buffers()):
             yield name, tensor.data
 
     def snapshot_from(self, state: Mapping[str, Any]) -> Snapshot:
@@ -184,7 +185,7 @@ class ModelState:
         places = {id(buffer): number for number, buffer in enumerate(self.buffers)}
         return {
             places[id(statistic)]: (module, places[id(module.num_batches_tracked)])
-            for module in self.model.modules()
+            for module in self.trained.modules()
             if isinstance(module, nn.modules.batchnorm._NormBase) and id(module.num_batches_tracked) in places
             for statistic in (module.running_mean, module.running_var)
             if id(statistic) in places
@@ -231,16 +232,6 @@ def make_dense(parameters: Sequence[nn.Parameter]) -> None:
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.to_dense()
-
-
-def copy_of(model: nn.Module) -> nn.Module:
-    """A copy of its own.
-
-    Old ``weight_norm``, ``spectral_norm`` and pruning keep in their modules what they computed of parameters in the
-    last forward pass. Torch refuses to copy that; the copy computes it anew before its first pass.
-    """
-    values = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    return copy.deepcopy(model, {id(v): v.detach().clone() for v in values if v.grad_fn is not None})
 
 
 def computes_weights(module: nn.Module) -> bool:

@@ -58,7 +58,20 @@ class Recipe:
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(f"optimizer= made a {type(optimizer).__name__}, which is no torch optimizer")
         refuse_closures(type(optimizer))
-        return optimizer, Pace(self.scheduler(optimizer) if self.scheduler else None)
+        handed = {id(parameter) for parameter in parameters}
+        if any(id(parameter) not in handed for group in optimizer.param_groups for parameter in group["params"]):
+            name = type(optimizer).__name__
+            raise ConfigError(
+                "the optimizer steps other parameters than it was handed, and would not train anything: a run trains "
+                f"a copy of the model. Make it of what it is handed, optimizer=lambda p: torch.optim.{name}(p)"
+            )
+        scheduler = self.scheduler(optimizer) if self.scheduler else None
+        if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+            raise ConfigError(
+                "the scheduler is one of another optimizer than it was handed, and would have no effect: "
+                f"scheduler=lambda optimizer: torch.optim.lr_scheduler.{type(scheduler).__name__}(optimizer, ...)"
+            )
+        return optimizer, Pace(scheduler)
 
 
 class Server:

@@ -66,7 +66,12 @@ class Task:
             return lambda model: _in_eval_mode(model, lambda: _pick(own(model)))
         data = samples(self.train if self.test is None else self.test)
         loss = SampleLoss(self.loss, data)
-        return lambda model: _in_eval_mode(model, lambda: loss_and_accuracy(model, data, loss))
+        modules = [self.loss] if isinstance(self.loss, nn.Module) else []
+
+        def judge(model: nn.Module) -> tuple[float, float]:
+            return _in_eval_mode(model, lambda: loss_and_accuracy(model, data, loss))
+
+        return (lambda model: _in_eval_mode(modules[0], lambda: judge(model))) if modules else judge
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -10,14 +10,14 @@ from typing import Protocol
 from torch import nn
 
 from paceline.fleets.processes.mailbox import Order
+from paceline.learning.copies import Hung
 from paceline.learning.data import Samples
 from paceline.learning.gradient_work import GradientWork
-from paceline.learning.job import Job
+from paceline.learning.job import Job, state_of
 from paceline.learning.letters import Letters
 from paceline.learning.local_training import LocalTrainer
 from paceline.learning.local_work import LocalWork
 from paceline.learning.loss import SampleLoss
-from paceline.learning.model_state import ModelState
 from paceline.learning.piece_rows import RowWork
 from paceline.learning.segments import NOTHING, Brought, Segments
 from paceline.learning.server import Recipe
@@ -26,7 +26,10 @@ Desk = Callable[[Order, Callable[[int], bool]], tuple[int, Brought]]  # units do
 
 
 class Equipment(Protocol):
-    """``parameters`` are the model's, and lie in the first segment."""
+    """``parameters`` are the model's, and lie in the first segment; what hangs on them is sent apart."""
+
+    @property
+    def hung(self) -> Sequence[Hung]: ...
 
     def open(self, parameters: Sequence[nn.Parameter], segments: Segments, letters: Letters) -> Desk: ...
 
@@ -38,6 +41,7 @@ class GradientEquipment:
     model: nn.Module
     samples: Samples
     loss: SampleLoss
+    hung: Sequence[Hung] = ()
 
     def open(self, parameters: Sequence[nn.Parameter], segments: Segments, letters: Letters) -> Desk:
         work = GradientWork(self.model, parameters, self.samples, self.loss)
@@ -60,11 +64,14 @@ class TrainingEquipment:
     loss: SampleLoss
     batch_size: int
     recipe: Recipe
+    hung: Sequence[Hung] = ()
 
     def open(self, parameters: Sequence[nn.Parameter], segments: Segments, letters: Letters) -> Desk:
         for parameter in parameters:
             parameter.data = parameter.data.clone()  # the worker's own: it is changed on the way
-        job = Job(ModelState(self.model), self.samples, self.loss, self.batch_size, self.samples, shards=())
+        job = Job(
+            state_of(self.model, self.loss.whole), self.samples, self.loss, self.batch_size, self.samples, shards=()
+        )
         # its own random numbers are never used: they come with each piece of work, and so does everything else
         work = RowWork(LocalWork(LocalTrainer(job, self.recipe, 0, seed=0, model=self.model)), segments, letters)
 

@@ -18,6 +18,7 @@ from paceline.fleets.processes.parcel import pack
 from paceline.fleets.processes.roster import Forked, Memories, Roster, Starter
 from paceline.fleets.processes.worker import Instructions
 from paceline.learning import piece_rows, rows
+from paceline.learning.copies import hung_on
 from paceline.learning.job import Job
 from paceline.learning.letters import Letters
 from paceline.learning.local_work import Bench
@@ -68,7 +69,7 @@ def hire(
     fleet: RowsFleet, job: Job, seed: int, starter: MakeStarter | None = None
 ) -> tuple[ProcessCrew, RowContributions]:
     """Start the workers of a job. They get ready while the server does, and the run begins when all are."""
-    equipment = GradientEquipment(job.state.model, job.samples, job.loss)
+    equipment = GradientEquipment(job.state.model, job.samples, job.loss, hung_on(job.state.parameters))
 
     def contributions(segments: Segments, letters: Letters) -> RowContributions:
         letters.close()  # gradients need none
@@ -83,7 +84,8 @@ def hire_trainers(fleet: RowsFleet, bench: Bench, starter: MakeStarter | None = 
     if starter is None:
         NURSERY.load_optimizers()
     job = bench.job
-    equipment = TrainingEquipment(job.state.model, job.samples, job.loss, job.batch_size, bench.recipe)
+    hung = hung_on(job.state.parameters)
+    equipment = TrainingEquipment(job.state.model, job.samples, job.loss, job.batch_size, bench.recipe, hung)
 
     def contributions(segments: Segments, letters: Letters) -> PieceRows:
         return PieceRows(bench.trainers, segments, letters)

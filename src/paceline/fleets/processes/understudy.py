@@ -11,10 +11,9 @@ from paceline.fleets.processes.equipment import Desk, Equipment, GradientEquipme
 from paceline.fleets.processes.mailbox import Order
 from paceline.learning import piece_rows, rows
 from paceline.learning.generators import piece_seed
-from paceline.learning.job import Job
+from paceline.learning.job import Job, state_of
 from paceline.learning.letters import Letters
 from paceline.learning.local_work import Bench
-from paceline.learning.model_state import copy_of
 from paceline.learning.piece_rows import PieceRows
 from paceline.learning.rows import RowContributions
 from paceline.learning.segments import Layout, Segments
@@ -28,7 +27,8 @@ NO_LETTERS = Letters(descriptor=-1)  # gradients need none
 def understudy(fleet: "RowsFleet", job: Job, seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
     segments = _segments(job, rows.segments_needed(fleet.workers))
     contributions = RowContributions(job.state, segments, fleet.workers)
-    equipment = GradientEquipment(copy_of(job.state.model), job.samples, job.loss)
+    model, loss = job.for_a_worker()
+    equipment = GradientEquipment(model, job.samples, loss)
     return ProcessUnderstudy(fleet, _desk(equipment, segments, NO_LETTERS), contributions, seed), contributions
 
 
@@ -36,8 +36,8 @@ def understudy_trainers(fleet: "RowsFleet", bench: Bench) -> "tuple[ProcessUnder
     job, letters = bench.job, Letters()
     segments = _segments(job, piece_rows.segments_needed(fleet.workers))
     pieces = PieceRows(bench.trainers, segments, letters)
-    model = copy_of(job.state.model)
-    equipment = TrainingEquipment(model, job.samples, job.loss, job.batch_size, bench.recipe)
+    model, loss = job.for_a_worker()
+    equipment = TrainingEquipment(model, job.samples, loss, job.batch_size, bench.recipe)
     return ProcessUnderstudy(fleet, _desk(equipment, segments, letters), pieces, bench.seed), pieces
 
 
@@ -47,7 +47,7 @@ def _segments(job: Job, count: int) -> Segments:
 
 
 def _desk(equipment: GradientEquipment | TrainingEquipment, segments: Segments, letters: Letters) -> Desk:
-    parameters = [parameter for parameter in equipment.model.parameters() if parameter.requires_grad]
+    parameters = state_of(equipment.model, equipment.loss.whole).parameters
     opened: Equipment = equipment
     return opened.open(parameters, segments, letters)
 

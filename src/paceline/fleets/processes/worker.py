@@ -17,6 +17,7 @@ from paceline.fleets.processes.equipment import Equipment
 from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Mailbox, Order, Shape
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.processes.parcel import unpack
+from paceline.learning.copies import hang
 from paceline.learning.letters import Letters
 from paceline.learning.segments import Layout, Segments
 
@@ -74,6 +75,7 @@ class Worker:
         shared = Segments(self._how.layout, segments.tensor())
         parameters = [nn.Parameter(values) for values in shared[0].parameters]
         given: Equipment = unpack(equipment, parameters)
+        hang(parameters, given.hung)
         self._compute = given.open(parameters, shared, letters)
 
     def carry_out(self, order: Order) -> None:

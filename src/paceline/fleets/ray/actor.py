@@ -31,6 +31,7 @@ from paceline.fleets.processes.worker import Instructions, main
 from paceline.fleets.ray import near
 from paceline.fleets.ray.connection import this_node
 from paceline.fleets.ray.pieces import WITH_THE_CALL, Bytes, cut
+from paceline.learning.copies import hang
 from paceline.learning.data import DatasetSamples
 from paceline.learning.letters import Letters
 from paceline.learning.segments import NOTHING, Brought, Segments
@@ -167,6 +168,7 @@ class Far:
         # What all workers of a node look at must not be written to: the samples stay, all else becomes its own.
         stays: dict[int, Any] = {id(each): each for each in (*parameters, given.samples)}
         own: Equipment = copy.deepcopy(given, stays)
+        hang(parameters, own.hung)
         self._compute = own.open(parameters, self._segments, self._letters)
         if isinstance(given.samples, DatasetSamples):
             self._try_out(given.samples)
