@@ -1,4 +1,4 @@
-"""Tests repeat: Hypothesis tries the same examples every time, and keeps none. Those on Ray stay together.
+"""Tests repeat: Hypothesis tries the same examples every time, and keeps none. Those on Ray come first.
 
 Ctrl-C reaches the tests and what they start even where a shell lets its background jobs ignore it, and no process that
 they start is left behind.
@@ -22,6 +22,7 @@ from xdist.workermanage import WorkerController
 
 OF_THIS_RUN = "PACELINE_TEST_RUN"  # in the environment of every process that the tests start
 ON_RAY = re.compile(r"(?<![^\W_])ray(?![^\W_])")
+MOST_ON_RAY = "tests/fleets/test_ray.py::"  # as long as all others
 
 settings.register_profile(
     "paceline",
@@ -40,14 +41,16 @@ os.environ.setdefault(OF_THIS_RUN, str(os.getpid()))
 
 
 class RayTogether(LoadScopeScheduling):  # type: ignore[misc]
-    """Tests on a Ray cluster go to one process, all others wherever there is time: two clusters want more cores.
+    """Tests on a Ray cluster begin, in two processes, all others go wherever there is time: clusters want cores.
 
     A test whose process ends has failed, once, and the others are still run. As xdist 3.8 does it, the next process
     is given the same test again, and units of which nothing is left to do, for which it waits for ever.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "ray" if ON_RAY.search(nodeid) else nodeid
+        if not ON_RAY.search(nodeid):
+            return nodeid
+        return "ray" if nodeid.startswith(MOST_ON_RAY) else "ray, the others"
 
     def remove_node(self, node: WorkerController) -> str | None:
         units = self.assigned_work.pop(node)

@@ -22,6 +22,7 @@ SOON = {  # a node that is gone is noticed within seconds, instead of a quarter 
     "health_check_failure_threshold": 3,
 }
 RAYS_OWN = ("raylet", "gcs_server")
+MARKS = ("PACELINE_TEST_RUN", "PYTEST_XDIST_WORKER")  # in the environment of all that a test process starts
 
 
 class Nodes:
@@ -97,7 +98,7 @@ def _end_if_starting(pid: int) -> None:
 
 
 def mine() -> set[int]:
-    """Processes of Ray that descend from this one, or whose parent is gone."""
+    """Processes of Ray that descend from this one, or whose parent is gone. Those of other test processes are not."""
     own, found = os.getpid(), set()
     for process in psutil.process_iter(["name", "ppid", "cmdline"]):
         name, line = (
@@ -105,5 +106,8 @@ def mine() -> set[int]:
             " ".join(each for each in process.info["cmdline"] or () if " " not in each),
         )
         if process.info["ppid"] in (own, 1) and (name in RAYS_OWN or "/ray/" in line or name.startswith("ray::")):
-            found.add(process.pid)
+            with suppress(psutil.Error):
+                there = process.environ()
+                if all(there.get(mark) == os.environ.get(mark) for mark in MARKS):
+                    found.add(process.pid)
     return found
