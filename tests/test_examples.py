@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -33,34 +34,34 @@ class TestDeadlineInGroups(custom_strategy.TestDeadlineInGroups):  # type: ignor
     """Each group with a deadline of its own."""
 
 
-def test_the_custom_strategy_makes_more_updates_than_waiting_for_everybody() -> None:
-    script = EXAMPLES / "custom_strategy.py"
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    updates = {name: int(count) for name, count in re.findall(r"^(\w+)\(.*?\) +(\d+) updates", result.stdout, re.M)}
+def run_here(script: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What an example prints, in this process: torch is loaded already."""
+    runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def test_the_custom_strategy_makes_more_updates_than_waiting_for_everybody(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = run_here("custom_strategy.py", capsys)
+    updates = {name: int(count) for name, count in re.findall(r"^(\w+)\(.*?\) +(\d+) updates", printed, re.M)}
     assert updates["Deadline"] > updates["Synchronous"] > 0
-    assert result.stdout.count("accuracy") == 2
+    assert printed.count("accuracy") == 2
 
 
-def test_the_predicted_steps_are_where_training_turns() -> None:
-    script = EXAMPLES / "predict.py"
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    assert len(re.findall(r"at 75% of it: loss 0\.\d+$", result.stdout, re.M)) == 3
-    assert result.stdout.count("at 125% of it: diverges") == 3
-    assert [float(step) for step in re.findall(r"largest step ([\d.]+)", result.stdout)] == [0.4211, 0.0113, 0.0020]
+def test_the_predicted_steps_are_where_training_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = run_here("predict.py", capsys)
+    assert len(re.findall(r"at 75% of it: loss 0\.\d+$", printed, re.M)) == 3
+    assert printed.count("at 125% of it: diverges") == 3
+    assert [float(step) for step in re.findall(r"largest step ([\d.]+)", printed)] == [0.4211, 0.0113, 0.0020]
 
 
-def test_the_theory_tells_which_learning_rate_runs_off() -> None:
-    script = EXAMPLES / "sdde.py"
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "delay 10, momentum 0.0: learning rates up to 0.0747" in result.stdout
-    assert "delay 10, momentum 0.9: learning rates up to 0.0057" in result.stdout
-    assert result.stdout.count("exact") == 2
-    assert result.stdout.count("is not stable in mean square") == 1
+def test_the_theory_tells_which_learning_rate_runs_off(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = run_here("sdde.py", capsys)
+    assert "delay 10, momentum 0.0: learning rates up to 0.0747" in printed
+    assert "delay 10, momentum 0.9: learning rates up to 0.0057" in printed
+    assert printed.count("exact") == 2
+    assert printed.count("is not stable in mean square") == 1
 
 
 @pytest.mark.parametrize("name", ["loop", "accelerate", "lightning"])
@@ -100,18 +101,17 @@ def test_processes_train_and_one_that_is_killed_is_replaced() -> None:
     assert updates["ASGD"] > updates["SSGD"] > 0
 
 
-def test_ensemble_compression_tells_errors_and_costs_and_loads_what_it_saved() -> None:
-    script = EXAMPLES / "ensemble_compression.py"
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    rows = re.findall(r"^(\S+DNN\S*) +([\d.]+)% +([\d.]+)% +[\d.]+ +([\d.]+), ([\d.]+), ([\d.]+)$", result.stdout, re.M)
+def test_ensemble_compression_tells_errors_and_costs_and_loads_what_was_saved(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    printed = run_here("ensemble_compression.py", capsys)
+    rows = re.findall(r"^(\S+DNN\S*) +([\d.]+)% +([\d.]+)% +[\d.]+ +([\d.]+), ([\d.]+), ([\d.]+)$", printed, re.M)
     errors = {name: float(error) for name, error, *_ in rows}
     assert list(errors) == ["MA-DNN", "E-DNN", "EC-DNN-S", "EC-DNN-M"]
     assert all(error < 20 for error in errors.values())
     relabelling = {name: float(seconds) for name, _, _, _, seconds, _ in rows}
     assert relabelling["MA-DNN"] == relabelling["E-DNN"] == 0 < relabelling["EC-DNN-S"]
-    assert f"loaded from its directory: error {errors['EC-DNN-S']}%" in result.stdout
+    assert f"loaded from its directory: error {errors['EC-DNN-S']}%" in printed
 
 
 @pytest.mark.timeout(300)
