@@ -145,6 +145,7 @@ class ProcessCrew:
         self._contributions.detach()
         self._poll.close()
         os.close(self._post)
+        self._asked_to_end = bool  # it knows the loop, which knows this: their memory would wait for the collector
 
     @property
     def pids(self) -> dict[int, int]:
