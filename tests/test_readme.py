@@ -75,3 +75,18 @@ def test_the_block_runs_and_prints_what_the_page_says(
 def test_configurations_in_the_documentation_are_valid() -> None:
     texts = [text for page in PAGES for text in TOML.findall(page.read_text(encoding="utf-8"))]
     assert [len(parse_config(text).strategies) for text in texts] == [2]
+
+
+def test_every_row_on_models_names_a_test_that_exists() -> None:
+    """A row of a table of docs/models.md, and nothing but its header, without a test would be a promise only."""
+    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    named = {row: re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", row) for row in rows if "| shown by |" not in row}
+    assert len(named) > 30
+    missing = [row for row, tests in named.items() if not tests] + [
+        f"{file}::{name}"
+        for tests in named.values()
+        for file, name in tests
+        if not (ROOT / file).is_file() or f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")
+    ]
+    assert not missing

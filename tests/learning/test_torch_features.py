@@ -545,6 +545,13 @@ def test_a_model_without_anything_to_train_is_refused() -> None:
     assert "nothing would be trained" in refused(model=mlp().requires_grad_(False))
 
 
+def test_what_is_no_model_or_no_loss_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model must be a torch module, .* not the class Linear"):
+        pl.Task(nn.Linear, functional.cross_entropy, train=table())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="loss must be a function of outputs and targets, not str"):
+        pl.Task(mlp(), "cross_entropy", train=table())  # type: ignore[arg-type]
+
+
 def test_a_scripted_model_is_refused() -> None:
     assert "torch.jit.ScriptModule" in refused(model=nn.Sequential(scripted()))
 

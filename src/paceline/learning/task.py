@@ -39,6 +39,11 @@ class Task:
     unaugmented: Data | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            given = f"the class {self.model.__name__}" if isinstance(self.model, type) else type(self.model).__name__
+            raise ConfigError(f"model must be a torch module, such as nn.Linear(64, 10), not {given}")
+        if not callable(self.loss):
+            raise ConfigError(f"loss must be a function of outputs and targets, not {type(self.loss).__name__}")
         floats = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.get_default_dtype())
         for name in ("train", "test", "unaugmented"):
             given = getattr(self, name)
