@@ -1,34 +1,55 @@
-"""Worker processes that are killed and stopped at random moments, under every strategy, while they train.
+"""Faults at random moments, under every strategy, on processes and on Ray, while workers train.
 
-    python benchmarks/soak.py [--save] [--faults N] [--seed N]
+    python benchmarks/soak.py [--save] [--faults N] [--on-ray N] [--seed N] [--place DIRECTORY]
 
-For each strategy a run is struck until its share of the faults is done: SIGKILL, SIGSTOP for good (the deadline must
-find it), or SIGSTOP and SIGCONT a little later. Then the run is ended, and its trace is looked at: every ticket is
-settled at most once, nobody works who is not here, whoever ``Left`` has ``Joined`` again, and the weights are those
-that the trace leads to when every gradient is computed again. (A process that is struck while it starts never joined.)
+Each case is one strategy on one fleet, trained by a process of its own (the server) in a directory. A thread strikes:
+
+    kill stop pause           SIGKILL; SIGSTOP for good; SIGSTOP and SIGCONT a little later, of a worker
+    segfault hang error       by the model's own code inside a worker: a null pointer, a sleep without end, an exception
+    memory descriptors        more memory than there is; all descriptors closed
+    fork server killed, fork server stopped                  processes only
+    raylet killed             Ray only: a node with its workers; another node joins
+    server killed             the case's whole process, kill -9; the case is resumed from its checkpoint
+    not finite                a sample that is NaN: whatever is computed with it is left out
+
+When a case has had its share, the run is ended and looked at: every ticket is handed in and settled at most once,
+nobody works who is not here, everybody is back, and a replay of the trace in one process comes to the same weights,
+bit for bit. After a server was killed, none of its processes may be left.
+
+What is done is kept in the directory (by default /tmp/paceline-soak): the same command goes on where it was stopped.
 """
 
 import argparse
+import ctypes
+import json
 import logging
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from measuring import write
+from torch import Tensor, nn
 
 import paceline as pl
+from paceline import saved_models
 from paceline.core.facts import Arrived, Drop, Halt, Joined, Left, Start, Step, Ticket
-from paceline.testing.retraced import WrittenDown, retrace
+from paceline.fleets.processes.nursery import NURSERY
+from paceline.trace import Spoiled
 
-WORKERS, LR = 4, 0.05
-MOST_IN_A_ROW = 3  # a worker that ends five times in a row without handing anything in is not replaced
+TESTS = Path(__file__).parents[1] / "tests"
+WORKERS, LR, BATCH_SIZE, NOT_FINITE = 4, 0.05, 8, 7  # the last: which sample
 STRATEGIES: dict[str, pl.Strategy] = {
     "SSGD": pl.Synchronous(),
     "ASGD": pl.Asynchronous(),
@@ -37,57 +58,171 @@ STRATEGIES: dict[str, pl.Strategy] = {
     "LGC-SGD": pl.LiveCompensation(3, blocks=4),
     "GSGD": pl.Grouped([[0, 1], [2, 3]]),
     "GSGD around LGC-SGD": pl.Grouped([[0, 1], [2, 3]], inside=pl.LiveCompensation(1, blocks=4)),
+    "GSGD, measured": pl.Regrouped([[0, 1], [2, 3]]),
+    "MA-DNN": pl.ModelAveraging(every=4),
+    "MA-DNN, nobody waits": pl.ModelAveraging(every=4, waits=pl.Asynchronous()),
+    "EC-DNN": pl.EnsembleCompression(every=8, compression_steps=2),
 }
+ON_RAY = {"SSGD": True, "ASGD": False, "LGC-SGD": False, "GSGD": True, "K-SGD": False, "MA-DNN": True}  # memory shared?
+FROM_OUTSIDE = {"kill": 30, "stop": 4, "pause": 16}
+FROM_INSIDE = {"segfault": 12, "hang": 4, "error": 10, "memory": 6, "descriptors": 8}
+OF_PROCESSES = {"fork server killed": 4, "fork server stopped": 1}
+OF_RAY = {"raylet killed": 2}
+LETHAL = (*FROM_INSIDE, "kill", "stop")
+SERVER_KILLS = 2  # of each case
+
+
+# What is trained
+
+
+class Struck(nn.Module):
+    """A model that does to its own process what a file says that bears the process's number."""
+
+    def __init__(self, orders: Path) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4)).double()
+        self.orders = str(orders)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        order = f"{self.orders}/{os.getpid()}"
+        if os.path.exists(order):
+            kind = Path(order).read_text()
+            os.unlink(order)
+            suffer(kind)
+        outputs: Tensor = self.layers(inputs)
+        return outputs
+
+
+def suffer(kind: str) -> None:
+    if kind == "segfault":
+        ctypes.string_at(0)
+    elif kind == "hang":
+        time.sleep(10_000)
+    elif kind == "memory":
+        torch.zeros(2**50)
+    elif kind == "descriptors":
+        os.closerange(3, 1024)
+    else:
+        raise RuntimeError("on purpose")
+
+
+def task(orders: Path, judge: Any) -> pl.Task:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(2000, 20, generator=generator, dtype=torch.float64)
+    targets = inputs[:, :4].argmax(dim=1)
+    inputs[NOT_FINITE] = float("nan")
+    return pl.Task(Struck(orders), nn.functional.cross_entropy, (inputs, targets), evaluate=judge)
+
+
+# Who strikes
 
 
 @dataclass
 class Tormented:
-    """A fleet whose processes are struck by a thread."""
+    """A fleet that is struck by a thread until it had so many faults."""
 
-    fleet: pl.ProcessFleet
+    fleet: Any
     faults: int
     random: random.Random
-    done: Counter[str] = field(default_factory=Counter)
+    orders: Path
+    done: Path  # one line a fault
+    nodes: Any = None
     ended: threading.Event = field(default_factory=threading.Event)
+
+    def __repr__(self) -> str:
+        return repr(self.fleet)
 
     @property
     def workers(self) -> int:
-        return self.fleet.workers
+        return int(self.fleet.workers)
 
     def hire(self, job: Any, seed: int) -> Any:
-        crew, contributions = self.fleet.hire(job, seed)
-        threading.Thread(target=self._strike, args=(crew,), daemon=True).start()
-        return crew, contributions
+        return self._struck(self.fleet.hire(job, seed))
+
+    def hire_trainers(self, bench: Any) -> Any:
+        return self._struck(self.fleet.hire_trainers(bench))
+
+    def _struck(self, hired: Any) -> Any:
+        threading.Thread(target=self._strike, args=(hired[0],), daemon=True).start()
+        return hired
 
     def _strike(self, crew: Any) -> None:
-        in_a_row: Counter[int] = Counter()  # strikes since the last pause, in which everybody can come back
-        while sum(self.done.values()) < self.faults:
-            time.sleep(self.random.expovariate(1 / 0.15))
-            everybody, present = crew.pids, crew.present
-            starting_too = self.random.random() < 0.2
-            chosen = [w for w in everybody if (starting_too or w in present) and in_a_row[w] < MOST_IN_A_ROW]
-            if not chosen:
-                time.sleep(2.0)
-                in_a_row.clear()
-                continue
-            worker, kind = self.random.choice(chosen), self.random.choices(["kill", "stop", "pause"], [6, 1, 3])[0]
-            pid = everybody[worker]
-            in_a_row[worker] += kind != "pause"
-            try:
-                if kind == "kill":
-                    os.kill(pid, signal.SIGKILL)
-                else:
-                    os.kill(pid, signal.SIGSTOP)
-                if kind == "pause":
-                    time.sleep(self.random.uniform(0.01, 0.3))
-                    os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                continue
-            self.done[kind] += 1
-        while len(crew.present) < self.workers or any(is_stopped(pid) for pid in crew.pids.values()):
+        on_ray = self.nodes is not None
+        weights = {**FROM_OUTSIDE, **FROM_INSIDE, **(OF_RAY if on_ray else OF_PROCESSES)}
+        if on_ray:  # to start an actor takes seconds
+            weights["pause"] = 60
+        while len(crew.present) < self.workers:
+            time.sleep(0.05)
+        while len(lines(self.done)) < self.faults:
+            time.sleep(self.random.expovariate(1 / 0.1))
+            (kind,) = self.random.choices([*weights], [*weights.values()])
+            if self._strike_once(crew, kind):
+                with self.done.open("a") as file:
+                    file.write(f"{kind}\n")
+        while len(crew.present) < self.workers or self._is_suffering(crew):
             time.sleep(0.1)  # time for the last ones to be missed and replaced
-        time.sleep(2.0)  # and for the run to hear of it
+        time.sleep(1.0)  # and for the run to hear of it
         self.ended.set()
+
+    def _strike_once(self, crew: Any, kind: str) -> bool:
+        """Whoever has ended twice in a row without handing anything in is left in peace: the fifth time is the last."""
+        fruitless = {member.number: member.fruitless for member in crew._roster}
+        if kind in OF_PROCESSES or kind in OF_RAY:
+            if max(fruitless.values()) >= 2 or len(crew.present) < self.workers:
+                return False
+            return self._strike_all(crew, kind)
+        everybody, present = crew.pids, crew.present
+        starting_too = self.random.random() < 0.1 and kind in FROM_OUTSIDE
+        chosen = [w for w in everybody if (starting_too or w in present) and fruitless[w] < 2]
+        if not chosen or (len(present) < 2 and kind in LETHAL):
+            return False
+        pid = everybody[self.random.choice(chosen)]
+        if kind in FROM_INSIDE:
+            return self._order(pid, kind)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+            if kind == "pause":
+                time.sleep(self.random.uniform(0.01, 0.3))
+                os.kill(pid, signal.SIGCONT)
+            return True
+        return False
+
+    def _strike_all(self, crew: Any, kind: str) -> bool:
+        """Those that workers depend on. The next strike comes when everybody is back."""
+        if kind == "raylet killed":
+            node = self.random.choice([n for n in self.nodes.cluster.list_all_nodes() if not n.head])
+            self.nodes.add(2)
+            self.nodes.kill(node)
+            self.nodes.remove(node)
+        else:
+            stopped = kind == "fork server stopped"
+            os.kill(NURSERY.pid, signal.SIGSTOP if stopped else signal.SIGKILL)
+            if stopped:  # somebody has to need it
+                os.kill(self.random.choice([*crew.pids.values()]), signal.SIGKILL)
+        time.sleep(0.5)
+        while len(crew.present) < self.workers:
+            time.sleep(0.1)
+        return True
+
+    def _order(self, pid: int, kind: str) -> bool:
+        order = self.orders / str(pid)
+        hidden = order.with_suffix(".new")
+        hidden.write_text(kind)
+        hidden.rename(order)
+        until = time.monotonic() + 5.0
+        while order.exists():
+            if time.monotonic() > until:
+                with suppress(FileNotFoundError):
+                    order.unlink()
+                    return False  # it had nothing to do
+            time.sleep(0.01)
+        return True
+
+    def _is_suffering(self, crew: Any) -> bool:
+        return any(is_stopped(pid) for pid in crew.pids.values()) or any(
+            member.ticket is not None and crew._listened - member.heard > 1.0 for member in crew._roster
+        )
 
 
 def is_stopped(pid: int) -> bool:
@@ -97,54 +232,66 @@ def is_stopped(pid: int) -> bool:
         return True  # gone, and not missed yet
 
 
-def task() -> pl.Task:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(2000, 20, generator=generator, dtype=torch.float64)
-    targets = torch.sin(inputs.sum(dim=1, keepdim=True))
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(20, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
-    return pl.Task(model, torch.nn.functional.mse_loss, (inputs, targets), evaluate=lambda model: {"loss": 0.0})
+def lines(path: Path) -> list[str]:
+    return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
-def soak(strategy: pl.Strategy, faults: int, seed: int) -> dict[str, Any]:
-    fleet = pl.ProcessFleet(
-        WORKERS, slow={worker: pl.LogNormal(0.01, 0.5) for worker in range(WORKERS)},
-        deadline=pl.Deadline(factor=8.0, at_least=1.0, at_first=30.0),
-    )  # fmt: skip
-    tormented, written = Tormented(fleet, faults, random.Random(seed)), WrittenDown()
-    run = _until_ended(tormented, strategy, written)
-    return {"faults": dict(tormented.done), **examine(run, strategy, written)}
+# One case, in a process of its own
 
 
-def _until_ended(tormented: Tormented, strategy: pl.Strategy, written: WrittenDown) -> pl.Run:
-    def judge(model: torch.nn.Module) -> dict[str, float]:
-        return {"loss": 0.0, "accuracy": 1.0 if tormented.ended.is_set() else 0.0}
+def run_case(name: str, on_ray: bool, faults: int, seed: int, place: Path) -> None:
+    """Go on with a case until it had its faults, and write what it came to."""
+    logging.getLogger("paceline").setLevel(logging.CRITICAL)  # hundreds of lines that are as expected
+    saved_models._save_architecture = lambda *arguments: None  # which takes longer than all else
+    strategy, orders, directory = STRATEGIES[name], place / "orders", place / "run"
+    shutil.rmtree(orders, ignore_errors=True)
+    orders.mkdir(parents=True)
+    deadline = pl.Deadline(factor=8.0, at_least=4.0, at_first=120.0)
+    slow = {worker: pl.LogNormal(0.01, 0.5) for worker in range(WORKERS)}
+    with ExitStack() as stack:
+        nodes, fleet = None, pl.ProcessFleet(WORKERS, slow=slow, deadline=deadline, threads=1)
+        if on_ray:
+            sys.path.insert(0, str(TESTS))
+            from support.ray_cluster import nodes as cluster
 
-    before = task()
-    given = pl.Task(before.model, before.loss, before.train, evaluate=judge)
-    return pl.train(
-        given, strategy=strategy, fleet=tormented, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=LR),
-        batch_size=8, sampling=written, stop=pl.Stop(target=1.0, seconds=1800.0), every=pl.Every(updates=5),
-        progress=False,
-    )  # fmt: skip
+            nodes = stack.enter_context(cluster([2, 2]))
+            fleet = pl.RayFleet(
+                WORKERS, {"CPU": 0.5}, nodes.address, slow=slow, deadline=deadline, share_memory=ON_RAY[name]
+            )
+        chance = random.Random(f"{seed} {name} {on_ray} {len(lines(place / 'done'))}")
+        tormented = Tormented(fleet, faults, chance, orders, place / "done", nodes)
+
+        def judge(model: nn.Module) -> dict[str, float]:
+            return {"loss": 0.0, "accuracy": 1.0 if tormented.ended.is_set() else 0.0}
+
+        def sgd(parameters: Any) -> torch.optim.Optimizer:
+            return torch.optim.SGD(parameters, lr=LR, momentum=0.5)
+
+        recipe: dict[str, Any] = {"strategy": strategy, "optimizer": sgd, "batch_size": BATCH_SIZE, "seed": seed}
+        run = pl.train(
+            task(orders, judge), fleet=tormented, stop=pl.Stop(target=1.0, seconds=7200.0), every=pl.Every(seconds=0.5),
+            directory=directory, checkpoint=pl.Every(seconds=2.0), resume=directory.exists(), progress=False, **recipe,
+        )  # fmt: skip
+        assert run.ended == "target", f"{run.ended}: {run.problem}"
+    result = {"faults": dict(Counter(lines(place / "done"))), **examine(run)}
+    again = pl.replay(directory, task(orders, lambda model: {"loss": 0.0}), fleet=fleet, **recipe)
+    assert again.same, f"the replay departs: {again.departure or again.differences}"
+    assert again.compared
+    (place / "result.json").write_text(json.dumps({**result, "replay": "the same, bit for bit"}))
 
 
-def examine(run: pl.Run, strategy: pl.Strategy, written: WrittenDown) -> dict[str, Any]:
+def examine(run: pl.Run) -> dict[str, Any]:
     """Numbers of a run; raises if something is not as it should be."""
-    assert run.ended == "target", f"{strategy}: {run.ended}, {run.problem}"
     state: dict[Ticket, str] = {}
     here: set[int] = set()
-    left: Counter[int] = Counter()
-    joined: Counter[int] = Counter()
     facts: Counter[str] = Counter()
     for fact in run.trace:
         facts[type(fact).__name__] += 1
         if isinstance(fact, Joined):
+            assert fact.worker not in here
             here.add(fact.worker)
-            joined[fact.worker] += 1
         elif isinstance(fact, Left):
             here.remove(fact.worker)
-            left[fact.worker] += 1
         elif isinstance(fact, Start):
             assert fact.ticket.worker in here
             _move(state, fact.ticket, None, "running")
@@ -155,18 +302,11 @@ def examine(run: pl.Run, strategy: pl.Strategy, written: WrittenDown) -> dict[st
         elif isinstance(fact, Step):
             for ticket in fact.weights:
                 _move(state, ticket, "held", "held" if ticket in fact.keep else "settled")
-    assert here == set(range(WORKERS)), f"{strategy}: only {here} are back"
-    assert all(joined[worker] == left[worker] + 1 for worker in range(WORKERS))
-    expected = retrace(run.trace, written.draws, task(), LR, run.history[-1].updates)
-    difference = max(
-        float((one - other).detach().abs().max())
-        for one, other in zip(run.model.parameters(), expected.parameters(), strict=True)
-    )
-    assert difference < 1e-9, f"{strategy}: the weights differ by {difference} from what the trace leads to"
+    assert here == set(range(WORKERS)), f"only {here} are back"
+    assert facts["Step"] >= run.history[-1].updates
     return {
         "seconds": round(run.history[-1].seconds, 1), "updates": run.history[-1].updates, "tickets": facts["Start"],
-        "halted": facts["Halt"], "dropped": facts["Drop"], "left": facts["Left"],
-        "largest difference from the weights that the trace leads to": difference,
+        "halted": facts["Halt"], "dropped": facts["Drop"], "left": facts["Left"], "not finite": facts[Spoiled.__name__],
     }  # fmt: skip
 
 
@@ -175,22 +315,71 @@ def _move(state: dict[Ticket, str], ticket: Ticket, before: str | None, after: s
     state[ticket] = after
 
 
+# All cases
+
+
+def drive(name: str, on_ray: bool, faults: int, seed: int, place: Path) -> dict[str, Any]:
+    """Have a case run, and kill its process now and then: it goes on from its checkpoint."""
+    place.mkdir(parents=True, exist_ok=True)
+    chance, killed = random.Random(f"{seed} {name} server"), place / "killed"
+    while not (place / "result.json").exists():
+        command = [sys.executable, __file__, "--case", name, "--faults", str(faults), "--seed", str(seed)]
+        command += ["--place", str(place), *(["--ray"] if on_ray else [])]
+        with (place / "log").open("a") as log:
+            server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        share = len(lines(killed)) + 1
+        while server.poll() is None:
+            time.sleep(0.5)
+            due = share <= SERVER_KILLS and len(lines(place / "done")) >= share * faults // (SERVER_KILLS + 1)
+            if due and (place / "run" / "checkpoint.safetensors").exists():
+                time.sleep(chance.uniform(0.0, 2.0))
+                _kill_server(server)
+                with killed.open("a") as file:
+                    file.write("server killed\n")
+        if server.returncode not in (0, -signal.SIGKILL):
+            raise SystemExit(f"{place} ended with {server.returncode}: see {place / 'log'}")
+    result = json.loads((place / "result.json").read_text())
+    result["faults"]["server killed"] = len(lines(killed))
+    result["faults"]["not finite"] = result.pop("not finite")
+    return dict(result)
+
+
+def _kill_server(server: "subprocess.Popen[bytes]") -> None:
+    with suppress(psutil.NoSuchProcess):
+        family = psutil.Process(server.pid).children(recursive=True)
+        server.kill()
+        server.wait()
+        _, left = psutil.wait_procs(family, timeout=120)
+        running = [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        assert not running, f"still there after their server was killed: {running}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results")
-    parser.add_argument("--faults", type=int, default=210)
+    parser.add_argument("--faults", type=int, default=1000, help="on processes")
+    parser.add_argument("--on-ray", type=int, default=120, help="faults on Ray")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--place", type=Path, default=Path("/tmp/paceline-soak"))
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--ray", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    logging.getLogger("paceline").setLevel(logging.CRITICAL)  # hundreds of lines that are as expected
-    share = -(-options.faults // len(STRATEGIES))
-    results = {}
-    for number, (name, strategy) in enumerate(STRATEGIES.items()):
-        results[name] = soak(strategy, share, options.seed + number)
-        print(name, results[name], flush=True)
+    if options.case:
+        run_case(options.case, options.ray, options.faults, options.seed, options.place)
+        return
+    cases = [(name, False, -(-options.faults // len(STRATEGIES))) for name in STRATEGIES]
+    cases += [(name, True, -(-options.on_ray // len(ON_RAY))) for name in ON_RAY]
+    results: dict[str, Any] = {}
     total: Counter[str] = Counter()
-    for result in results.values():
-        total.update(result["faults"])
-    write("soak", {"workers": WORKERS, "faults in all": dict(total), "strategies": results}, save=options.save)
+    for number, (name, on_ray, share) in enumerate(cases):
+        if not share:
+            continue
+        called = f"{name}, Ray ({'near' if ON_RAY[name] else 'far'})" if on_ray else name
+        results[called] = drive(name, on_ray, share, options.seed, options.place / str(number))
+        total.update(results[called]["faults"])
+        print(called, results[called], flush=True)
+        summary = {"workers": WORKERS, "faults": total.total(), "by kind": dict(total), "cases": results}
+        write("soak", summary, save=options.save)
 
 
 if __name__ == "__main__":
