@@ -58,7 +58,7 @@ def as_processes(fleet: AnyFleet) -> ProcessFleet:
 def as_ray(fleet: AnyFleet, address: str | None) -> RayFleet:
     """The same workers as actors of the cluster at an address."""
     if isinstance(fleet, RayFleet):
-        return fleet if address is None else replace(fleet, address=address)
+        return fleet if address is None else replace(fleet, address=address, trust_address=True)
     return RayFleet(fleet.workers, address=address, slow=_slowness(fleet))
 
 
@@ -133,7 +133,8 @@ def _ray(table: dict[str, Any]) -> RayFleet:
         chosen["resources_per_worker"] = {
             name: read_value(float, amount, f"fleet.resources_per_worker.{name}") for name, amount in amounts.items()
         }
-    return RayFleet(**_real(table, RAY_CHOICES), **chosen)
+    # whoever wrote the file may not be whoever runs it
+    return RayFleet(**_real(table, RAY_CHOICES), **chosen, trust_address=False)
 
 
 def _real(table: dict[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,10 @@
 """What the descriptions of real workers have in common, wherever they run."""
 
-from collections.abc import Mapping, Sequence
+import errno
+import os
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
@@ -29,6 +33,32 @@ def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[s
         if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):
             raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: at least 1 times")
     check_labels(labels, workers)
+
+
+@contextmanager
+def open_files_for(workers: int, each: int, besides: int) -> Iterator[None]:
+    """See to it that this process may open ``besides`` files more and ``each`` for a worker, or say how many it needs.
+
+    The soft limit is raised if need be, as far as the hard one allows.
+    """
+    present = len(os.listdir("/proc/self/fd"))
+    needed = present + besides + each * workers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = (hard - present - besides) // each
+    fewer = f", or have at most {room} workers" if room >= 1 else ""
+    remedy = f"raise the limit (ulimit -n {needed}){fewer}"
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ConfigError(f"{workers} workers need {needed} open files, and this process may have {hard}: {remedy}")
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ConfigError(
+            f"{workers} workers need more open files than there may be ({error.strerror}): {remedy}"
+        ) from None
 
 
 def medians_of(slow: Slow, workers: int) -> tuple[float, ...]:

@@ -55,7 +55,9 @@ class Letters:
         return body
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     def _write(self, data: bytes | bytearray | memoryview, place: int) -> None:
         left = memoryview(data)

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from paceline.fleets.processes.nursery import NURSERY
 from paceline.fleets.processes.parcel import pack
 from paceline.fleets.processes.roster import Forked, Memories, Roster, Starter
 from paceline.fleets.processes.worker import Instructions
+from paceline.fleets.real_workers import open_files_for
 from paceline.learning import piece_rows, rows
 from paceline.learning.copies import hung_on
 from paceline.learning.job import Job
@@ -28,6 +30,9 @@ from paceline.learning.segments import Layout, Segments
 from paceline.randomness import stream
 
 Handed = TypeVar("Handed", bound=Rows)
+# Open files of the server: of each worker an event, a socket, a pidfd and one on the way; besides, memory, pipes, and
+# what a run writes. Ray's own connections come on top.
+FILES_EACH, FILES, FILES_OF_RAY = 4, 32, 160
 
 
 @dataclass(frozen=True)
@@ -100,45 +105,57 @@ def _hire(
     fleet: RowsFleet, job: Job, seed: int, *, equipment: Equipment, segments: int,
     contributions: Callable[[Segments, Letters], Handed], starter: MakeStarter | None,
 ) -> tuple[ProcessCrew, Handed]:  # fmt: skip
-    state, workers = job.state, fleet.workers
+    state = job.state
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
         raise ConfigError(f"worker processes train on the CPU, and the model is on {', '.join(elsewhere)}")
-    if starter is None:
-        NURSERY.wake()
-    layout = Layout(state.parameters, state.buffers, job.batch_size)
-    shape = Shape(workers, job.batch_size)
-    letters = Letters()
-    memories = Memories(
-        mailboxes=SharedMemory(shape.bytes),
-        segments=SharedMemory(segments * layout.stride),
-        instructions=pack(_instructions(fleet, shape, layout), ()),
-        equipment=pack(equipment, state.parameters),
-        letters=os.dup(letters.descriptor),
-    )
-    shared = Segments(layout, memories.segments.tensor())
-    post, theirs = os.pipe()
-    try:
+    with ExitStack() as undo:
+        undo.enter_context(open_files_for(fleet.workers, FILES_EACH, FILES if starter is None else FILES_OF_RAY))
+        if starter is None:
+            NURSERY.wake()
+        layout = Layout(state.parameters, state.buffers, job.batch_size)
+        shape = Shape(fleet.workers, job.batch_size)
+        letters = Letters()
+        undo.callback(letters.close)
+
+        def kept(memory: SharedMemory) -> SharedMemory:
+            undo.callback(os.close, memory.descriptor)
+            return memory
+
+        memories = Memories(
+            mailboxes=kept(SharedMemory(shape.bytes)),
+            segments=kept(SharedMemory(segments * layout.stride)),
+            instructions=kept(pack(_instructions(fleet, shape, layout), ())),
+            equipment=kept(pack(equipment, state.parameters)),
+            letters=os.dup(letters.descriptor),
+        )
+        undo.callback(os.close, memories.letters)
+        shared = Segments(layout, memories.segments.tensor())
+        post, theirs = os.pipe()
+        for end in (post, theirs):
+            undo.callback(os.close, end)
         started_by = Forked() if starter is None else starter(Premises(memories, shared, job, theirs))
-    except BaseException:
-        memories.close()
-        letters.close()
-        os.close(post)
-        os.close(theirs)
-        raise
-    handed_in = contributions(shared, letters)
-    delays = {
+        undo.callback(started_by.close)
+        roster = Roster(shape, fleet.deadline, memories, theirs, started_by)
+        undo.callback(roster.close_mailboxes)
+        handed_in = contributions(shared, letters)
+        undo.callback(handed_in.detach)
+        crew = ProcessCrew(
+            roster, handed_in, post, seed, minimum=fleet.min_workers, replace=fleet.replace, delays=_delays(fleet, seed)
+        )
+        undo.pop_all()
+        with ExitStack() as closing, open_files_for(fleet.workers, 1, 0):
+            closing.callback(crew.close)
+            crew.gather()
+            closing.pop_all()
+    return crew, handed_in
+
+
+def _delays(fleet: RowsFleet, seed: int) -> dict[int, Iterator[float]]:
+    return {
         worker: slow.durations(stream(seed, "delay", worker))
         for worker, slow in fleet.slow.items()
         if not isinstance(slow, int | float)
     }
-    roster = Roster(shape, fleet.deadline, memories, theirs, started_by)
-    crew = ProcessCrew(roster, handed_in, post, seed, minimum=fleet.min_workers, replace=fleet.replace, delays=delays)
-    try:
-        crew.gather()
-    except BaseException:
-        crew.close()
-        raise
-    return crew, handed_in
 
 
 def _instructions(fleet: RowsFleet, shape: Shape, layout: Layout) -> Instructions:

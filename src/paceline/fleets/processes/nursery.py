@@ -22,6 +22,7 @@ import ctypes
 import errno
 import importlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -313,6 +314,10 @@ def serve(descriptor: int, parent: int) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (most, most)
+    )  # it has one open file for each worker, and they have theirs
     with suppress(OSError):  # the server is gone
         _Forking(descriptor, parent, libc).go_on()
     os._exit(0)

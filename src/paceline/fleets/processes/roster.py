@@ -196,10 +196,14 @@ class Roster:
         self._memories = memories
         self._post = post
         self._starter = starter
-        self.members = [
-            Member(number, Mailbox(memories.mailboxes, shape, number, os.eventfd(0)), deadline)
-            for number in range(shape.workers)
-        ]
+        self.members: list[Member] = []
+        try:
+            for number in range(shape.workers):
+                mailbox = Mailbox(memories.mailboxes, shape, number, os.eventfd(0))
+                self.members.append(Member(number, mailbox, deadline))
+        except BaseException:
+            self.close_mailboxes()
+            raise
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self.members)
@@ -235,7 +239,10 @@ class Roster:
             member.process.end()
             member.process = None
         self._starter.close()
-        for member in self.members:
-            os.close(member.shared_mailbox.wake)
+        self.close_mailboxes()
         self._memories.close()
         os.close(self._post)
+
+    def close_mailboxes(self) -> None:
+        for member in self.members:
+            os.close(member.shared_mailbox.wake)

@@ -28,6 +28,8 @@ from paceline.fleets.ray.room import check_labels, check_room, listed, shown
 REACHED_WITHIN = 5.0  # seconds until a cluster must have answered
 PLACED_WITHIN = 10.0  # seconds that others may take to free what is missing
 LOOK_FOR_ROOM = 1.0  # seconds between looks
+TRUSTED = "PACELINE_TRUSTED_ADDRESSES"  # in the environment: those that may be sent the token, with commas in between
+OF_THIS_MACHINE = ("auto", "local")  # instead of an address
 LOCAL_STORE = 200 * 2**20  # bytes: workers of this machine share memory of their own
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # resources that Ray has arguments for
 ASIDE = "aside"  # calls that are answered while another one runs
@@ -47,10 +49,10 @@ class Gone:
 class Connection:
     """To one cluster, for one run."""
 
-    def __init__(self, address: str | None, wanted: Mapping[str, float], note: Note) -> None:
+    def __init__(self, address: str | None, wanted: Mapping[str, float], note: Note, *, trusted: bool) -> None:
         self._ours = not ray.is_initialized()
         if self._ours:
-            _connect(address, wanted)
+            _connect(address, wanted, trusted=trusted)
         elif address not in (None, "auto", ray.get_runtime_context().gcs_address):
             present = ray.get_runtime_context().gcs_address
             raise ConfigError(f"this process is connected to the Ray cluster at {present} already, not to {address}")
@@ -169,7 +171,7 @@ def _answers(future: "Future[Any]", rest: Sequence[Any]) -> Any:
 # Connecting: what can be wrong with a cluster.
 
 
-def _connect(address: str | None, wanted: Mapping[str, float]) -> None:
+def _connect(address: str | None, wanted: Mapping[str, float], *, trusted: bool) -> None:
     try:
         with warnings.catch_warnings(), _termination_as_it_was():
             warnings.simplefilter("ignore", FutureWarning)  # of variables for accelerators, which nobody here sets
@@ -182,7 +184,7 @@ def _connect(address: str | None, wanted: Mapping[str, float]) -> None:
                 )  # fmt: skip
             else:
                 _check_reachable(address)
-                _present_token(address)
+                _present_token(address, trusted=trusted or _is_trusted(address))
                 ray.init(address, namespace=f"paceline-{os.getpid()}-{time.time_ns()}", logging_level=logging.ERROR)
     except ConfigError:
         raise
@@ -198,8 +200,19 @@ def _connect(address: str | None, wanted: Mapping[str, float]) -> None:
         raise ConfigError(f"no Ray cluster at {address or 'this machine'} could be used: {line[:300]}") from None
 
 
-def _present_token(address: str) -> None:
+def _is_trusted(address: str) -> bool:
+    """Whether it may be sent this machine's token, whoever names it."""
+    return address in OF_THIS_MACHINE or address in os.environ.get(TRUSTED, "").replace(",", " ").split()
+
+
+def _present_token(address: str, *, trusted: bool) -> None:
     """Bring this machine's token to a cluster that wants one: Ray does so by itself only where it finds the cluster."""
+    untrusted = ConfigError(
+        f"the Ray cluster at {address} would be sent this machine's token, and only a file names that address: if you "
+        f"trust it, give --address {address}, or set {TRUSTED}={address}"
+    )
+    if not trusted and os.environ.get("RAY_AUTH_MODE", "").lower() == "token":  # then Ray sends it to everybody
+        raise untrusted
     if ":" not in address or "RAY_AUTH_MODE" in os.environ:
         return
     with suppress(ImportError):  # names that are Ray's own affair: where they are gone, the token is left to Ray
@@ -209,6 +222,8 @@ def _present_token(address: str) -> None:
         try:
             GcsClient(address=address)
         except AuthenticationError:
+            if not trusted:
+                raise untrusted from None
             logging.getLogger("ray").setLevel(logging.ERROR)  # it would say that there is a token
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             GcsClient(address=address)

@@ -36,6 +36,7 @@ class RayFleet:
     replace       have another actor for a worker that is lost, as soon as the cluster has a place
     min_workers   the run stops when fewer than these are here or on their way
     deadline      how long a worker may be silent
+    trust_address send this machine's Ray token to the address, if the cluster asks for it; not where a file names it
     """
 
     workers: int
@@ -48,6 +49,7 @@ class RayFleet:
     replace: bool = True
     min_workers: int = 1
     deadline: Deadline = Deadline()
+    trust_address: bool = field(default=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)

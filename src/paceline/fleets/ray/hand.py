@@ -27,6 +27,7 @@ class Hand:
         self._whole = False  # could it work for another run?
         self.sentinel = os.eventfd(0)
         self.pid = 0
+        self._pidfd = -1  # of a process on this machine
         self.over = False  # nobody cares any more
         self._greeting: Greeting | None = None
         self._at_first = at_first
@@ -37,6 +38,9 @@ class Hand:
 
     def meet(self, greeting: Greeting) -> None:
         """It has a place, and told where."""
+        if greeting.near:
+            with suppress(OSError):  # gone already
+                self._pidfd = os.pidfd_open(greeting.pid)
         self._greeting, self._since, self.pid = greeting, time.monotonic(), greeting.pid
 
     def gone(self, why: str) -> None:
@@ -74,11 +78,15 @@ class Hand:
         if self._greeting is None:
             return
         if self._greeting.near:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            self._kill_here()
         else:
             kill_on(self._greeting.node, self.pid)
             self.gone("was killed")
+
+    def _kill_here(self) -> None:
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def ends_by(self, until: float) -> bool:
         return bool(select.select([self.sentinel], [], [], max(0.0, until - time.monotonic()))[0])
@@ -91,5 +99,8 @@ class Hand:
             os.close(self.sentinel)
         if not (self._whole and self._keep(self.handle)):
             self.handle.kill()  # its place is free only then
+            self._kill_here()  # one that has closed its descriptors cannot be told, and would stay
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
         where = f" on {self._greeting.host}" if self._greeting is not None else ""
         return f"{self._why or 'was lost'}{where}"

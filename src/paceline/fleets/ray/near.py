@@ -1,7 +1,8 @@
 """How a worker on the server's own machine comes to share its memory: descriptors handed over a local socket.
 
-The worker connects with a key that was given to it, and to it alone, through Ray. Only processes of the same user are
-let in. The connection then stays: that it closes is how the end of the worker's process is noticed, within a
+The worker connects with a key that was given to it, and to it alone, through Ray. Processes of other users are turned
+away before anything is read, and nobody is waited for: who says nothing keeps nobody else from being let in. The
+connection then stays: that it closes is how the end of the worker's process is noticed, within a
 millisecond and whatever became of its Ray node.
 """
 
@@ -18,6 +19,7 @@ from paceline.fleets.ray.switchboard import Switchboard
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 KEY = 16  # bytes
 MOST_DESCRIPTORS = 16
+MOST_SILENT = 64  # connections that have said nothing yet; the oldest makes room for the next
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 PATIENCE = 10.0  # seconds
 
@@ -34,10 +36,12 @@ class Desk:
         self._switchboard = switchboard
         self._expected: dict[bytes, tuple[Sequence[int], Callable[[], None]]] = {}
         self._connections: set[socket.socket] = set()
+        self._silent: list[socket.socket] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.name = f"\0paceline-{secrets.token_hex(8)}"  # in no directory: gone with this process
         self._socket.bind(self.name)
         self._socket.listen(1024)
+        self._socket.setblocking(False)
         switchboard.watch(self._socket.fileno(), self._let_in)
 
     def expect(self, descriptors: Sequence[int], ended: Callable[[], None]) -> bytes:
@@ -47,17 +51,43 @@ class Desk:
         return key
 
     def _let_in(self) -> None:
-        connection, _ = self._socket.accept()
-        connection.settimeout(PATIENCE)
+        """Somebody connects: it may have a key if it is of the same user."""
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:  # it went away again
+            return
+        told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        if CREDENTIALS.unpack(told)[1] != os.getuid():
+            connection.close()
+            return
+        connection.setblocking(False)
+        if len(self._silent) >= MOST_SILENT:
+            self._turn_away(self._silent[0])
+        self._silent.append(connection)
+        self._switchboard.watch(connection.fileno(), lambda: self._read_key(connection))
+
+    def _read_key(self, connection: socket.socket) -> None:
+        key = b""
         with suppress(OSError):
-            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-            expected = self._expected.pop(connection.recv(KEY), None)
-            if expected is not None and CREDENTIALS.unpack(told)[1] == os.getuid():
-                descriptors, ended = expected
-                socket.send_fds(connection, [b"in"], descriptors)
-                self._connections.add(connection)
-                self._switchboard.watch(connection.fileno(), lambda: self._miss(connection, ended))
-                return
+            key = connection.recv(KEY)
+        expected = self._expected.pop(key, None)
+        if expected is None:
+            self._turn_away(connection)
+            return
+        descriptors, ended = expected
+        try:
+            socket.send_fds(connection, [b"in"], descriptors)
+        except OSError:  # it is gone
+            self._turn_away(connection)
+            return
+        self._silent.remove(connection)
+        self._connections.add(connection)
+        self._switchboard.forget(connection.fileno())
+        self._switchboard.watch(connection.fileno(), lambda: self._miss(connection, ended))
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        self._silent.remove(connection)
+        self._switchboard.forget(connection.fileno())
         connection.close()
 
     def _miss(self, connection: socket.socket, ended: Callable[[], None]) -> None:
@@ -68,7 +98,7 @@ class Desk:
 
     def close(self) -> None:
         """When the switchboard is closed."""
-        for each in (self._socket, *self._connections):
+        for each in (self._socket, *self._silent, *self._connections):
             each.close()
 
 

@@ -21,7 +21,7 @@ class Office:
         self._connection: Connection | None = None
         try:
             total = {name: amount * fleet.workers for name, amount in fleet.resources_per_worker.items()}
-            self._connection = Connection(fleet.address, total, self.switchboard.note)
+            self._connection = Connection(fleet.address, total, self.switchboard.note, trusted=fleet.trust_address)
             self._connection.place(
                 fleet.resources_per_worker, fleet.workers, spread=fleet.placement == "spread", labels=_labels(fleet)
             )

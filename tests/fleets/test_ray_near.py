@@ -1,0 +1,83 @@
+"""Who may connect to the socket over which workers of this machine are handed the server's memory."""
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from paceline.fleets.ray import near
+from paceline.fleets.ray.switchboard import Switchboard
+
+
+@contextmanager
+def desk() -> Iterator[near.Desk]:
+    switchboard = Switchboard()
+    opened = near.Desk(switchboard)
+    try:
+        yield opened
+    finally:
+        switchboard.close()
+        opened.close()
+
+
+def silent(name: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(name)
+    return connection
+
+
+def test_who_says_nothing_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near, "PATIENCE", 60.0)
+    waited = threading.Event()
+    reading, writing = os.pipe()
+    with desk() as opened:
+        key = opened.expect([reading], lambda: None)
+        quiet = [silent(opened.name) for _ in range(3)]
+        joined: list[object] = []
+
+        def join() -> None:
+            joined.append(near.join(opened.name, key))
+            waited.set()
+
+        threading.Thread(target=join, daemon=True).start()
+        assert waited.wait(30.0)  # before any of the silent ones is given up
+        (entered,) = joined
+        assert isinstance(entered, tuple)
+        connection, (received,) = entered
+        os.write(writing, b"shared")
+        assert os.read(received, 6) == b"shared"
+        for each in (*quiet, connection):
+            each.close()
+    for descriptor in (reading, writing, received):
+        os.close(descriptor)
+
+
+def test_silent_connections_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near, "MOST_SILENT", 2)
+    with desk() as opened:
+        first, *others = [silent(opened.name) for _ in range(3)]
+        first.settimeout(30.0)
+        assert first.recv(1) == b""  # it made room
+        for each in (first, *others):
+            each.close()
+
+
+@pytest.mark.parametrize("key", [b"wrong" * 4, b""], ids=["a wrong key", "no key"])
+def test_who_has_no_key_is_turned_away(key: bytes) -> None:
+    with desk() as opened, silent(opened.name) as connection:
+        connection.settimeout(30.0)
+        connection.sendall(key or b"?")
+        assert connection.recv(16) == b""
+
+
+def test_other_users_are_turned_away_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with desk() as opened:
+        key = opened.expect([0], lambda: None)
+        monkeypatch.setattr(os, "getuid", lambda: 12345)  # who connects is then somebody else
+        with silent(opened.name) as connection:
+            connection.settimeout(30.0)
+            assert connection.recv(16) == b""  # though it has sent nothing
+        assert opened._expected.keys() == {key}  # nobody has used up what a worker needs
