@@ -7,7 +7,7 @@ import pytest
 
 import paceline as pl
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.facts import Arrived, Instruction, Joined, Start, Step, distilled_steps, local_steps
+from paceline.core.facts import Arrived, Instruction, Joined, Start, Step, distilled_steps, gradient, local_steps
 from paceline.delays import Constant
 
 EC = pl.EnsembleCompression
@@ -46,6 +46,7 @@ def test_groups_count_their_own_rounds() -> None:
         (EC(4, steps=9, compression_steps=1), 4,
          [local_steps(4), distilled_steps(1), local_steps(3), distilled_steps(1)]),
         (EC(4, steps=8, compression_steps=4), 2, [local_steps(4), distilled_steps(4)]),
+        (EC(4, steps=12, compression_steps=4), 3, [local_steps(4), distilled_steps(4), distilled_steps(4)]),
         (EC(4, steps=8, compression_steps=0), 2, [local_steps(4), local_steps(4)]),
         (pl.FinalEnsemble(7), 1, [local_steps(7)]),
         (EC(100, steps=7), 1, [local_steps(7)]),
@@ -61,6 +62,23 @@ def test_a_limited_run_has_so_many_rounds_of_these_pieces(
 def test_a_tenth_of_the_steps_compresses_unless_told() -> None:
     assert [EC(every).compressed for every in (10, 16, 500, 2000)] == [1, 2, 50, 200]
     assert EC(100, compression_steps=33).compressed == 33
+
+
+def test_a_gradient_takes_one_mini_batch_in_however_many_blocks_and_a_model_one_for_each_step() -> None:
+    assert [work.mini_batches for work in (gradient(), gradient(4), local_steps(5), distilled_steps(3))] == [1, 1, 5, 3]
+
+
+def test_a_regression_needs_two_models() -> None:
+    EC(4, "regression").check(2, 16)
+    EC(4).check(1, 16)
+    with pytest.raises(pl.ConfigError, match="a regression over one model only scales it"):
+        EC(4, "regression").check(1, 16)
+
+
+def test_what_nobody_asked_for_is_not_done() -> None:
+    assert not pl.FinalEnsemble(4).same_start
+    assert pl.FinalEnsemble(4, same_start=True).same_start
+    assert pl.ModelAveraging(4).recalibrate == 0
 
 
 def test_but_at_least_one_step_where_there_is_something_to_distil() -> None:

@@ -162,6 +162,14 @@ def test_alarms_ring_once_all_that_are_due() -> None:
     assert coordinator.ledger.now == 3.0
 
 
+def test_what_is_remembered_is_a_part_of_the_state() -> None:
+    coordinator = coordinator_of(0)
+    coordinator.carry_out([Remember("whole", 3), Remember("real", 0.5)])
+    restored = Coordinator(Silent())
+    restored.restore(coordinator.state())
+    assert restored.ledger.memory == {"whole": 3, "real": 0.5}
+
+
 def test_memory_keeps_the_last_value() -> None:
     coordinator = coordinator_of(0)
     coordinator.carry_out([Remember("deadline", 2.0), Remember("quorum", 3.0)])
@@ -224,6 +232,25 @@ def test_only_parts_that_something_happened_to_are_asked() -> None:
     coordinator.strategy = Watching(groups=((0, 2), (1, 3)))
     coordinator.receive(Arrived(2.0, coordinator.ledger.running[3], 1))
     assert asked == [1]
+
+
+def test_of_parts_of_parts_too_only_those_are_asked_that_something_happened_to() -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Nested(Strategy):
+        def decide(self, ledger: Ledger) -> list[Decision]:
+            for number, part in ledger.split(((0, 1, 2), (3,))):
+                asked.extend((number, inner) for inner, _ in part.split(((0,), (1, 2, 3))))
+            return []
+
+    coordinator = Coordinator(Nested())
+    assert coordinator.ledger.updated_at == 0.0
+    coordinator.receive(*(Joined(0.0, worker) for worker in range(4)))
+    assert asked == [(0, 0), (0, 1), (1, 1)]
+    for worker, expected in ((0, (0, 0)), (2, (0, 1)), (3, (1, 1))):
+        asked.clear()
+        coordinator.receive(Left(1.0, worker))
+        assert asked == [expected]
 
 
 def test_an_alarm_wakes_every_part() -> None:

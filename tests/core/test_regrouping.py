@@ -235,6 +235,7 @@ def test_who_is_stopped_moves_then_and_who_left_comes_back_elsewhere() -> None:
         (((0, 1, 2),), "cannot regroup 2 parts into 1 groups"),
         (((0, 1), (1, 2)), "a worker is in two groups"),
         (((0, 1), ()), "no group has worker 2, which is here"),
+        (((0,), ()), "no group has worker 1, which is here"),
     ],
 )
 def test_impossible_groups_are_refused(groups: tuple[tuple[int, ...], ...], reason: str) -> None:

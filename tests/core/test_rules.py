@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import FrozenInstanceError, fields, is_dataclass
 from fractions import Fraction
 
 import pytest
 from silent import Silent, coordinator_of, dump, split_coordinator, tickets
 
+from paceline.core import facts
 from paceline.core.coordinator import Coordinator
 from paceline.core.errors import IllegalDecision, ImpossibleEvent, PacelineError
 from paceline.core.facts import (
@@ -248,3 +250,13 @@ def test_events_of_different_instants_cannot_be_told_together() -> None:
     with pytest.raises(ImpossibleEvent, match="not of one instant"):
         coordinator.receive(Joined(0.0, 0), Joined(1.0, 1))
     assert not coordinator.ledger.workers
+
+
+def test_facts_cannot_be_changed() -> None:
+    """They are shared: the ledger, the trace and the strategy hold the same ones."""
+    kinds = [kind for kind in vars(facts).values() if isinstance(kind, type) and is_dataclass(kind)]
+    assert len(kinds) >= 12
+    for kind in kinds:
+        some = kind(*[0] * len(fields(kind)))
+        with pytest.raises(FrozenInstanceError):
+            setattr(some, fields(kind)[0].name, 1)

@@ -378,6 +378,7 @@ def checked(rule: Strategy, workers: int = 4, batch_size: int | None = 32) -> Ca
         (checked(FastestK(quorum=0)), "a quorum of 0 does not fit 4 workers: choose 1 to 4.*nearest 1"),
         (checked(LiveCompensation(quorum=-1)), "a quorum of -1 does not fit 4 workers"),
         (checked(LiveCompensation(quorum=3, blocks=5)), "5 blocks do not divide a batch of 32 evenly: nearest 4"),
+        (checked(LiveCompensation(quorum=3, blocks=33)), "33 blocks do not divide a batch of 32 evenly: nearest 32"),
         (checked(LiveCompensation(quorum=3, blocks=0)), "a batch cannot have 0 blocks: at least 1"),
         (
             checked(Grouped([[0, 1, 2], [3]], inside=FastestK(quorum=2))),

@@ -113,7 +113,7 @@ class Ledger:
     def _make_parts(self, groups: Groups, window: int) -> None:
         if self._parts:
             raise IllegalDecision(f"cannot split by {groups}: this ledger is already split by {self._groups}")
-        if self._running or self._fresh or self._late or self._kept or not groups:
+        if self._running or self._fresh or self._late or self._kept:
             raise IllegalDecision(f"cannot split into {len(groups)} groups: split once, before any work is given out")
         self._groups = groups
         self._pace = Pace(window) if window else None
