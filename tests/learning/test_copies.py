@@ -357,6 +357,29 @@ def test_hooks_that_refer_to_the_task_s_own_model_are_refused() -> None:
     model.register_forward_hook(lambda module, inputs, outputs: outputs * model.weight.mean())
     with pytest.raises(ConfigError, match=r"hook on module 'Linear' refers to the task's own model"):
         train(model, cross_entropy)
+    model = linear()
+    optimizer = sgd(model.parameters())
+    model.bias.register_post_accumulate_grad_hook(lambda parameter: optimizer.step())  # type: ignore[no-untyped-call]
+    with pytest.raises(ConfigError, match=r"hook on parameter 'bias' refers to the task's own model"):
+        train(model, cross_entropy)
+
+
+def test_an_evaluation_of_the_task_s_own_model_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = linear()
+
+    def evaluated(judged: nn.Module) -> dict[str, float]:
+        return {"loss": float(cross_entropy(judged(X), Y))}
+
+    def of_another(judged: nn.Module) -> dict[str, float]:
+        return {"loss": float(cross_entropy(model(X), Y))}
+
+    for evaluate, warned in ((evaluated, False), (of_another, True)):
+        caplog.clear()
+        pl.train(
+            pl.Task(model, cross_entropy, train=(X, Y), evaluate=evaluate), strategy=pl.Synchronous(), fleet=sim(),
+            optimizer=sgd, stop=pl.Stop(updates=1), batch_size=4, progress=False,
+        )  # fmt: skip
+        assert ("evaluate refers to the task's own model (evaluate.model)" in caplog.text) is warned
 
 
 def test_attributes_of_parameters_are_there_for_the_optimizer() -> None:

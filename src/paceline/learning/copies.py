@@ -51,6 +51,16 @@ def copies(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss]:
     return own_model, own_loss
 
 
+def warn_of_evaluation(model: nn.Module, evaluate: object) -> None:
+    """Say that an evaluation looks at the task's own model, which no run changes: its metrics may never move."""
+    found = Search(model, "evaluate", evaluate)
+    if (name := next(iter((*found.by_functions, *found.by_objects)), None)) is not None:
+        log.warning(
+            "evaluate refers to the task's own model (%s), which is not trained: a run trains a copy of it. Evaluate "
+            "the model that evaluate is handed as its argument", name,
+        )  # fmt: skip
+
+
 def trained_parameters(model: nn.Module, loss: Loss) -> list[nn.Parameter]:
     """Those of a loss module that are not the model's."""
     if not isinstance(loss, nn.Module):
@@ -129,14 +139,18 @@ def has_backward_hooks(module: nn.Module) -> bool:
 
 def _refuse_hooks_on_the_original(model: nn.Module) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    hooks = [(f"parameter {names[id(p)]!r}", p._backward_hooks or {}) for p in model.parameters()]
+    parameters = list(model.parameters())
+    hooks: list[tuple[str, Iterable[Any]]] = [
+        (f"parameter {names[id(parameters[each.number])]!r}", [*each.hooks, *each.after])
+        for each in hung_on(parameters)
+    ]
     hooks += [
-        (f"module {name or type(module).__name__!r}", getattr(module, kind))
+        (f"module {name or type(module).__name__!r}", getattr(module, kind).values())
         for name, module in model.named_modules()
         for kind in MODULE_HOOKS
     ]
     for where, functions in hooks:
-        for function in functions.values():
+        for function in functions:
             if (name := next(iter(Search(model, "hook", function).by_functions), None)) is not None:
                 raise ConfigError(
                     f"a hook on {where} refers to the task's own model ({name}), which is not the one that is trained: "

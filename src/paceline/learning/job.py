@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.core.errors import ConfigError
-from paceline.learning.copies import Search, copied, copies, trained_parameters
+from paceline.learning.copies import Search, copied, copies, trained_parameters, warn_of_evaluation
 from paceline.learning.data import Samples
 from paceline.learning.loss import Loss, SampleLoss
 from paceline.learning.model_state import ModelState
@@ -49,6 +49,8 @@ def job_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Job:
     """A task's job, on a copy of its model, and of its loss where that belongs to it."""
     _refuse(task.model)
     model, loss = copies(task.model, task.loss)
+    if task.evaluate is not None:
+        warn_of_evaluation(task.model, task.evaluate)
     if not model.training:
         log.warning(
             "the model is in eval mode as a whole, and is trained in training mode; single modules are left in it"
