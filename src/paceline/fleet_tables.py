@@ -78,7 +78,9 @@ def fleet_table(fleet: AnyFleet) -> dict[str, Any]:
 
 
 def _simulated(table: dict[str, Any]) -> SimulatedFleet:
-    refuse_unknown(table, ("kind", "workers", "network", "changes", "server_seconds", *SIMULATED_CHOICES), "fleet")
+    refuse_unknown(
+        table, ("kind", "workers", "network", "changes", "server_seconds", "threads", *SIMULATED_CHOICES), "fleet"
+    )
     workers = table.get("workers")
     if not isinstance(workers, list) or not workers:
         raise ConfigError("fleet: describe the workers in one or several [[fleet.workers]], each with count and delay")
@@ -97,6 +99,7 @@ def _simulated(table: dict[str, Any]) -> SimulatedFleet:
         changes=tuple(_change(each, f"fleet.changes[{number}]") for number, each in enumerate(changes)),
         labels=labels if any(labels) else (),
         server_seconds=read_value(float, table.get("server_seconds", 0.0), "fleet.server_seconds"),
+        threads=read_value(int, table["threads"], "fleet.threads") if "threads" in table else None,
         **choices,
     )
 
@@ -177,6 +180,7 @@ def _simulated_table(fleet: SimulatedFleet) -> dict[str, Any]:
     return {
         **table,
         **({"server_seconds": float(fleet.server_seconds)} if fleet.server_seconds else {}),
+        **({} if fleet.threads is None else {"threads": fleet.threads}),
         "network": table_of(fleet.network),
         "workers": workers,
         **({"changes": changes} if changes else {}),

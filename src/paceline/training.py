@@ -3,7 +3,8 @@
 import logging
 import math
 import signal
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from paceline.learning.job import Job, job_of
 from paceline.learning.model_hands import ModelHands
 from paceline.learning.server import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.task import Task, device_of
+from paceline.learning.threads import own_threads
 from paceline.loop import Loop, NoHands, seldom_collecting
 from paceline.progress import Progress
 from paceline.pruning.saved import write_pruning
@@ -106,8 +108,7 @@ def train(
     )  # fmt: skip
     config = {**settings, "stop": repr(stop), "every": repr(every)}
     with ExitStack() as stack:
-        stack.enter_context(seldom_collecting())
-        stack.enter_context(own_generators(seed))
+        stack.enter_context(_surroundings(fleet, seed))
         job = job_of(task, shards, batch_size)
         batches = sampling.open(shards, batch_size, seed)
         pruned = pruned_shards(batches)
@@ -157,6 +158,15 @@ def train(
             _keep(opened, run, job)
     _raise_what_ended(ended, run, opened)
     return run
+
+
+@contextmanager
+def _surroundings(fleet: Fleet, seed: int) -> Iterator[None]:
+    """Random numbers and threads of a run's own; those of the process are as they were when it ends."""
+    own = fleet.fleet if isinstance(fleet, Recorded) else fleet
+    threads = own_threads(own.threads) if isinstance(own, SimulatedFleet) else nullcontext()
+    with seldom_collecting(), own_generators(seed), threads:
+        yield
 
 
 def _check_together(strategy: Strategy, fleet: Fleet, batch_size: int) -> None:

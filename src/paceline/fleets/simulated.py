@@ -58,6 +58,7 @@ class SimulatedFleet:
     ties     whose turn it is of those that arrive at one instant: by ``index``, ``reverse``, or all at once (``batch``)
     labels   one for each worker, if groups are to be formed by them
     server_seconds  what the one server takes for each contribution, one after the other in the order in which they come
+    threads  of torch; by default one for small passes and those that torch is set to for large ones
     """
 
     delays: Delay | Sequence[Delay]
@@ -69,6 +70,7 @@ class SimulatedFleet:
     evaluation: Literal["fused", "exact"] = "fused"
     labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
     server_seconds: float = 0.0
+    threads: int | None = None
     _delays: tuple[Delay, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -95,14 +97,17 @@ class SimulatedFleet:
             )
         if not isinstance(self.network, Network):
             raise ConfigError(f"network={shown(self.network)} is none: give Network(latency=0.01)")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads={self.threads} is not possible: at least 1, or none to have it chosen by size")
         check_labels(self.labels, self.workers)
         self._check_changes()
 
     def __repr__(self) -> str:
-        """Says nothing of a server that takes no time: runs are known by this, also those from before it could."""
+        """Says nothing of what came later and was not asked for: runs are known by this, also those from before."""
         told = [each.name for each in fields(self) if each.repr]
-        if not self.server_seconds:
-            told.remove("server_seconds")
+        for name, unasked in (("server_seconds", 0.0), ("threads", None)):
+            if getattr(self, name) == unasked:
+                told.remove(name)
         return f"SimulatedFleet({', '.join(f'{name}={getattr(self, name)!r}' for name in told)})"
 
     def _check_changes(self) -> None:
@@ -134,8 +139,9 @@ class SimulatedFleet:
 
     def understudy_trainers(self, bench: "Bench") -> "tuple[NoUnderstudy, Pieces]":
         from paceline.learning.local_work import LazyPieces
+        from paceline.learning.threads import Threads
 
-        return NoUnderstudy(), LazyPieces(bench.trainers)
+        return NoUnderstudy(), LazyPieces(bench.trainers, Threads(self.threads))
 
     def hire(self, job: "Job", seed: int) -> "tuple[SimulatedCrew, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
@@ -143,5 +149,7 @@ class SimulatedFleet:
 
     def understudy(self, job: "Job", seed: int) -> "tuple[NoUnderstudy, Contributions]":
         from paceline.learning.contributions import LazyContributions
+        from paceline.learning.threads import Threads
 
-        return NoUnderstudy(), LazyContributions(job, fused=self.evaluation == "fused", seed=seed)
+        fused, threads = self.evaluation == "fused", Threads(self.threads)
+        return NoUnderstudy(), LazyContributions(job, fused=fused, seed=seed, threads=threads)

@@ -32,6 +32,7 @@ from paceline.learning.packing import (
     unpack_weights,
 )
 from paceline.learning.task import device_of
+from paceline.learning.threads import Threads
 from paceline.sampling.batches import Losses
 from paceline.sampling.partition import Indices
 from paceline.stateful import State
@@ -140,7 +141,7 @@ class _Bundle:
 class LazyContributions:
     """Holds the promises, and the model versions that they refer to, until they are settled."""
 
-    def __init__(self, job: Job, *, fused: bool, seed: int) -> None:
+    def __init__(self, job: Job, *, fused: bool, seed: int, threads: Threads) -> None:
         self._state = state = job.state
         self._data = job.samples
         self._loss = job.loss
@@ -149,6 +150,7 @@ class LazyContributions:
         why_not = "hooks look at the gradients of single mini-batches" if self._hooked else mixes_samples(state.trained)
         self._fusing = Fusing(why_not if fused else "asked for")
         self._seed = seed
+        self._threads = threads
         self._version = 0
         self._samples: dict[Ticket, Indices] = {}
         self._numbers: dict[Ticket, int] = {}  # of each one's worker's pieces of work
@@ -217,6 +219,7 @@ class LazyContributions:
             "spoiled": pack_tickets(sorted(self._spoiled)),
             "loss": self._loss.state(),
             "fusing": self._fusing.state(),
+            "threads": self._threads.state(),
         }
 
     def restore(self, state: State) -> None:
@@ -241,6 +244,7 @@ class LazyContributions:
         self._loss.restore(state["loss"])
         if "fusing" in state:  # otherwise it was put aside before this was tried
             self._fusing.restore(state["fusing"])
+            self._threads.restore(state["threads"])
 
     def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
         """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
@@ -314,6 +318,7 @@ class LazyContributions:
         batches = [self._samples[ticket] for ticket in tickets]
         inputs, targets = to_device(self._fetch(tickets, batches), self._device)
         sizes = [len(batch) for batch in batches]
+        self._threads.choose(self._state.model, lambda: inputs, sum(sizes))
         joined = len(tickets) == 1 or self._fusing.allows(self._state.model, self._loss, inputs, targets, sizes)
         before = self._state.lend_buffers()
         outputs: Any = self._state.model(inputs) if joined else None
@@ -342,6 +347,7 @@ class LazyContributions:
         state = self._state
         self._draw_for(ticket)
         inputs, targets = to_device(self._data.fetch(self._samples[ticket]), self._device)
+        self._threads.choose(state.model, lambda: inputs, len(self._samples[ticket]))
         before = state.lend_buffers()
         outputs: Any = state.model(inputs)
         own_buffers = state.take_buffers_back(before)

@@ -146,9 +146,14 @@ class LocalTrainer:
     def _to_be_finite(self) -> list[Tensor]:
         return [*(p.data for p in self.parameters if p.is_floating_point()), *self._finite_buffers]
 
+    def fetch(self, indices: Indices) -> tuple[Any, Any]:
+        """Inputs and targets, where the model is."""
+        inputs, targets = to_device(self._job.samples.fetch(indices), self._device)
+        return inputs, targets
+
     def _train_one(self, indices: Indices, addition: Addition | None, sums: list[tuple[float, float]]) -> Losses | None:
         """The losses of the samples; nothing, and no step, if the loss is not finite."""
-        inputs, targets = to_device(self._job.samples.fetch(indices), self._device)
+        inputs, targets = self.fetch(indices)
         self.optimizer.zero_grad(set_to_none=True)
         outputs: Any = self.model(inputs)
         whole, each = self.loss.mean(outputs, targets)

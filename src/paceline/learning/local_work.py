@@ -28,6 +28,7 @@ from paceline.fleets.billing import Bill
 from paceline.learning.job import Job
 from paceline.learning.local_training import Addition, LocalTrainer, Trained
 from paceline.learning.server import Recipe
+from paceline.learning.threads import Threads
 from paceline.sampling.partition import Indices
 from paceline.stateful import State
 
@@ -89,8 +90,9 @@ class Pieces(Protocol):
 class LazyPieces:
     """Trained when a step asks for it: a piece that ends up dropped never is."""
 
-    def __init__(self, trainers: Sequence[LocalTrainer]) -> None:
+    def __init__(self, trainers: Sequence[LocalTrainer], threads: Threads) -> None:
         self._trainers = trainers
+        self._threads = threads
 
     def promise(self, ticket: Ticket, assignment: Assignment) -> None:
         """Nothing to do before."""
@@ -99,16 +101,19 @@ class LazyPieces:
         trainer, beginning = self._trainers[ticket.worker], assignment.beginning()
         if beginning.values is not None:
             trainer.load(beginning.values)
+        first = assignment.batches[0]
+        self._threads.choose(trainer.model, lambda: trainer.fetch(first)[0], len(first))
         return trainer.train(assignment.batches, beginning.additions)
 
     def settle(self, tickets: Iterable[Ticket]) -> None:
         """Nothing is kept."""
 
     def state(self) -> State:
-        return {}
+        return {"threads": self._threads.state()}
 
     def restore(self, state: State) -> None:
-        """Nothing is kept."""
+        if "threads" in state:  # otherwise it was put aside before they were chosen
+            self._threads.restore(state["threads"])
 
 
 class LocalWork:

@@ -1,0 +1,118 @@
+r"""How many threads torch computes with in a simulation: chosen for each pass by its size, so the same in every run.
+
+The number of threads changes how sums are rounded. So it must not depend on how busy the machine is, and is not
+measured. A pass takes one thread if its typical operation has fewer than ``ENOUGH`` floating-point operations, else as
+many as torch was set to. The typical operation is the mean over the matrix products and convolutions of the forward
+pass, each weighed by its work: $\sum_i f_i^2 / \sum_i f_i$. What has none is small.
+
+Threads that wait for each other must not keep the processor: on a busy machine the one that is waited for then does not
+get it, and a pass of a tenth of a millisecond takes a hundred. GNU's OpenMP, which torch's own builds use, lets waiting
+threads sleep at once if there are more of them than cores. So a second team of threads is kept, asleep, while a run
+goes on. Other kinds of OpenMP are not changed by this.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.core.plain import real
+from paceline.learning.generators import Generators
+from paceline.learning.task import device_of
+from paceline.stateful import State
+
+ENOUGH = 10e6  # about a third of a millisecond: several threads then save more than it takes to wake them
+SEVERAL = 1_000_000  # elements that torch shares out among threads, whatever it does with them
+
+
+class Threads:
+    """Chooses between one thread and all that torch was set to."""
+
+    def __init__(self, asked: int | None) -> None:
+        self._chooses = asked is None
+        self._all = self._now = torch.get_num_threads()
+        self._work: float | None = None  # of the typical operation, for each sample
+
+    def choose(self, model: nn.Module, inputs: Callable[[], Any], samples: int) -> None:
+        """Set the number for a pass over so many samples. The inputs of that many are asked for once in a run."""
+        if not self._chooses or self._all == 1:
+            return
+        if self._work is None:
+            self._work = typical_operation(model, inputs) / samples
+        wanted = self._all if self._work * samples >= ENOUGH else 1
+        if wanted != self._now:
+            torch.set_num_threads(wanted)
+            self._now = wanted
+
+    def state(self) -> State:
+        return {"work": self._work}
+
+    def restore(self, state: State) -> None:
+        self._work = None if state["work"] is None else real(state["work"])
+
+
+def typical_operation(model: nn.Module, inputs: Callable[[], Any]) -> float:
+    """The floating-point operations of a typical operation in a forward pass; the model and random numbers stay."""
+    generators = Generators(device_of(model))
+    before = generators.state()
+    counted = _Counted()
+    try:
+        with torch.no_grad(), counted:
+            copy.deepcopy(model)(inputs())
+    except Exception:  # whatever a model raises: the pass that follows will raise it too, and is where it belongs
+        return 0.0
+    finally:
+        generators.restore(before)
+    total = sum(counted.flops)
+    return sum(flops * flops for flops in counted.flops) / total if total else 0.0
+
+
+class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the work of each matrix product and convolution."""
+
+    def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry  # takes a while to load, and is needed once in a run
+
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops: list[float] = []
+        self._formulas = flop_registry
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        formula = self._formulas.get(func._overloadpacket)
+        if formula is not None:
+            self.flops.append(float(formula(*args, **(kwargs or {}), out_val=result)))
+        return result
+
+
+@contextmanager
+def own_threads(asked: int | None) -> Iterator[None]:
+    """Let a run have so many threads, or choose among those that torch has; then leave the number as it was."""
+    before = torch.get_num_threads()
+    if asked is not None:
+        torch.set_num_threads(asked)
+    ready, over = threading.Event(), threading.Event()
+    second = threading.Thread(target=_sleep, args=(torch.get_num_threads(), ready, over), daemon=True)
+    if torch.get_num_threads() > 1:
+        second.start()
+        ready.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        if second.ident is not None:
+            second.join()
+        torch.set_num_threads(before)
+
+
+def _sleep(count: int, ready: threading.Event, over: threading.Event) -> None:
+    """Be the second team."""
+    torch.set_num_threads(count)
+    torch.zeros(SEVERAL).add_(1.0)
+    ready.set()
+    over.wait()
