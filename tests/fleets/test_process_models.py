@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +137,9 @@ def test_every_worker_begins_with_weights_of_its_own_and_the_ensemble_can_be_loa
 def test_a_fleet_that_cannot_train_models_is_refused() -> None:
     class GradientsOnly:
         workers = 2
-        hire: Callable[..., Any]
+
+        def hire(self, *job: Any) -> Any:
+            raise AssertionError("nobody is hired for what cannot be done")
 
     with pytest.raises(pl.ConfigError, match="GradientsOnly cannot run ModelAveraging: its workers hand in gradients"):
         train(task(mlp()), pl.ModelAveraging(4), GradientsOnly(), 3)
