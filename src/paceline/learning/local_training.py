@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.core.plain import whole
 from paceline.learning.data import to_device
-from paceline.learning.generators import seed_numpy_and_python
+from paceline.learning.generators import piece_seed, seed_numpy_and_python
 from paceline.learning.job import Job, state_of
 from paceline.learning.loss import numbers
 from paceline.learning.model_state import all_finite, computes_weights, make_dense
@@ -59,6 +60,7 @@ class LocalTrainer:
         self._step = step_of(self.optimizer)
         self._generator = stream(seed, "local", worker)
         self._random = torch.Generator().manual_seed(int(self._generator.integers(2**62))).get_state()
+        self._begun = 0  # pieces of work
         self.made = as_made(self.optimizer, self._pace.scheduler)
         # a mask may be infinite from the start
         self._finite_buffers = [b for b in self._state.buffers if b.is_floating_point() and all_finite([b])]
@@ -99,7 +101,12 @@ class LocalTrainer:
 
     def aside(self) -> State:
         """What goes on from one piece to the next, besides the model: not copied."""
-        return {"optimizer": optimizer_state(self.optimizer), "scheduler": self._pace.state(), "random": self._random}
+        return {
+            "optimizer": optimizer_state(self.optimizer),
+            "scheduler": self._pace.state(),
+            "random": self._random,
+            "begun": self._begun,
+        }
 
     def take_up(self, aside: State, *, of_worker: bool = False) -> None:
         """Go on from there. What evaluations have made of the learning rate meanwhile, a worker does not know."""
@@ -111,6 +118,7 @@ class LocalTrainer:
         else:
             self._pace.restore(aside["scheduler"])
         self._random = aside["random"]
+        self._begun = whole(aside.get("begun", 0))  # older checkpoints do not tell
 
     def judged(self, updates: int, loss: float, accuracy: float) -> None:
         self._pace.judged(updates, loss, accuracy)
@@ -178,7 +186,11 @@ class LocalTrainer:
 
 
 class _OwnRandomNumbers:
-    """Lets torch draw from a worker's own stream (dropout), whoever trained before it, and numpy and Python too."""
+    """Lets torch draw from a worker's own stream (dropout), whoever trained before it; seeds numpy and Python anew.
+
+    Torch goes on where the worker's last piece of work ended, so that a piece may be cut in two. The seed of the others
+    is not drawn from it, which would change that: it follows from the stream's seed and the number of the piece.
+    """
 
     def __init__(self, trainer: LocalTrainer) -> None:
         self._trainer = trainer
@@ -186,7 +198,8 @@ class _OwnRandomNumbers:
     def __enter__(self) -> None:
         self._before = torch.get_rng_state()
         torch.set_rng_state(self._trainer._random)
-        seed_numpy_and_python(int(torch.randint(2**62, ())))
+        seed_numpy_and_python(piece_seed(torch.initial_seed(), self._trainer._worker, self._trainer._begun))
+        self._trainer._begun += 1
 
     def __exit__(self, *exception: object) -> None:
         self._trainer._random = torch.get_rng_state()
