@@ -67,7 +67,7 @@ ON_RAY = {"SSGD": True, "ASGD": False, "LGC-SGD": False, "GSGD": True, "K-SGD": 
 FROM_OUTSIDE = {"kill": 30, "stop": 4, "pause": 16}
 FROM_INSIDE = {"segfault": 12, "hang": 4, "error": 10, "memory": 6, "descriptors": 8}
 OF_PROCESSES = {"fork server killed": 4, "fork server stopped": 1}
-OF_RAY = {"raylet killed": 2}
+OF_RAY = {"raylet killed": 20}
 LETHAL = (*FROM_INSIDE, "kill", "stop")
 SERVER_KILLS = 2  # of each case
 
@@ -129,6 +129,7 @@ class Tormented:
     done: Path  # one line a fault
     nodes: Any = None
     ended: threading.Event = field(default_factory=threading.Event)
+    node_wanted: threading.Event = field(default_factory=threading.Event)
     crew: Any = None
 
     def __repr__(self) -> str:
@@ -194,7 +195,9 @@ class Tormented:
         """Those that workers depend on. The next strike comes when everybody is back."""
         if kind == "raylet killed":
             node = self.random.choice([n for n in self.nodes.cluster.list_all_nodes() if not n.head])
-            self.nodes.add(2)
+            self.node_wanted.set()
+            while self.node_wanted.is_set():
+                time.sleep(0.1)
             self.nodes.kill(node)
             self.nodes.remove(node)
         else:
@@ -264,6 +267,9 @@ def run_case(name: str, on_ray: bool, faults: int, seed: int, place: Path) -> No
         tormented = Tormented(fleet, faults, chance, orders, place / "done", nodes)
 
         def judge(model: nn.Module) -> dict[str, float]:
+            if tormented.node_wanted.is_set():  # Ray starts nodes in the main thread only
+                tormented.nodes.add(2)
+                tormented.node_wanted.clear()
             everybody = tormented.ended.is_set() and len(tormented.crew._told_of) == WORKERS
             return {"loss": 0.0, "accuracy": float(everybody)}
 

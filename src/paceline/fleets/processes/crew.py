@@ -141,7 +141,6 @@ class ProcessCrew:
         heapq.heappush(self._alarms, at)
 
     def close(self) -> None:
-        self._asked_to_end = bool  # of the loop, which refers to this crew: the memory of a run goes with it at once
         self._roster.end()
         self._contributions.detach()
         self._poll.close()
