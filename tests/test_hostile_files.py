@@ -24,6 +24,7 @@ from paceline.checkpoint import KEY, read_checkpoint, write_checkpoint
 from paceline.reports.saved import read_run
 from paceline.run_directory import FILES
 from support.digits import linear
+from support.fuzz_files import fuzz
 from support.resumable import CASES, Case, dropout, sgd
 
 CASE = CASES["grouped compensation"]
@@ -339,3 +340,42 @@ def test_what_is_no_plain_value_is_not_written(tmp_path: Path) -> None:
 
 def test_the_weights_of_a_run_can_be_read_by_anybody(directory: Path) -> None:
     assert load_file(directory / "model.safetensors").keys() == linear().state_dict().keys()
+
+
+# Damaged and forged at random: a short run of what tests/support/fuzz_files.py does for hours.
+
+
+@pytest.mark.parametrize(("kind", "cases"), [("trace", 25), ("checkpoint", 30), ("toml", 25), ("directory", 20)])
+def test_whatever_is_damaged_is_taken_or_refused_in_one_line(kind: str, cases: int, tmp_path: Path) -> None:
+    found = fuzz(tmp_path, (kind,), 7, cases, {name: CASES[name] for name in ("grouped compensation", "busy server")})
+    assert found[kind].faults == []
+    assert found[kind].counts["refused"] > cases / 4
+    assert found[kind].counts.total() == cases
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        at("crew", "now", value=0),
+        at("crew", "running", value=[]),
+        at("crew", "changes", value=[99]),
+        at("contributions", "version", value=5),
+        at("loop", "version", value=7),
+        at("loop", "coordinator", "issued", value=1),
+        at("loop", "coordinator", "ledger", "_idle", value=[0, 1, 2, 3, 4]),
+        at("loop", "coordinator", "ledger", "_alarms", value=[0.0]),
+        at("loop", "coordinator", "ledger", "numbers", value=[6, 0.0, 1.0]),
+        at("loop", "coordinator", "ledger", "_groups", value=[[0, 1], [2, 3], [4]]),
+        at("loop", "coordinator", "ledger", "parts", 0, "_workers", value=[0]),
+        at("server", "optimizer", "param_groups", 0, "lr", value="much"),
+        at("server", "optimizer", "param_groups", 0, "lr", value=float("nan")),
+        at("server", "optimizer", "state", value={0: {"momentum_buffer": torch.zeros(3, dtype=torch.int64)}}),
+        lambda state: state["contributions"]["samples"]["tickets"][0].reverse(),
+    ],
+)
+def test_parts_of_a_checkpoint_that_contradict_each_other_are_refused(
+    directory: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    """Each would have ended the run in its middle, after its files were cut."""
+    forge(directory, change)
+    assert "cannot resume from" in refused(directory)

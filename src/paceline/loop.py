@@ -2,11 +2,12 @@
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from operator import length_hint
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from paceline.core.agreement import check_coordinator
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import Diverged, IllegalDecision
 from paceline.core.facts import (
@@ -17,16 +18,19 @@ from paceline.core.facts import (
     Instruction,
     Joined,
     Left,
+    Rang,
     Recall,
     Start,
     Step,
     Ticket,
     WakeAt,
 )
+from paceline.core.ledger import Ledger
 from paceline.core.plain import whole
+from paceline.core.rules import check_events
 from paceline.fleets.fleet import Crew, RealTime
 from paceline.trace import TraceWriter
-from paceline.trace_lines import plain_facts
+from paceline.trace_lines import plain_facts, tickets_of
 from paceline.trace_reading import facts_from
 
 
@@ -67,6 +71,28 @@ class NoHands:
 
     def step(self, step: Step) -> list[Ticket]:
         return []
+
+
+@runtime_checkable
+class KnowsTickets(Protocol):
+    """Hands, or their contributions, that tell what they hold: what was started, and neither used up nor dropped."""
+
+    def open_tickets(self) -> Collection[Ticket]: ...
+
+
+@runtime_checkable
+class ChecksRestored(Protocol):
+    """A crew whose state can be held against the ledger's: ``ValueError`` if they do not fit."""
+
+    def check_restored(
+        self, ledger: Ledger, here: Set[int], at_work: Set[Ticket], halted: Set[Ticket], to_ring: Set[float], /
+    ) -> None:
+        """``here`` are the workers when the crew was asked last.
+
+        ``at_work`` is computed according to the ledger; of what is ``halted``, the crew may not know yet; ``to_ring``
+        are the alarms that it was asked for.
+        """
+        ...
 
 
 class Update(NamedTuple):
@@ -203,3 +229,41 @@ class Loop:
         self._instructions = [fact for fact in facts_from(state["pending"]) if isinstance(fact, Instruction)]
         self._rest = iter(self._instructions)
         self._too_late = [fact for fact in facts_from(state["too late"]) if isinstance(fact, Event)]
+
+    def check_restored(self) -> None:
+        """Raise ``ValueError`` or ``ImpossibleEvent`` unless what was restored of all that it knows fits together."""
+        check_coordinator(self.coordinator)
+        ledger, pending = self.coordinator.ledger, self._pending()
+        steps = [each for each in pending if type(each) is Step]
+        contributions = getattr(self._hands, "contributions", None)
+        updates = {self.version, ledger.round - len(steps), getattr(self._hands, "updates", self.version)}
+        updates.add(getattr(contributions, "version", self.version))
+        _agree(len(updates) == 1, f"the number of updates is {' or '.join(map(str, sorted(updates)))}")
+        if self._too_late:
+            check_events(ledger, self._too_late)
+        running = {*ledger.running.values()}
+        starts = {each.ticket for each in pending if isinstance(each, Start)}
+        halts = {each.ticket for each in pending if isinstance(each, Halt)}
+        ended = {ticket for each in pending if isinstance(each, Step | Drop | Halt) for ticket in tickets_of(each)}
+        _agree(starts <= running, "something is to be started that the ledger does not know")
+        _agree(all({*step.keep} <= step.weights.keys() for step in steps), "something is to be kept that is not used")
+        known = (running | {*ledger.handed_in} | {*ledger.kept}) - starts | ended
+        for hands in (self._hands, contributions):
+            if isinstance(hands, KnowsTickets):
+                _agree({*hands.open_tickets()} == known, "what was promised does not fit what was given out")
+        if isinstance(self._crew, ChecksRestored):
+            gone = {each.worker for each in self._too_late if isinstance(each, Left)}
+            came = {each.worker for each in self._too_late if isinstance(each, Joined)}
+            arrived = {each.ticket for each in self._too_late if isinstance(each, Arrived)}
+            at_work = {ticket for ticket in running - starts - arrived if ticket.worker not in gone}
+            recalls = {each.ticket for each in pending if isinstance(each, Recall)}
+            _agree(recalls <= at_work, "something is to be recalled that nobody computes")
+            rung = max((each.at for each in self._too_late if isinstance(each, Rang)), default=-math.inf)
+            asked = {each.at for each in pending if isinstance(each, WakeAt)}
+            to_ring = {at for at in ledger.alarms if at > rung} - asked
+            self._crew.check_restored(ledger, {*ledger.workers} - gone | came, at_work, halts, to_ring)
+
+
+def _agree(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)

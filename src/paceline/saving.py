@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.checkpoint import read_checkpoint, write_checkpoint
-from paceline.core.errors import CannotWrite, ConfigError
+from paceline.core.errors import CannotWrite, ConfigError, PacelineError
 from paceline.fleets.fleet import Crew
 from paceline.learning.model_hands import ModelHands
 from paceline.learning.server import Server
+from paceline.loop import Loop
 from paceline.run import Agenda, Every, Row
 from paceline.run_directory import RunDirectory
 from paceline.sampling.batches import Batches
@@ -80,8 +81,15 @@ class Checkpoints:
                 raise ConfigError(f"cannot resume from {path}: {error}") from None
             except UNFIT as error:
                 raise ConfigError(f"cannot resume from {path}: its {name} does not fit ({_line(error)})") from None
+        rows = self._directory.rows()
+        try:
+            for part in self._parts.values():
+                if isinstance(part, Loop):
+                    part.check_restored()
+        except (*UNFIT, PacelineError) as error:
+            raise ConfigError(f"cannot resume from {path}: its parts do not fit together ({_line(error)})") from None
         self._resumed = True
-        return self._directory.rows()
+        return rows
 
     def go_on(self) -> None:
         """Nothing speaks against a run that is resumed: forget what was written after its checkpoint."""

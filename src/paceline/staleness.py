@@ -1,7 +1,7 @@
 """How old the gradients were that the model was moved along."""
 
 from paceline.core.facts import Ticket
-from paceline.core.plain import plain_ticket, ticket_from
+from paceline.core.plain import plain_ticket, real, ticket_from, whole
 from paceline.loop import Update
 from paceline.stateful import State
 
@@ -35,7 +35,9 @@ class Staleness:
         return {"totals": totals, "kept": [plain_ticket(ticket) for ticket in sorted(self._kept)]}
 
     def restore(self, state: State) -> None:
-        self.updates, self.maximum, self.total, self._row_updates, self._row_total = state["totals"]
+        updates, maximum, total, row_updates, row_total = state["totals"]
+        self.updates, self.maximum, self._row_updates = map(whole, (updates, maximum, row_updates))
+        self.total, self._row_total = map(real, (total, row_total))
         self._kept = frozenset(map(ticket_from, state["kept"]))
 
     @property

@@ -10,7 +10,7 @@ answered: whoever is stopped by then takes none of its time.
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import astuple
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Arrived, Event, Joined, Left, Rang, Ticket
+from paceline.core.ledger import Ledger
 from paceline.core.plain import plain_ticket, real, ticket_from, whole
 from paceline.fleets.billing import Bill, Costs, Times, times_of
 from paceline.randomness import stream
@@ -231,14 +232,18 @@ class SimulatedCrew:
         for draws, count in zip(self._draws, drawn, strict=True):
             next(islice(draws, count, count), None)  # the same stream from the start: what was drawn is passed over
         self._drawn = drawn
-        self._now, self._pushed, self._present = whole(state["now"]), state["pushed"], ()
+        self._now, self._pushed, self._present = whole(state["now"]), whole(state["pushed"]), ()
         to_come = set(state["changes"])
+        if not to_come <= {entry[3] for entry in self._heap}:
+            raise ValueError("somebody is to leave or join of whom the fleet does not know")
         self._heap = [entry for entry in self._heap if entry[3] in to_come]
         for tick, serial in state["alarms"]:
             self._alarms.add(whole(tick))
             self._heap.append((tick, ALARM, 0, whole(serial), Rang(tick / TICKS)))
         server: State = state["server"] if self._service else {"there": (), "turn": None}
         there = frozenset(server["there"])
+        if len({ticket[1] for ticket, *_ in state["running"]}) < len(state["running"]):
+            raise ValueError("a worker computes two things")
         for ticket, begins, lasts, done, serial, tick in state["running"]:
             entry = _Running(ticket_from(ticket), whole(begins), whole(lasts))
             entry.done, entry.serial = whole(done), whole(serial)
@@ -256,6 +261,42 @@ class SimulatedCrew:
             self._turn_at(whole(server["turn"]))
         self._billed = {ticket_from(ticket): Times(*map(real, times)) for ticket, *times in state["billed"]}
         self.costs = Costs(*map(real, state["costs"]))
+
+    def check_restored(
+        self, ledger: Ledger, here: Set[int], at_work: Set[Ticket], halted: Set[Ticket], to_ring: Set[float]
+    ) -> None:
+        """Raise ``ValueError`` unless what is to come fits what the ledger waits for, and lies ahead."""
+        computed = {entry.ticket for entry in self._running.values()}
+        if not at_work <= computed <= at_work | halted:
+            raise ValueError("what the workers compute does not fit what was given out")
+        if self._all_billed and self._billed.keys() != computed:
+            raise ValueError("what is billed does not fit what the workers compute")
+        if self._now / TICKS < ledger.now or any(entry[0] < self._now for entry in self._heap):
+            raise ValueError("something is to come that has passed")
+        serials = [entry[3] for entry in self._heap if entry[1] != TURN]
+        if len({*serials}) < len(serials) or max(serials, default=0) > self._pushed:
+            raise ValueError("two things to come have one number")
+        for entry in self._running.values():
+            if not (0 <= entry.done <= entry.ticket.work.units and entry.begins >= 0 and entry.lasts >= 1):
+                raise ValueError(f"{entry.ticket} has {entry.done} units to come, or no duration")
+            if entry.done < entry.ticket.work.units and entry.ticket not in ledger.recalled and entry.ticket in at_work:
+                raise ValueError(f"{entry.ticket} is to come in part, and was not recalled")
+        for tick in self._alarms:
+            if not any(alarm <= tick / TICKS for alarm in ledger.alarms):
+                raise ValueError(f"an alarm is to ring at {tick / TICKS:g} that nobody asked for")
+        if any(_ticks(alarm) > max(self._alarms, default=-1) + 1 for alarm in to_ring):
+            raise ValueError("an alarm was asked for and would not ring")
+        self._check_changes({*here})
+
+    def _check_changes(self, here: set[int]) -> None:
+        """Who leaves must be here by then, and who joins must not."""
+        for tick, kind, _, _, change in sorted(self._heap, key=lambda entry: entry[:4]):
+            if kind != CHANGE:
+                continue
+            assert isinstance(change, Joined | Left)
+            if (change.worker in here) != isinstance(change, Left):
+                raise ValueError(f"worker {change.worker} cannot leave or join at {tick / TICKS:g}")
+            (here.remove if isinstance(change, Left) else here.add)(change.worker)
 
     def _due(self, entry: "_Running", tick: int, kind: int) -> None:
         self._pushed += 1

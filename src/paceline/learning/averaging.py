@@ -1,7 +1,7 @@
 """MA-DNN: the workers' parameters are averaged."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import torch
@@ -86,6 +86,12 @@ class Averaging:
         self._users.update({whole(version): whole(count) for version, count in state["users"].items()})
         present = list(self._values())
         self._earlier = {whole(version): like(present, values) for version, values in state["earlier"].items()}
+
+    def check_restored(self, tickets: Collection[Ticket], updates: int) -> None:
+        if self._version != updates or self._users != Counter(ticket.version for ticket in tickets):
+            raise ValueError("the versions of the average do not fit the work that began with them")
+        if missing := self._users.keys() - self._earlier.keys() - {self._version}:
+            raise ValueError(f"version {min(missing)} of the average is missing")
 
     def _values(self) -> Iterable[Tensor]:
         yield from self._parameters

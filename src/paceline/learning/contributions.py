@@ -180,6 +180,14 @@ class LazyContributions:
     def samples(self, ticket: Ticket) -> Indices:
         return self._samples[ticket]
 
+    @property
+    def version(self) -> int:
+        """Of the model: how many updates it has seen."""
+        return self._version
+
+    def open_tickets(self) -> Collection[Ticket]:
+        return self._samples.keys()
+
     def settle(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
             del self._samples[ticket]

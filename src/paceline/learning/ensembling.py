@@ -1,7 +1,7 @@
 """EC-DNN and E-DNN: the workers' outputs are aggregated, and distilled back into their models."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -134,6 +134,10 @@ class Ensembling:
             self._given[ticket_from(ticket)] = Given(*(None if each is None else soft[whole(each)] for each in pair))
         for worker, (download, mini_batches, forwards, upload) in state["owed"].items():
             self._owed[int(worker)] = Bill(whole(download), whole(mini_batches), real(forwards), whole(upload))
+
+    def check_restored(self, tickets: Collection[Ticket], updates: int) -> None:
+        if self._round != updates or self._given.keys() != {*tickets}:
+            raise ValueError("what labels were given out for does not fit the work that is not settled")
 
     def _end(self) -> None:
         """Coefficients of the last models; there is no next piece of work to charge this to."""

@@ -16,7 +16,7 @@ from paceline.learning.generators import piece_seed, seed_numpy_and_python
 from paceline.learning.job import Job, state_of
 from paceline.learning.loss import numbers
 from paceline.learning.model_state import all_finite, computes_weights, make_dense
-from paceline.learning.optimizer_state import as_made, optimizer_state, restore_optimizer, step_of
+from paceline.learning.optimizer_state import as_made, check_states, optimizer_state, restore_optimizer, step_of
 from paceline.learning.server import Recipe
 from paceline.learning.task import device_of
 from paceline.randomness import restore_stream, stream, stream_state
@@ -130,7 +130,9 @@ class LocalTrainer:
         torch.Generator().set_state(state["aside"]["random"])  # refuses what cannot be one
         self._state.restore(state["model"])
         restore_stream(self._generator, state["chosen"])
-        self.take_up(state["aside"])
+        aside = state["aside"]
+        check_states(self.optimizer, self._pace.scheduler, aside["optimizer"], aside["scheduler"])
+        self.take_up(aside)
 
     def train(
         self, batches: Sequence[Indices], additions: Sequence[Addition | None],

@@ -60,6 +60,10 @@ class Aggregation(Protocol):
 
     def restore(self, state: State) -> None: ...
 
+    def check_restored(self, tickets: Collection[Ticket], updates: int) -> None:
+        """Raise ``ValueError`` unless what was restored fits the work that is not settled, after so many updates."""
+        ...
+
 
 class ModelHands:
     """Draws the mini-batches of each piece of local training, combines the models that come of them, and counts.
@@ -171,6 +175,14 @@ class ModelHands:
         for trainer in self.trainers:
             trainer.loss.restore(state["separable"])
         self.spoiled += unpack_tickets(state["spoiled"])
+        for ticket, batches in self._promised.items():
+            if len(batches) != ticket.work.units or ticket.worker >= len(self.trainers):
+                raise ValueError(f"{ticket} has {len(batches)} mini-batches for {ticket.work.units} steps")
+        self.aggregation.check_restored(self._promised.keys(), self.updates)
+
+    def open_tickets(self) -> Collection[Ticket]:
+        """What was promised and is neither used up nor dropped."""
+        return self._promised.keys()
 
     def best_local(self) -> nn.Module:
         """The local model with the smallest mean loss over all training samples (``_L`` in EC-DNN)."""

@@ -15,6 +15,7 @@ from torch.optim import Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.errors import ConfigError
+from paceline.core.plain import whole
 from paceline.learning.plain_sgd import plain_sgd
 
 
@@ -108,6 +109,77 @@ def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     optimizer.state.clear()
     for number, values in state["state"].items():
         optimizer.state[parameters[number]] = values
+
+
+# A state from a file may be anything.
+
+
+def check_states(
+    optimizer: Optimizer, scheduler: LRScheduler | None, state: Mapping[str, Any], scheduled: Mapping[str, Any] | None
+) -> None:
+    """Raise an error unless these can be states of an optimizer and its scheduler, both new, and be gone on with."""
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        _check_group(group, saved)
+    for number, values in state["state"].items():
+        whole(number)
+        _check_values(values)
+    if scheduler is not None:
+        own, saved = scheduler.state_dict(), scheduled
+        if saved is None or own.keys() != saved.keys():
+            raise ValueError("the scheduler has other values")
+        for name, value in own.items():
+            if _kind(value) != _kind(saved[name]) and not _unbounded(value):
+                raise ValueError(f"{name} of the scheduler is {str(saved[name])[:40]}, and was {str(value)[:40]}")
+    trial = copy.deepcopy(optimizer)
+    restore_optimizer(trial, copy.deepcopy(dict(state)))
+    _rehearse(trial)
+
+
+def _check_group(group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Settings may have been changed by a scheduler, but neither their names nor what kind of value they are."""
+    if group.keys() != saved.keys() and {*saved} - {*group} - {"initial_lr"}:
+        raise ValueError(f"the optimizer has no {', '.join(sorted(map(str, saved.keys() - group.keys())))}")
+    if missing := group.keys() - saved.keys():
+        raise ValueError(f"{', '.join(sorted(missing))} of the optimizer is missing")
+    for name, value in saved.items():
+        own = group.get(name, 0.0)
+        if name != "params" and _kind(value) != _kind(own):
+            raise ValueError(f"{name} of the optimizer is {str(value)[:40]}, and was made as {str(own)[:40]}")
+
+
+def _unbounded(value: object) -> bool:
+    """The best metric so far is infinite before there is one."""
+    return type(value) is float and not math.isfinite(value)
+
+
+def _kind(value: object) -> object:
+    """What one value of a setting has in common with another: numbers are numbers, finite ones."""
+    if isinstance(value, tuple | list):
+        return [_kind(each) for each in value]
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape
+    if type(value) in (int, float):
+        return math.isfinite(value)  # type: ignore[arg-type]
+    return type(value)
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            if not (value.is_floating_point() or value.is_complex()):
+                raise ValueError(f"{name} of the optimizer is {value.dtype}: it holds no fractions")
+        elif value is not None and type(value) not in (int, float, bool, list, dict):
+            raise ValueError(f"{name} of the optimizer is {str(value)[:40]}")
+
+
+def _rehearse(trial: Optimizer) -> None:
+    """Step once with a gradient of 0: whatever it cannot go on with raises an error now."""
+    if isinstance(trial, torch.optim.LBFGS):  # it would ask for the loss
+        return
+    for group in trial.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    step_of(trial)()
 
 
 def as_made(optimizer: Optimizer, scheduler: LRScheduler | None) -> dict[str, Any]:

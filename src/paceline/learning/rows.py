@@ -181,6 +181,9 @@ class RowContributions:
         vectors, of_parameters = self._own
         self._state.use_gradients(vectors, of_parameters)
 
+    def open_tickets(self) -> Collection[Ticket]:
+        return self._promises.keys()
+
     # Put aside and taken up again. A ticket keeps its row: the order in which rows are summed up is that of their
     # places. What was not handed in is kept without a row, for its samples are to be put back.
 

@@ -18,6 +18,7 @@ from paceline.learning.optimizer_state import (
     Pace,
     as_made,
     check_as_made,
+    check_states,
     optimizer_state,
     refuse_closures,
     restore_optimizer,
@@ -187,6 +188,7 @@ class Server:
     def restore(self, state: State) -> None:
         check_as_made(self._made, state["made"])
         self._model_state.restore(state["model"])
+        check_states(self._optimizer, self._pace.scheduler, state["optimizer"], state["scheduler"])
         restore_optimizer(self._optimizer, state["optimizer"])
         self._pace.restore(state["scheduler"])
         self.updates, self.samples, self._spoiled_in_a_row = map(whole, state["counts"][:3])
