@@ -1009,7 +1009,7 @@ def some(samples: int) -> tuple[Tensor, Tensor]:
         ({"tensorboard": True, "directory": None}, "needs a directory"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)}, "optimizer must be a function"),
         ({"data": (some(40)[0], some(50)[1])}, "40 inputs and 50 targets do not pair up"),
-        ({"data": 7}, "pair of tensors or a map-style dataset, not int"),
+        ({"data": 7}, "pair of tensors or arrays, or a map-style dataset, not int"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_written(

@@ -135,7 +135,7 @@ def check_regular(path: Path, *, written: bool = False) -> None:
     """
     try:
         found = path.lstat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {why(error)}") from None
