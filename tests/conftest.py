@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +23,7 @@ from xdist.workermanage import WorkerController
 
 OF_THIS_RUN = "PACELINE_TEST_RUN"  # in the environment of every process that the tests start
 ON_RAY = re.compile(r"(?<![^\W_])ray(?![^\W_])")
+LONG = re.compile(r"test_(reproduce|runtime).*\.py")
 MOST_ON_RAY = "tests/fleets/test_ray.py::"  # as long as all others
 
 settings.register_profile(
@@ -105,8 +107,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With ``--quick``, a test ends where it would start a process: no mark can be forgotten."""
+    """With ``--quick``, a test ends where it would start a process: no mark can be forgotten. Less is tried, too."""
     if config.getoption("--quick"):
+        settings.register_profile("quick", settings.get_profile("paceline"), max_examples=4)
+        settings.load_profile("quick")
         for module, name in (
             (os, "fork"),
             (os, "posix_spawn"),
@@ -114,6 +118,11 @@ def pytest_configure(config: pytest.Config) -> None:
             (_posixsubprocess, "fork_exec"),
         ):
             setattr(module, name, _unless_in_a_test(getattr(module, name)))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Reproductions and statistics of long simulations are not quick."""
+    return True if config.getoption("--quick") and LONG.match(collection_path.name) else None
 
 
 def _unless_in_a_test(start: Callable[..., Any]) -> Callable[..., Any]:
