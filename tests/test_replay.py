@@ -1,6 +1,7 @@
 """A recorded run is made again from its trace, bit for bit; and another strategy gets the same workers' time."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from paceline.cli import main
 from paceline.core.facts import Arrived, Joined
 from paceline.fleets.recorded import moments
 from paceline.reports.measure import measure
-from paceline.trace import TraceWriter
-from paceline.what_if import doubts, durations_of, recorded_fleet, what_if
+from paceline.reports.page import describe
+from paceline.reports.saved import read_run
+from paceline.trace import Trace, TraceWriter
+from paceline.what_if import Survey, doubts, durations_of, recorded_fleet, what_if
 from support.digits import digits_task
 from support.resumable import CASES, FLEET, PROCESSES, STRATEGIES, replayed
 
@@ -180,7 +183,7 @@ def test_what_was_cut_short_is_told_and_what_is_partly_known_is_scaled_up() -> N
     """Worker 2 of 3 is always late: with K-SGD nothing of it is known, with LGC-SGD two of its four blocks."""
     fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.0), pl.Constant(2.0)])
     dropped = pl.simulate(pl.FastestK(2), fleet, pl.Stop(updates=5))
-    assert (durations_of(dropped)[2].seconds, durations_of(dropped)[2].cut) == ([], 5)
+    assert ([*durations_of(dropped)[2].seconds], durations_of(dropped)[2].cut) == ([], 5)
     with pytest.raises(pl.ConfigError, match="worker 2 finished nothing in the recorded run \\(5 pieces"):
         recorded_fleet(dropped)
     partly = pl.simulate(pl.LiveCompensation(2, blocks=4), fleet, pl.Stop(updates=5))
@@ -275,3 +278,36 @@ def test_the_command_goes_on_with_a_run(run: Path, capsys: pytest.CaptureFixture
         assert (run / file.name).read_bytes() == file.read_bytes(), file.name
     assert main(["train", "--resume", "run"]) == 0
     assert json.loads((run / "summary.json").read_text())["seconds"] == 30
+
+
+def test_a_what_if_and_a_page_read_the_trace_once(tmp_path: Path) -> None:
+    CASES["fastest"].run(tmp_path, pl.Stop(updates=8))
+    saved, lines = read_run(tmp_path), 0
+
+    def counted() -> Iterator[str]:
+        nonlocal lines
+        for line in saved.trace.lines():
+            lines += 1
+            yield line
+
+    watched = replace(saved, trace=Trace(counted))
+    whole = sum(1 for _ in saved.trace.lines())
+    survey = Survey(watched.trace)
+    assert what_if(survey, {"asgd": pl.Asynchronous(), "ssgd": pl.Synchronous()})
+    doubts(survey)
+    assert whole <= lines < 1.5 * whole  # the first line is looked at more often
+    assert survey.measures == measure(saved.trace)
+    lines = 0
+    described = describe("run", watched)
+    assert whole <= lines < 1.5 * whole
+    assert described.measures == measure(saved.trace)
+
+
+def test_a_simulation_is_measured_as_its_trace_would_be() -> None:
+    fleet = pl.SimulatedFleet([pl.Empirical([1.0, 2.5], in_order=True), pl.Empirical([3.0], in_order=True)])
+    for strategy in (pl.Asynchronous(), pl.LiveCompensation(1, blocks=2), pl.ModelAveraging(2)):
+        recorded = pl.simulate(strategy, fleet, pl.Stop(seconds=40.0))
+        survey = Survey(recorded)
+        (found,) = what_if(survey, {"same": strategy})
+        again = measure(pl.simulate(strategy, recorded_fleet(recorded), pl.Stop(seconds=survey.measures.seconds)))
+        assert found.measures == again

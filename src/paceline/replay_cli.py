@@ -60,14 +60,14 @@ def _again(run: Path) -> None:
 
 def _what_if(run: Path, texts: list[str]) -> None:
     from paceline.config import read_config
-    from paceline.reports.measure import measure
     from paceline.reports.saved import read_run
     from paceline.strategy_names import parse_strategy
     from paceline.tables import console
-    from paceline.what_if import Prospect, doubts, recorded_fleet, what_if
+    from paceline.what_if import Prospect, Survey, doubts, recorded_fleet, what_if
 
     saved = read_run(run)
-    fleet = recorded_fleet(saved.trace)
+    survey = Survey(saved.trace)
+    fleet = recorded_fleet(survey)
     choices = [parse_strategy(text) for text in texts]
     label = saved.strategy
     again = []
@@ -76,10 +76,10 @@ def _what_if(run: Path, texts: list[str]) -> None:
         label = again[0].short
     asked = {f"{choice.short}, simulated": choice.strategy(fleet.medians) for choice in [*again, *choices]}
     size = saved.config.get("batch_size")
-    found = what_if(saved.trace, asked, batch_size=size if isinstance(size, int) else None)
-    recorded = Prospect(f"{label}, as recorded", measure(saved.trace))
+    found = what_if(survey, asked, batch_size=size if isinstance(size, int) else None)
+    recorded = Prospect(f"{label}, as recorded", survey.measures)
     console().print(what_if_table([recorded, *found]))
-    for doubt in doubts(saved.trace):
+    for doubt in doubts(survey):
         typer.echo(doubt)
 
 

@@ -3,17 +3,18 @@
 Reads the trace once, from front to end; what it keeps in mind grows with the workers and their open tickets only.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
-from paceline.core.facts import Arrived, Drop, Halt, Joined, Left, Recall, Start, Step, Ticket
-from paceline.trace import Billed, Spoiled, Trace
+from paceline.core.facts import Arrived, Drop, Halt, Joined, Left, Rang, Recall, Start, Step, Ticket
+from paceline.trace import Billed, Fact, Spoiled, Trace
 
 INSTANT = 1e-9  # seconds; two times that differ by less are one
 
 
-@dataclass
+@dataclass(slots=True)
 class WorkerTime:
     """What became of one worker's time, in (virtual) seconds. Work that still ran at the end is left out."""
 
@@ -94,11 +95,26 @@ class Measures:
 
 def measure(trace: Trace) -> Measures:
     """Go through a trace once."""
-    reader = _Reader(trace.about)
+    reader = MeasureReader(trace.about)
     for fact in trace:
         if (follow := reader.follow.get(type(fact))) is not None:
             follow(fact)
     return reader.measures()
+
+
+@dataclass(frozen=True)
+class _Watched(Trace):
+    """A trace whose facts a reader follows too, before whoever goes through it."""
+
+    reader: "MeasureReader | None" = None
+
+    def __iter__(self) -> Iterator[Fact]:
+        assert self.reader is not None
+        follow = self.reader.follow
+        for fact in super().__iter__():
+            if (measuring := follow.get(type(fact))) is not None:
+                measuring(fact)
+            yield fact
 
 
 class Piece(NamedTuple):
@@ -110,7 +126,7 @@ class Piece(NamedTuple):
     relabelling: float = 0.0
 
 
-class _Reader:
+class MeasureReader:
     """Follows the facts of a trace, each at a cost that does not grow with the run."""
 
     def __init__(self, about: Mapping[str, Any]) -> None:
@@ -127,12 +143,14 @@ class _Reader:
         self._recalled: dict[Ticket, float] = {}  # running: when it was recalled
         self._unused: dict[Ticket, float] = {}  # handed in: the computing time that a first use would justify
         self._last: Ticket | None = None
+        self._weight: tuple[Fraction | None, float] = (None, 0.0)
         self._last_used: dict[Ticket, float] = {}
         self._weight_by_age: dict[int, float] = {}
         self._weight_by_gap: dict[int, float] = {}
         self.follow: dict[type, Callable[[Any], None]] = {
             Joined: self._joined,
             Left: self._left,
+            Rang: self._rang,
             Start: self._start,
             Billed: self._billed,
             Arrived: self._arrived,
@@ -142,6 +160,15 @@ class _Reader:
             Step: self._step,
             Spoiled: self._spoiled,
         }
+
+    def watching(self, trace: Trace) -> Trace:
+        """The same trace, which is measured while somebody else goes through it."""
+        return _Watched(trace.lines, trace.source, self)
+
+    @property
+    def now(self) -> float:
+        """The time of the last event, of those that were followed."""
+        return self._now
 
     def measures(self) -> Measures:
         for worker, since in self._idle_since.items():
@@ -158,7 +185,9 @@ class _Reader:
         )
 
     def _of(self, worker: int) -> WorkerTime:
-        return self._workers.setdefault(worker, WorkerTime(worker))
+        if (found := self._workers.get(worker)) is None:
+            found = self._workers[worker] = WorkerTime(worker)
+        return found
 
     def _joined(self, fact: Joined) -> None:
         self._now = fact.at
@@ -169,6 +198,9 @@ class _Reader:
         self._now = fact.at
         self._present.discard(fact.worker)
         self._idle_ends(fact.worker)
+
+    def _rang(self, fact: Rang) -> None:
+        self._now = fact.at
 
     def _idle_ends(self, worker: int) -> None:
         since = self._idle_since.pop(worker, None)
@@ -188,7 +220,7 @@ class _Reader:
 
     def _arrived(self, fact: Arrived) -> None:
         self._now, ticket, done = fact.at, fact.ticket, fact.done
-        recalled_at = self._recalled.pop(ticket, None)
+        recalled_at = self._recalled.pop(ticket, None) if self._recalled else None
         at_once = recalled_at is not None and self._now - recalled_at < INSTANT  # nothing done, or completed by decree
         piece = self._running.pop(ticket)
         sent = self._now if at_once else self._now - piece.upload
@@ -214,24 +246,53 @@ class _Reader:
         """Count the download and the computing of a piece up to a time; the seconds of the latter."""
         worker = self._of(ticket.worker)
         seconds = max(0.0, until - (piece.started + piece.download))
-        worker.transfer += max(0.0, min(piece.download, until - piece.started))
+        if piece.download:
+            worker.transfer += max(0.0, min(piece.download, until - piece.started))
         worker.busy += seconds
-        worker.relabelling += min(seconds, piece.relabelling)
+        if piece.relabelling:
+            worker.relabelling += min(seconds, piece.relabelling)
         return seconds
 
     def _drop(self, fact: Drop) -> None:
         self._of(fact.ticket.worker).wasted += self._unused.pop(fact.ticket, 0.0)  # a kept one was used already
 
+    def _float(self, weight: Fraction) -> float:
+        """A weight as a float. The next one is mostly the same object, and converting takes as long as all the rest."""
+        if weight is not self._weight[0]:
+            self._weight = weight, float(weight)
+        return self._weight[1]
+
+    def _step_of_one(self, ticket: Ticket, weight: Fraction) -> None:
+        """The same as ``_step`` does, where nothing is to be added up."""
+        share, age, worker = self._float(weight), self._updates - ticket.version, self._of(ticket.worker)
+        worker.influence += share
+        seconds = self._unused.pop(ticket, None)
+        self._last_used = {}
+        if seconds is not None:
+            self._last_used[ticket] = seconds
+            worker.contributions += 1
+            self._staleness_total += age
+            self._staleness_most = max(self._staleness_most, age)
+        ages, gaps = self._weight_by_age, self._weight_by_gap
+        ages[age] = ages.get(age, 0.0) + share
+        gaps[0] = gaps.get(0, 0.0) + share * share
+        self._updates += 1
+
     def _step(self, fact: Step) -> None:
+        if len(fact.weights) == 1:
+            for ticket, weight in fact.weights.items():
+                self._step_of_one(ticket, weight)
+            return
         used: dict[Ticket, float] = {}
         by_age: dict[int, float] = {}
         for ticket, weight in fact.weights.items():
-            share, age = float(weight), self._updates - ticket.version
-            self._of(ticket.worker).influence += share
+            share, age = self._float(weight), self._updates - ticket.version
+            worker = self._of(ticket.worker)
+            worker.influence += share
             by_age[age] = by_age.get(age, 0.0) + share
             if (seconds := self._unused.pop(ticket, None)) is not None:
                 used[ticket] = seconds
-                self._of(ticket.worker).contributions += 1
+                worker.contributions += 1
         if used:
             ages = [self._updates - ticket.version for ticket in used]
             self._staleness_total += sum(ages) / len(ages)

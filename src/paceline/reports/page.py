@@ -15,7 +15,8 @@ from importlib.resources import files
 from typing import Any
 
 from paceline import __version__
-from paceline.reports.measure import Measures, measure
+from paceline.loop import seldom_collecting
+from paceline.reports.measure import MeasureReader, Measures
 from paceline.reports.page_tables import runs_table, straggler_tables
 from paceline.reports.picture import Picture, gather
 from paceline.reports.pruning import pruning_section
@@ -44,9 +45,16 @@ class Described:
 
 def describe(name: str, saved: SavedRun, *, marks: int = MARKS) -> Described:
     """Read a run's trace."""
-    measures = measure(saved.trace)
-    drawn = spread([each.worker for each in measures.workers], WORKERS)
-    picture = gather(saved.trace, limit=marks, workers=frozenset(drawn), end=saved.stopped_at)
+    about = saved.trace.about
+    drawn = spread(range(int(about.get("workers", 0))), WORKERS)
+    reader = MeasureReader(about)
+    with seldom_collecting():
+        picture = gather(reader.watching(saved.trace), limit=marks, workers=frozenset(drawn), end=saved.stopped_at)
+        measures = reader.measures()
+        everybody = spread([each.worker for each in measures.workers], WORKERS)
+        if everybody != drawn:  # more workers came than the first line tells of
+            drawn = everybody
+            picture = gather(saved.trace, limit=marks, workers=frozenset(drawn), end=saved.stopped_at)
     return Described(name, saved, measures, picture, drawn)
 
 
