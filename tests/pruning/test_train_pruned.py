@@ -2,6 +2,7 @@
 
 import copy
 import tempfile
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import paceline as pl
 from paceline.checkpoint import read_checkpoint, write_checkpoint
 from paceline.config import parse_config, write_config
 from paceline.pruning.plan import Schedule
+from paceline.pruning.record import Trends
 from paceline.pruning.rules import FineRule, RandomRule
 from paceline.pruning.saved import read_pruning
 from paceline.pruning.shards import PrunedShards
@@ -276,3 +278,19 @@ def test_a_file_can_ask_for_pruning() -> None:
     assert parse_config(write_config(config)) == config
     with pytest.raises(pl.ConfigError, match="fraction=2"):
         parse_config(head + sampling.replace("0.3", "2") + rest.partition("\n\n")[2])
+
+
+def test_losses_of_followed_samples_take_little_memory() -> None:
+    rows = [(sample, epoch, sample / 7) for epoch in range(200) for sample in range(50)]
+    tracemalloc.start()
+    try:
+        trends = Trends()
+        for begin in range(0, len(rows), 5):
+            trends += rows[begin : begin + 5]
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken < 20 * len(rows)
+    assert len(trends) == len(rows)
+    assert [row[:2] for row in trends] == [row[:2] for row in rows]
+    assert [row[2] for row in trends] == pytest.approx([row[2] for row in rows])

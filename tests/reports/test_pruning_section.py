@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.pruning.record import PruningRecord
+from paceline.pruning.record import PruningRecord, Trends
 from paceline.reports.page import describe, page
 from paceline.reports.pruning_figures import as_pictures, telling_trends
 from paceline.reports.saved import read_run
@@ -74,7 +74,7 @@ def test_the_trends_that_are_shown_differ() -> None:
     counts = np.array([0, 0, 5, 0], dtype=np.uint16)
     losses = {0: (1.0, 3.0), 1: (2.0, 0.1), 2: (1.0, 1.1), 3: (1.0, 1.05)}
     rows = [(sample, epoch + 1, loss) for sample, each in losses.items() for epoch, loss in enumerate(each)]
-    record = PruningRecord(counts, counts, np.arange(4), [], rows)
+    record = PruningRecord(counts, counts, np.arange(4), [], Trends(rows))
     assert list(telling_trends(record, most=3)) == [
         "sample 0, left out 0 times", "sample 1, left out 0 times", "sample 2, left out 5 times",
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 """What pruning did in a run, sample by sample: kept beside the run, and drawn in its report."""
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,36 @@ from numpy.typing import NDArray
 from paceline.sampling.partition import Indices
 
 FOLLOWED = 256  # samples whose every loss is kept
+
+
+class Trends:
+    """Rows of (sample, epoch, loss) in twelve bytes each, where a tuple in a list takes a hundred."""
+
+    def __init__(self, rows: Iterable[tuple[int, int, float]] = ()) -> None:
+        self._samples, self._epochs, self._losses = array("i"), array("i"), array("f")
+        self += rows
+
+    def __iadd__(self, rows: Iterable[tuple[int, int, float]]) -> "Trends":
+        for sample, epoch, loss in rows:
+            self._samples.append(sample)
+            self._epochs.append(epoch)
+            self._losses.append(loss)
+        return self
+
+    def __iter__(self) -> Iterator[tuple[int, int, float]]:
+        return zip(self._samples, self._epochs, self._losses, strict=True)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trends) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def columns(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Samples, epochs and losses, copied."""
+        return np.array(self._samples), np.array(self._epochs), np.array(self._losses)
 
 
 @dataclass(eq=False)
@@ -24,7 +55,7 @@ class PruningRecord:
     times_stood_out: NDArray[np.uint16]
     followed: Indices
     passes: list[tuple[int, int, int, int]] = field(default_factory=list)
-    trends: list[tuple[int, int, float]] = field(default_factory=list)
+    trends: Trends = field(default_factory=Trends)
 
     @property
     def pruned_share(self) -> float:
@@ -34,14 +65,14 @@ class PruningRecord:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything as arrays, to be written."""
-        samples, epochs, losses = zip(*self.trends, strict=True) if self.trends else ((), (), ())
+        samples, epochs, losses = self.trends.columns()
         return {
             "times_pruned": self.times_pruned.astype(np.int32),
             "times_stood_out": self.times_stood_out.astype(np.int32),
             "passes": np.array(self.passes, dtype=np.int64).reshape(-1, 4),
-            "trend_samples": np.array(samples, dtype=np.int64),
-            "trend_epochs": np.array(epochs, dtype=np.int64),
-            "trend_losses": np.array(losses, dtype=np.float32),
+            "trend_samples": samples.astype(np.int64),
+            "trend_epochs": epochs.astype(np.int64),
+            "trend_losses": losses.astype(np.float32),
         }
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -50,14 +81,14 @@ class PruningRecord:
             if arrays[saved].shape != own.shape:
                 raise ValueError(f"{saved} of {arrays[saved].shape}, not {own.shape}")
             own[:] = arrays[saved]
-        self.passes[:], self.trends[:] = _rows(arrays)
+        self.passes[:], self.trends = _rows(arrays)
 
 
-def _rows(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int, float]]]:
+def _rows(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[tuple[int, int, int, int]], Trends]:
     """Passes and trends."""
     passes = [(int(w), int(e), int(held), int(kept)) for w, e, held, kept in arrays["passes"]]
     trends = zip(arrays["trend_samples"], arrays["trend_epochs"], arrays["trend_losses"], strict=True)
-    return passes, [(int(sample), int(epoch), float(loss)) for sample, epoch, loss in trends]
+    return passes, Trends((int(sample), int(epoch), float(loss)) for sample, epoch, loss in trends)
 
 
 def new_record(samples: int, generator: np.random.Generator) -> PruningRecord:
