@@ -75,6 +75,13 @@ def test_a_regression_needs_two_models() -> None:
         EC(4, "regression").check(1, 16)
 
 
+def test_a_message_says_whether_a_value_may_be_left_out() -> None:
+    with pytest.raises(pl.ConfigError, match=r"compression_steps='two': give a whole number, or None$"):
+        EC(4, compression_steps="two")  # type: ignore[arg-type]
+    with pytest.raises(pl.ConfigError, match=r"every='four': give a whole number$"):
+        EC("four")  # type: ignore[arg-type]
+
+
 def test_what_nobody_asked_for_is_not_done() -> None:
     assert not pl.FinalEnsemble(4).same_start
     assert pl.FinalEnsemble(4, same_start=True).same_start

@@ -14,6 +14,7 @@ from paceline.core.facts import (
     Left,
     Rang,
     Recall,
+    Regroup,
     Remember,
     Step,
     WakeAt,
@@ -251,6 +252,24 @@ def test_of_parts_of_parts_too_only_those_are_asked_that_something_happened_to()
         asked.clear()
         coordinator.receive(Left(1.0, worker))
         assert asked == [expected]
+
+
+def test_whoever_moves_to_another_part_is_noticed_by_the_parts_inside_it() -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Nested(Strategy):
+        def decide(self, ledger: Ledger) -> list[Decision]:
+            for number, part in ledger.split(((0, 1), (2,))) if not ledger.groups else ledger.split(ledger.groups):
+                asked.extend((number, inner) for inner, _ in part.split(((0, 1, 2), (3,))))
+            return []
+
+    coordinator = Coordinator(Nested())
+    coordinator.receive(*(Joined(0.0, worker) for worker in range(3)))
+    asked.clear()
+    coordinator.carry_out([Regroup(((0,), (1, 2)), "")])
+    coordinator.receive()
+    assert asked == [(0, 0), (1, 0)]
+    assert [[*part.idle] for _, part in walk(coordinator.ledger)][1:] == [[0], [0], [], [2, 1], [2, 1], []]
 
 
 def test_an_alarm_wakes_every_part() -> None:

@@ -61,7 +61,7 @@ TESTS: dict[str, Sequence[str]] = {
         "core/test_handing_in.py",
         "core/test_regrouping.py",
     ),
-    "core/fields": ("test_wrong_input.py",),
+    "core/fields": ("core/test_handing_in.py", "test_wrong_input.py"),
     "core/pace": ("core/test_regrouping.py",),
     "core/regrouping": ("core/test_regrouping.py",),
     "strategies": (*_DECIDE, "core/test_coordinator.py"),
@@ -154,7 +154,7 @@ class Trial:
     def __init__(self, copy: Path) -> None:
         self.copy = copy
         self.limits: dict[Sequence[str], float] = {}
-        for name in ("src", "tests", "pyproject.toml"):
+        for name in ("src", "tests", "examples", "pyproject.toml"):
             (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, copy / name)
         for name in PRELOADED:
             __import__(name)
