@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -239,6 +240,25 @@ def test_a_record_that_is_shorter_than_the_checkpoint_says_is_refused(directory:
     data = (directory / file).read_bytes()
     (directory / file).write_bytes(data[:100] if file == "metrics.jsonl" else data[:200])
     assert f"{file} has" in refused(directory)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: lines.insert(9, lines[8]),
+        lambda lines: lines.insert(9, b"garbage\n"),
+        lambda lines: lines.pop(2),
+        lambda lines: lines.append(b'["halt"'),
+    ],
+)
+def test_a_run_whose_trace_is_damaged_is_not_gone_on_with(
+    directory: Path, change: Callable[[list[bytes]], object]
+) -> None:
+    lines = (directory / "trace.jsonl").read_bytes().splitlines(keepends=True)
+    change(lines)
+    (directory / "trace.jsonl").write_bytes(b"".join(lines))
+    forge(directory, at("trace", "bytes", value=len(b"".join(lines))))
+    assert re.search(r"line \d+ of .*trace.jsonl (cannot be understood|is broken)", refused(directory))
 
 
 def test_the_trace_of_another_fleet_is_refused(directory: Path) -> None:

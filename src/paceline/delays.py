@@ -148,6 +148,11 @@ class Pareto:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_positive(self, minimum=self.minimum, shape=self.shape)
+        if self.shape < 0.01:
+            raise ConfigError(
+                f"{self}: half of the durations would be over 2**{1 / self.shape:.0f} times the minimum; "
+                "shape is at least 0.01"
+            )
 
     @property
     def median(self) -> float:

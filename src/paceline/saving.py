@@ -82,6 +82,7 @@ class Checkpoints:
             except UNFIT as error:
                 raise ConfigError(f"cannot resume from {path}: its {name} does not fit ({_line(error)})") from None
         rows = self._directory.rows()
+        self._trace.check()
         try:
             for part in self._parts.values():
                 if isinstance(part, Loop):

@@ -30,7 +30,7 @@ from typing import Any
 from paceline.core.errors import ConfigError
 from paceline.core.facts import Arrived, Event, Halt, Instruction, Start, Ticket
 from paceline.core.plain import whole
-from paceline.files import NO_LINK, cannot_write, check_regular, writing
+from paceline.files import NO_LINK, cannot_write, check_regular, open_regular, writing
 from paceline.trace_lines import Billed, Computed, Fact, Spoiled, encode
 from paceline.trace_reading import DECODERS, LONGEST_LINE, MALFORMED, History, check_about
 
@@ -80,6 +80,13 @@ class TraceWriter:
         self._position, there = whole(state["bytes"]), os.fstat(self._file).st_size
         if self._position > there:
             raise ConfigError(f"trace.jsonl has {there} bytes, and {self._position} when the checkpoint was made")
+
+    def check(self) -> None:
+        """Refuse to go on with a record that is damaged, up to the state that was restored."""
+        assert self._path is not None
+        path = self._path
+        for _ in Trace(lambda: _lines_until(path, self._position), str(path)):
+            pass
 
     def cut(self) -> None:
         """Forget what was written after the state that was restored."""
@@ -226,6 +233,15 @@ def _lines(file: Path) -> Iterator[str]:
                     f"{file} has a line of more than {LONGEST_LINE:,} characters: no run writes such a line"
                 )
             yield line
+
+
+def _lines_until(file: Path, position: int) -> Iterator[str]:
+    """The lines before a position, and one more that can always follow: so none of them may be torn."""
+    with open_regular(file) as opened:
+        while position > 0 and (line := opened.readline(min(position, LONGEST_LINE))):
+            position -= len(line)
+            yield line.decode(errors="replace")
+    yield '["wake",0.0]\n'
 
 
 def _about(line: str, source: str = "the trace") -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from itertools import repeat
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Arrived, Event, Halt, Instruction, Joined, Left, Recall, Start, Ticket
+from paceline.core.facts import Arrived, Event, Halt, Instruction, Joined, Left, Recall, Start, Step, Ticket
 from paceline.delays import Empirical
 from paceline.fleets.simulated import Network, SimulatedFleet
 from paceline.loop import Loop, NoHands, seldom_collecting
@@ -64,6 +64,8 @@ class Survey:
         kind = type(fact)
         if kind is Start:
             self._started[fact.ticket] = now  # type: ignore[union-attr]
+        elif kind is Step:
+            pass
         elif isinstance(fact, Arrived):
             self._arrived(fact)
         elif isinstance(fact, Billed):

@@ -47,14 +47,17 @@ def gather(trace: Trace, *, limit: int, workers: Collection[int] | None = None, 
     """Go through a trace once. Of some ``workers``, or of all, keep at most ``limit`` marks: so long is the window."""
     picture = Picture()
     for mark in timeline(trace, end=end):
+        kept = picture.until == math.inf or not isinstance(mark, Span)  # else what is beyond the window costs little
         if isinstance(mark, Span):
             _sum_up(picture, mark)
             picture.end = max(picture.end, mark.end)
             if mark.start < picture.until and (workers is None or mark.worker in workers):
                 picture.spans.append(mark)
+                kept = True
         elif isinstance(mark, Updated):
             picture.end = max(picture.end, mark.at)
-            picture.staleness.update(mark.staleness)
+            for staleness in mark.staleness:
+                picture.staleness[staleness] += 1
             if mark.waited_for is not None:
                 sums = picture.workers.setdefault(mark.waited_for, WorkerSums())
                 sums.waited_for += 1
@@ -63,13 +66,15 @@ def gather(trace: Trace, *, limit: int, workers: Collection[int] | None = None, 
                 picture.updates.append(mark)
         elif mark.at < picture.until and (workers is None or mark.worker in workers):
             picture.recalls.append(mark)
-        while picture.marks > limit and picture.until > 0:
+        while kept and picture.marks > limit and picture.until > 0:
             picture._shorten()
     picture.spans = [span._replace(end=min(span.end, picture.until)) for span in picture.spans]
     return picture
 
 
 def _sum_up(picture: Picture, span: Span) -> None:
-    sums = picture.workers.setdefault(span.worker, WorkerSums())
+    if (sums := picture.workers.get(span.worker)) is None:
+        sums = picture.workers[span.worker] = WorkerSums()
     sums.seconds[span.kind] += span.end - span.start
-    sums.thrown_away += span.kind == "dropped"
+    if span.kind == "dropped":
+        sums.thrown_away += 1

@@ -14,10 +14,10 @@ half of it is assumed, as in ``measure``.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from paceline.core.facts import Arrived, Drop, Event, Halt, Joined, Left, Recall, Start, Step, Ticket
+from paceline.core.facts import Arrived, Drop, Event, Halt, Joined, Left, Rang, Recall, Start, Step, Ticket
 from paceline.reports.measure import INSTANT, Piece
 from paceline.trace import Billed, Fact, Spoiled, Trace
 
@@ -132,40 +132,73 @@ class _Reader:
         self._groups = _Groups()
         self._pieces: dict[int, deque[_Piece]] = {}
         self._touched: set[int] = set()
+        self._follow: Mapping[type, Callable[[Any], Iterable[Mark] | None]] = {
+            Arrived: self._arrives,
+            Start: self._start,
+            Step: self._stepped,
+            Joined: self._joined,
+            Left: self._left,
+            Rang: self._event,
+            Recall: self._recall,
+            Halt: self._halt,
+            Drop: self._drop,
+            Billed: self._billed,
+            Spoiled: self._spoiled,
+        }
 
-    def follow(self, fact: Fact) -> Iterator[Mark]:
-        if isinstance(fact, Event):
-            yield from self._settled()
-            self._now = fact.at
-        match fact:
-            case Arrived(_, ticket, done):
-                self._arrived(ticket, done)
-            case Start(ticket):
-                self._wait_ends(ticket.worker)
-                self._running[ticket] = Piece(self._now, self._transfer, self._transfer)
-            case Billed(ticket, download, relabelling, upload):
-                self._running[ticket] = Piece(self._now, download, upload, relabelling)
-            case Step(weights):
-                yield self._step(list(weights))
-            case Recall(ticket):
-                self._recalled[ticket] = self._now
-                yield Recalled(self._now, ticket.worker, ticket.serial)
-            case Halt(ticket):
-                self._broken_off(ticket, "dropped")
-                if ticket.worker in self._present:
-                    self._waits_since[ticket.worker] = self._now
-            case Drop(ticket):
-                if (handed_in := self._handed_in.pop(ticket, None)) is not None:  # a kept one was used already
-                    self._settle(ticket, handed_in.piece, "dropped")
-            case Spoiled(ticket):
-                if (piece := self._used.pop(ticket, None)) is not None:
-                    self._settle(ticket, piece, "dropped")
-            case Joined(_, worker):
-                self._present.add(worker)
-                self._waits_since[worker] = self._now
-            case Left(_, worker):
-                self._present.discard(worker)
-                self._wait_ends(worker)
+    def follow(self, fact: Fact) -> Iterable[Mark]:
+        if (follow := self._follow.get(type(fact))) is None:
+            return ()
+        return follow(fact) or ()
+
+    def _event(self, fact: Event) -> list[Mark]:
+        settled: list[Mark] = self._settled()
+        self._now = fact.at
+        return settled
+
+    def _arrives(self, fact: Arrived) -> list[Mark]:
+        settled = self._event(fact)
+        self._arrived(fact.ticket, fact.done)
+        return settled
+
+    def _joined(self, fact: Joined) -> list[Mark]:
+        settled = self._event(fact)
+        self._present.add(fact.worker)
+        self._waits_since[fact.worker] = self._now
+        return settled
+
+    def _left(self, fact: Left) -> list[Mark]:
+        settled = self._event(fact)
+        self._present.discard(fact.worker)
+        self._wait_ends(fact.worker)
+        return settled
+
+    def _start(self, fact: Start) -> None:
+        self._wait_ends(fact.ticket.worker)
+        self._running[fact.ticket] = Piece(self._now, self._transfer, self._transfer)
+
+    def _billed(self, fact: Billed) -> None:
+        self._running[fact.ticket] = Piece(self._now, fact.download, fact.upload, fact.relabelling)
+
+    def _stepped(self, fact: Step) -> list[Mark]:
+        return [self._step(list(fact.weights))]
+
+    def _recall(self, fact: Recall) -> list[Mark]:
+        self._recalled[fact.ticket] = self._now
+        return [Recalled(self._now, fact.ticket.worker, fact.ticket.serial)]
+
+    def _halt(self, fact: Halt) -> None:
+        self._broken_off(fact.ticket, "dropped")
+        if fact.ticket.worker in self._present:
+            self._waits_since[fact.ticket.worker] = self._now
+
+    def _drop(self, fact: Drop) -> None:
+        if (handed_in := self._handed_in.pop(fact.ticket, None)) is not None:  # a kept one was used already
+            self._settle(fact.ticket, handed_in.piece, "dropped")
+
+    def _spoiled(self, fact: Spoiled) -> None:
+        if (piece := self._used.pop(fact.ticket, None)) is not None:
+            self._settle(fact.ticket, piece, "dropped")
 
     def end(self, at: float) -> Iterator[Mark]:
         yield from self._settled()
@@ -241,13 +274,18 @@ class _Reader:
         piece.kind = kind
         self._touched.add(ticket.worker)
 
-    def _settled(self) -> Iterator[Span]:
+    def _settled(self) -> list[Mark]:
         """The spans whose kind can no longer change, up to each worker's first that still can."""
-        self._used.clear()
-        for worker in sorted(self._touched):
+        settled: list[Mark] = []
+        if self._used:
+            self._used.clear()
+        for worker in sorted(self._touched) if len(self._touched) > 1 else self._touched:
             pieces = self._pieces[worker]
             while pieces and pieces[0].kind is not None:
                 piece = pieces.popleft()
                 if piece.end > piece.start:
-                    yield Span(worker, piece.start, piece.end, piece.kind or "", piece.ticket, piece.staleness)
+                    settled.append(
+                        Span(worker, piece.start, piece.end, piece.kind or "", piece.ticket, piece.staleness)
+                    )
         self._touched.clear()
+        return settled

@@ -1,0 +1,69 @@
+"""What a question about a long trace costs, against reading it: processor time and memory, each in its own process.
+
+    python benchmarks/long_traces.py [--save]
+
+read     every line decoded and checked
+what-if  paceline replay RUN --strategy asgd
+page     paceline report RUN --out FILE
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from measuring import ratio, save
+
+import paceline as pl
+
+UPDATES = 200_000  # three lines each
+ROUNDS = 3
+CHILD = """
+import resource, sys, time
+from pathlib import Path
+from paceline.cli import main
+from paceline.reports.saved import read_run
+import paceline.reports.page, paceline.what_if
+what, run, out = sys.argv[1], sys.argv[2], sys.argv[3]
+began = time.process_time()
+if what == "read":
+    for fact in read_run(Path(run)).trace:
+        pass
+elif what == "what-if":
+    assert main(["replay", run, "--strategy", "asgd"]) == 0
+else:
+    assert main(["report", run, "--out", out]) == 0
+print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place)
+        fleet = pl.SimulatedFleet(pl.ShiftedExponential(0.5, 0.5), workers=16)
+        pl.simulate(pl.Asynchronous(), fleet, pl.Stop(updates=UPDATES), trace=run / "trace.jsonl")
+        (run / "config.json").write_text(json.dumps({"strategy": "Asynchronous()"}))
+        times: dict[str, list[float]] = {"read": [], "what-if": [], "page": []}
+        memory: dict[str, list[float]] = {name: [] for name in times}
+        for _ in range(ROUNDS):
+            for name, taken in times.items():
+                command = [sys.executable, "-c", CHILD, name, str(run), str(run / "page.html")]
+                answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+                taken.append(float(answer[-2]))
+                memory[name].append(float(answer[-1]))
+        lines = sum(1 for _ in (run / "trace.jsonl").open())
+    save(
+        "long_traces",
+        {
+            "lines": lines,
+            "microseconds_a_line": {name: round(median(each) / lines * 1e6, 2) for name, each in times.items()},
+            "against_reading": {name: round(ratio(times, name, "read"), 2) for name in ("what-if", "page")},
+            "peak_megabytes": {name: round(max(each)) for name, each in memory.items()},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
