@@ -1,6 +1,7 @@
 """The examples run as they are, and the rule that one of them adds keeps the contract."""
 
 import importlib.util
+import logging
 import re
 import runpy
 import subprocess
@@ -36,7 +37,12 @@ class TestDeadlineInGroups(custom_strategy.TestDeadlineInGroups):  # type: ignor
 
 def run_here(script: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What an example prints, in this process: torch is loaded already."""
-    runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+    log = logging.getLogger("paceline")
+    level = log.level
+    try:
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+    finally:
+        log.setLevel(level)  # which an example may choose for itself
     out, err = capsys.readouterr()
     assert err == ""
     return out
