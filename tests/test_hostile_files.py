@@ -373,12 +373,21 @@ def test_whatever_is_damaged_is_taken_or_refused_in_one_line(kind: str, cases: i
     assert found[kind].counts.total() == cases
 
 
+def _another_worker(ledger: dict[str, Any]) -> None:
+    for each in (ledger, ledger["parts"][-1]):
+        each["_workers"].append(77)
+        each["_idle"].append(77)
+
+
 @pytest.mark.parametrize(
     "change",
     [
         at("crew", "now", value=0),
         at("crew", "running", value=[]),
         at("crew", "changes", value=[99]),
+        at("sampling", "returned", value={"9": [1]}),
+        at("sampling", "returned", value={"0": [10**6]}),
+        lambda state: _another_worker(state["loop"]["coordinator"]["ledger"]),
         at("contributions", "version", value=5),
         at("loop", "version", value=7),
         at("loop", "coordinator", "issued", value=1),

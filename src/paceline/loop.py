@@ -241,6 +241,10 @@ class Loop:
         _agree(len(updates) == 1, f"the number of updates is {' or '.join(map(str, sorted(updates)))}")
         if self._too_late:
             check_events(ledger, self._too_late)
+        workers = self._crew.about.get("workers")
+        _agree(
+            not isinstance(workers, int) or all(worker < workers for worker in ledger.workers), "there are more workers"
+        )
         running = {*ledger.running.values()}
         starts = {each.ticket for each in pending if isinstance(each, Start)}
         halts = {each.ticket for each in pending if isinstance(each, Halt)}

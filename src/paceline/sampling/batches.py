@@ -106,6 +106,12 @@ class ShardBatches:
 
     def restore(self, state: State) -> None:
         self._returned = {int(w): [np.array(samples, dtype=np.int64)] for w, samples in state["returned"].items()}
+        shards: list[Indices] = [each._shard for each in self._sequences if isinstance(each, _Shuffled | _Resampled)]
+        largest = max((int(shard.max()) for shard in shards if len(shard)), default=0)
+        for worker, (samples,) in self._returned.items():
+            beyond = len(samples) and largest and not 0 <= samples.min() <= samples.max() <= largest
+            if not 0 <= worker < len(self._sequences) or samples.ndim != 1 or beyond:
+                raise ValueError(f"worker {worker} cannot have put back {samples[:3]}")
         for sequence, each in zip(self._stateful(), state["sequences"], strict=True):
             sequence.restore(each)
 
