@@ -35,12 +35,19 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
+def convolutions() -> nn.Module:
+    """Wide enough for several threads to pay."""
+    layers = [nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
 # model, shape of a sample, strategy, workers, updates
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], pl.Strategy, int, int]] = {
     "linear, 650 parameters, asynchronous": (lambda: nn.Linear(64, 10), (64,), pl.Asynchronous(), 4, 1000),
     "MLP, 200,000 parameters, 8 workers": (mlp, (784,), pl.Synchronous(), 8, 60),
     "LeNet, asynchronous": (lenet, (3, 32, 32), pl.Asynchronous(), 4, 40),
     "VGG-11, an eighth as wide, 4 workers": (narrow_vgg, (3, 32, 32), pl.Synchronous(), 4, 6),
+    "convolutions of 64 channels, asynchronous": (convolutions, (3, 16, 16), pl.Asynchronous(), 4, 20),
 }
 
 
