@@ -2,7 +2,7 @@
 #
 #   make demo    compare the strategies on an unequal fleet, print a table, draw the curves
 #   make test    run the tests; DATA=DIR names a directory of real data sets for those that need one
-#   make quick   run the tests that start no process (no workers, Ray, browser or programs): under two minutes
+#   make quick   run the tests that start no process (no workers, Ray, browser or programs): two to three minutes
 #   make check   lint, format, types, tests
 #   make busy    run the tests with processes, Ray and a browser TIMES=10 times beside two busy loops
 #   make bench   run the benchmarks and print their ratios
