@@ -25,7 +25,12 @@ import paceline
 from paceline import delays
 
 SAMPLES, FEATURES = 96, 6
-UNEQUAL = [delays.Constant(1.0), delays.Constant(1.25), delays.Constant(2.5), delays.Empirical([1.0, 3.0, 7.0])]
+UNEQUAL: list[delays.Delay] = [
+    delays.Constant(1.0),
+    delays.Constant(1.25),
+    delays.Constant(2.5),
+    delays.Empirical([1.0, 3.0, 7.0]),
+]
 
 PRUNED: dict[str, Any] = {"start": 1, "block": 2, "count": 1, "window": 6, "fraction": 0.25}
 
