@@ -20,12 +20,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.core.facts import Ticket, local_steps
-from paceline.learning.ensembling import Ensembling
+from paceline.core.messages import Ticket, local_steps
+from paceline.learning.gradients.server import Recipe
 from paceline.learning.job import job_of
-from paceline.learning.local_training import LocalTrainer
-from paceline.learning.relabelling import PASSED_AT_ONCE
-from paceline.learning.server import Recipe
+from paceline.learning.models.ensembling import Ensembling
+from paceline.learning.models.local_training import LocalTrainer
+from paceline.learning.models.relabelling import PASSED_AT_ONCE
 from paceline.papers.models import lenet
 
 WORKERS, SAMPLES, BATCH = 4, 8_000, 32

@@ -18,8 +18,8 @@ from pathlib import Path
 from measuring import save
 
 import paceline as pl
-from paceline.loop import Loop, NoHands, seldom_collecting
-from paceline.trace import TraceWriter
+from paceline.engine.loop import Loop, NoHands, seldom_collecting
+from paceline.trace.record import TraceWriter
 
 EVENTS = {16: 30_000, 10_000: 80_000}
 ROUNDS = 2

@@ -20,7 +20,9 @@ import torch
 from measuring import interleaved, parse, ratio, save
 from torch import Tensor
 
-from paceline.learning.data import TensorSamples
+from paceline.data.batches import Resampled
+from paceline.data.partition import Equal, deal
+from paceline.data.samples import TensorSamples
 from paceline.papers.group_sgd_runs import (
     BATCH,
     MODELS,
@@ -34,8 +36,6 @@ from paceline.papers.group_sgd_runs import (
 )
 from paceline.papers.losses import correct
 from paceline.randomness import stream
-from paceline.sampling.batches import Resampled
-from paceline.sampling.partition import Equal, deal
 
 HORIZON = 120.0
 MOST_ROUNDS = 5

@@ -23,9 +23,9 @@ ROUNDS = 3
 CHILD = """
 import resource, sys, time
 from pathlib import Path
-from paceline.cli import main
-from paceline.reports.saved import read_run
-import paceline.reports.page, paceline.what_if
+from paceline.cli.main import main
+from paceline.storage.reading import read_run
+import paceline.reports.page, paceline.prediction.what_if
 what, run, out = sys.argv[1], sys.argv[2], sys.argv[3]
 began = time.process_time()
 if what == "read":

@@ -26,7 +26,7 @@ from measuring import parse, save
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.core.facts import Arrived, Recall
+from paceline.core.messages import Arrived, Recall
 from paceline.learning.job import job_of
 
 STRATEGIES: dict[str, pl.Strategy] = {

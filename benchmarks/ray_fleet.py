@@ -35,7 +35,7 @@ from timed_training import asynchronous, synchronous
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.fleets.fleet import Fleet
+from paceline.fleets.base import Fleet
 from paceline.learning.job import job_of
 
 STEPS = {"logistic regression": 100, "LeNet": 40, "MLP of 10 M": 8}

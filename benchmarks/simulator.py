@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.learning.data import TensorSamples
+from paceline.data.partition import deal
+from paceline.data.samples import TensorSamples
 from paceline.randomness import stream
-from paceline.sampling.partition import deal
 
 WORKERS, BATCH, SAMPLES = 16, 32, 16_000
 BEFORE = 9  # updates that do not count

@@ -30,10 +30,10 @@ from measuring import RESULTS, write
 from torch import nn
 
 import paceline as pl
-from paceline.core.facts import Arrived, Event, Instruction, Start, Ticket
+from paceline.core.messages import Arrived, Event, Instruction, Start, Ticket
+from paceline.engine.loop import Loop, NoHands, Update, seldom_collecting
 from paceline.learning.model_state import message_bytes
-from paceline.loop import Loop, NoHands, Update, seldom_collecting
-from paceline.trace import TraceWriter
+from paceline.trace.record import TraceWriter
 
 WORKERS = (10, 100, 1000)
 MINI_BATCH = pl.LogNormal(median=0.1, sigma=0.2)

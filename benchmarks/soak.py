@@ -44,9 +44,9 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline import saved_models
-from paceline.core.facts import Arrived, Drop, Halt, Joined, Left, Start, Step, Ticket
-from paceline.fleets.processes.nursery import NURSERY
-from paceline.trace import Spoiled
+from paceline.core.messages import Arrived, Drop, Halt, Joined, Left, Start, Step, Ticket
+from paceline.fleets.processes.fork_server import NURSERY
+from paceline.trace.record import Spoiled
 
 TESTS = Path(__file__).parents[1] / "tests"
 WORKERS, LR, BATCH_SIZE, NOT_FINITE = 4, 0.05, 8, 7  # the last: which sample

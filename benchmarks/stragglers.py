@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.learning.gradient_work import GradientWork
+from paceline.learning.arena.arena import Layout, Segments
+from paceline.learning.gradients.work import GradientWork
 from paceline.learning.job import job_of
-from paceline.learning.segments import Layout, Segments
 
 WORKERS, SLOW, TIMES = 4, 3, 4.0
 TARGET, WINDOW, LR = 0.3, 16, 0.1  # the loss to reach; over so many mini-batches

@@ -5,8 +5,8 @@ from against_ddp import WARM_UP, Case
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.core.facts import Arrived
-from paceline.fleets.fleet import Fleet
+from paceline.core.messages import Arrived
+from paceline.fleets.base import Fleet
 
 
 def synchronous(case: Case, fleet: Fleet, updates: int) -> float:

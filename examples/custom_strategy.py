@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import paceline as pl
-from paceline.core.facts import Assign, Decision, Step, WakeAt
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Assign, Decision, Step, WakeAt
 from paceline.testing import StrategyContract
 
 

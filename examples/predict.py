@@ -10,8 +10,8 @@ import torch
 
 import paceline as pl
 from paceline.learning.curvature import curvature
-from paceline.predict.answer import predict
-from paceline.predict.descent import Descent
+from paceline.prediction.answer import predict
+from paceline.prediction.descent import Descent
 
 
 def main() -> None:

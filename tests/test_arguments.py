@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.profiling import profile
+from paceline.prediction.profile import profile
 from support.updates import updates
 
 X, Y = torch.randn(64, 6, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import main
-from paceline.trace import read_trace
+from paceline.cli.main import main
+from paceline.trace.record import read_trace
 
 ROOT = Path(__file__).parents[1]
 TINY = """
@@ -208,7 +208,7 @@ def test_strategies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_and_version_import_nothing_heavy() -> None:
     script = (
-        "import sys; from paceline.cli import main; codes = main(['--help']), main(['--version']), main([]);"
+        "import sys; from paceline.cli.main import main; codes = main(['--help']), main(['--version']), main([]);"
         "heavy = {'torch', 'numpy', 'ray', 'matplotlib', 'sklearn'} & set(sys.modules); assert not heavy, heavy;"
         "assert codes == (0, 0, 0), codes"
     )

@@ -4,24 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config import Config, parse_config, read_config, write_config
+from paceline.config.file import Config, parse_config, read_config, write_config
+from paceline.config.fleets import as_processes
+from paceline.config.toml import to_toml
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Joined, Left
+from paceline.core.messages import Joined, Left
 from paceline.delays import Constant, LogNormal, ShiftedExponential
-from paceline.fleet_tables import as_processes
-from paceline.fleets.processes.deadline import Deadline
+from paceline.engine.result import Stop
 from paceline.fleets.processes.fleet import ProcessFleet
-from paceline.fleets.simulated import SimulatedFleet
-from paceline.run import Stop
+from paceline.fleets.processes.timeouts import Deadline
+from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
+from paceline.strategies.names import BY_NAME, HAND_IN_GRADIENTS, STRATEGIES, StrategyChoice, parse_strategy
 from paceline.strategies.regrouped import Regrouped
 from paceline.strategies.synchronous import Synchronous
-from paceline.strategy_names import BY_NAME, HAND_IN_GRADIENTS, STRATEGIES, StrategyChoice, parse_strategy
-from paceline.toml_tables import to_toml
 
 ROOT = Path(__file__).parents[1]
 SMALL = """
@@ -63,7 +63,7 @@ def test_defaults_are_filled_in() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "examples/compare.toml", ROOT / "src/paceline/demo.toml"], ids=lambda p: p.name
+    "path", [ROOT / "examples/compare.toml", ROOT / "src/paceline/cli/demo.toml"], ids=lambda p: p.name
 )
 def test_a_written_config_reads_back_the_same(path: Path) -> None:
     config = read_config(path)
@@ -86,7 +86,7 @@ def test_a_server_that_takes_time_is_written_and_read_back() -> None:
 
 
 def test_the_demo_has_all_five_strategies_and_three_seeds() -> None:
-    config = read_config(ROOT / "src/paceline/demo.toml")
+    config = read_config(ROOT / "src/paceline/cli/demo.toml")
     assert {choice.named for choice in config.strategies} == {
         each for each in HAND_IN_GRADIENTS if each.kind is not Regrouped
     }

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import paceline as pl
-from paceline.cli import main
+from paceline.cli.main import main
 from paceline.core.errors import CannotWrite
 from support.resumable import Case
 from support.saved_runs import save_run
@@ -72,7 +72,7 @@ def test_an_older_checkpoint_is_kept_when_there_is_no_room_for_the_last(
     assert main([*TRAIN, "--directory", "run"]) == 0
     before = Path("run/checkpoint.safetensors").read_bytes()
     Path("run/config.toml").write_text(Path("run/config.toml").read_text().replace("seconds = 12.0", "seconds = 14.0"))
-    monkeypatch.setattr("paceline.saving.write_checkpoint", _fails_to_write)
+    monkeypatch.setattr("paceline.engine.checkpoints.write_checkpoint", _fails_to_write)
     capsys.readouterr()
     assert main(["train", "--resume", "run", "--no-check-step"]) == 1
     assert "the disk is full; paceline train --resume run goes on from its last checkpoint" in one_line(capsys)

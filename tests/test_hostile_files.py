@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import paceline as pl
-from paceline.checkpoint import KEY, read_checkpoint, write_checkpoint
-from paceline.reports.saved import read_run
-from paceline.run_directory import FILES
+from paceline.storage.checkpoint import KEY, read_checkpoint, write_checkpoint
+from paceline.storage.reading import read_run
+from paceline.storage.run_directory import FILES
 from support.digits import linear
 from support.fuzz_files import fuzz
 from support.resumable import CASES, Case, dropout, sgd

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline.cli import main
-from paceline.judge import Judge
+from paceline.cli.main import main
+from paceline.engine.evaluation import Judge
 from support.resumable import Case
 from test_cli import ROOT, tiny
 from test_disk import TRAIN, Failing, evaluated_by, one_line
@@ -107,7 +107,7 @@ def test_sigterm_ends_a_run_with_one_line_that_says_how_to_go_on(
 def test_sigterm_before_a_run_has_begun_is_one_line(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.training.hire", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("paceline.engine.train.hire", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
     assert main([*TRAIN, "--directory", "run"]) == 143
     assert one_line(capsys) == "terminated; nothing was written\n"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -164,7 +164,7 @@ def test_a_run_that_nobody_watches_writes_a_plain_line_each_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("paceline.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("paceline.callbacks.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
     look = Judge.count
 
     def counts(self: Judge, update: Any) -> Any:

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.cli import main
-from paceline.config import Config, parse_config
+from paceline.cli.main import main
+from paceline.config.file import Config, parse_config
 from paceline.core.errors import ConfigError
 from paceline.learning.curvature import Curvature
-from paceline.predict.answer import Wishes, predict
-from paceline.predict.descent import Descent, descent_of
-from paceline.predict.inquiry import read_inquiry
-from paceline.predict.step_check import quick_curvature, step_warning
-from paceline.reports.measure import measure
+from paceline.prediction.answer import Wishes, predict
+from paceline.prediction.descent import Descent, descent_of
+from paceline.prediction.inquiry import read_inquiry
+from paceline.prediction.rate_check import quick_curvature, step_warning
 from paceline.theory import critical_step
+from paceline.trace.measure import measure
 from support.quadratic import quadratic
 from support.saved_runs import save_run
 from test_cli import TINY, changed, refused, tiny

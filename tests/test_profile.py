@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import paceline as pl
-import paceline.hiring
+import paceline.engine.build
 from paceline import profiling
-from paceline.cli import main
+from paceline.cli.main import main
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Arrived
+from paceline.core.messages import Arrived
 from paceline.reports.stragglers import stragglers
-from paceline.trace import Computed, read_trace
+from paceline.trace.record import Computed, read_trace
 from support.digits import digits, linear
 
 THREE = """
@@ -168,7 +168,7 @@ def test_ctrl_c_before_anything_was_measured(
 def test_the_model_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the user's nor the server's copy: with a step of 0 the weights are the same to the bit."""
     servers: list[Any] = []
-    hire = paceline.hiring.hire
+    hire = paceline.engine.build.hire
 
     def watched(*arguments: Any, **named: Any) -> Any:
         crew, server = hire(*arguments, **named)

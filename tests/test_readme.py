@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from paceline.config import parse_config
+from paceline.config.file import parse_config
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.cli import main
-from paceline.core.facts import Arrived, Joined
-from paceline.fleets.recorded import moments
-from paceline.reports.measure import measure
+from paceline.cli.main import main
+from paceline.core.messages import Arrived, Joined
+from paceline.fleets.replayed import moments
+from paceline.prediction.what_if import Survey, doubts, durations_of, recorded_fleet, what_if
 from paceline.reports.page import describe
-from paceline.reports.saved import read_run
-from paceline.trace import Trace, TraceWriter
-from paceline.what_if import Survey, doubts, durations_of, recorded_fleet, what_if
+from paceline.storage.reading import read_run
+from paceline.trace.measure import measure
+from paceline.trace.record import Trace, TraceWriter
 from support.digits import digits_task
 from support.resumable import CASES, FLEET, PROCESSES, STRATEGIES, replayed
 

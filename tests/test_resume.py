@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 import paceline as pl
-from paceline.core.facts import Assign, Decision, Remember, Step, WakeAt
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Assign, Decision, Remember, Step, WakeAt
 from support.digits import Recorded, digits, linear, rows, weights
 from support.resumable import CASES, FLEET, GROUPS, Case, sgd
 
@@ -164,7 +164,7 @@ def test_checkpoints_are_written_as_often_as_asked(tmp_path: Path, monkeypatch: 
     def count(path: Path, state: dict[str, Any]) -> None:
         made.append(state["server"]["counts"][0])
 
-    monkeypatch.setattr("paceline.saving.write_checkpoint", count)
+    monkeypatch.setattr("paceline.engine.checkpoints.write_checkpoint", count)
     case = CASES["asynchronous"]
     case.run(tmp_path / "never", pl.Stop(updates=10))
     assert made == [10]

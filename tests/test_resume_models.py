@@ -9,8 +9,8 @@ import torch
 
 import paceline as pl
 from paceline import saved_models
-from paceline.checkpoint import read_checkpoint
-from paceline.core.facts import Arrived, Halt, Left, Start, Step
+from paceline.core.messages import Arrived, Halt, Left, Start, Step
+from paceline.storage.checkpoint import read_checkpoint
 from support.digits import rows, weights
 from support.resumable import MODELS, PROCESSES, replayed
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.checkpoint import read_checkpoint
-from paceline.core.facts import Halt, Joined, Left, Start, Step
+from paceline.core.messages import Halt, Joined, Left, Start, Step
+from paceline.storage.checkpoint import read_checkpoint
 from support.resumable import PROCESSES, PRUNING, STRATEGIES, Case, replayed
 
 TESTS = Path(__file__).parent

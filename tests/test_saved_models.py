@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.learning.ensemble import Ensemble
+from paceline.learning.models.ensemble import Ensemble
 from support.digits import digits
 from support.local_models import mlp, sgd
 

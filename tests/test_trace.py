@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.core.facts import (
+from paceline.core.ledger import Ledger
+from paceline.core.messages import (
     Arrived,
     Assign,
     Decision,
@@ -31,9 +32,8 @@ from paceline.core.facts import (
     Within,
     Work,
 )
-from paceline.core.ledger import Ledger
-from paceline.trace import Computed, Fact, Spoiled, Trace, TraceWriter
-from paceline.trace_reading import LONGEST_LINE
+from paceline.trace.reading import LONGEST_LINE
+from paceline.trace.record import Computed, Fact, Spoiled, Trace, TraceWriter
 
 numbers = st.integers(0, 10**6 - 1)
 fractions = st.fractions(min_value=-3, max_value=3, max_denominator=10**9)

@@ -25,9 +25,9 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.utils.data import TensorDataset
 
 import paceline as pl
-from paceline.core.facts import Ticket
+from paceline.core.messages import Ticket
 from paceline.learning.loss import Loss
-from paceline.trace import Spoiled
+from paceline.trace.record import Spoiled
 from support import repeatable
 from support.digits import Recorded, digits, digits_task, linear, rows, train, weights
 from support.quadratic import Consecutive, half_square, quadratic

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline.cli import main
-from paceline.command_line import exit_code
-from paceline.config import parse_config
+from paceline.cli.common import exit_code
+from paceline.cli.main import main
+from paceline.config.experiment import check
+from paceline.config.file import parse_config
 from paceline.core import errors
-from paceline.experiment import check
-from paceline.strategy_names import parse_strategy
+from paceline.strategies.names import parse_strategy
 from support.saved_runs import save_run
 from test_cli import ROOT, TINY
 
@@ -244,7 +244,7 @@ def _replaced(table: dict[str, Any], wrong: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(table: dict[str, Any]) -> str:
-    from paceline.config import _config
+    from paceline.config.file import _config
 
     try:
         _config(table)

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.core.coordinator import Strategy
     from paceline.core.errors import CannotWrite, ConfigError, IllegalDecision, ImpossibleEvent, PacelineError
-    from paceline.core.facts import Joined, Left, distilled_steps, local_steps
+    from paceline.core.messages import Joined, Left, distilled_steps, local_steps
+    from paceline.data.batches import Resampled, Shuffled
+    from paceline.data.partition import Dirichlet, Equal, Pathological
+    from paceline.data.reassign import HandedOn
     from paceline.delays import Constant, Empirical, LogNormal, Pareto, ShiftedExponential
-    from paceline.fleets.processes.deadline import Deadline
+    from paceline.engine.replay import replay
+    from paceline.engine.result import Every, Run, Stop
+    from paceline.engine.train import simulate, train
     from paceline.fleets.processes.fleet import ProcessFleet
+    from paceline.fleets.processes.timeouts import Deadline
     from paceline.fleets.ray.fleet import RayFleet
-    from paceline.fleets.simulated import Network, SimulatedFleet
+    from paceline.fleets.simulated.fleet import Network, SimulatedFleet
     from paceline.learning.task import Task
     from paceline.pruning.samplers import FinePruning, RandomPruning, SoftPruning
     from paceline.pruning.with_indices import WithIndices
-    from paceline.replaying import replay
-    from paceline.run import Every, Run, Stop
-    from paceline.sampling.batches import Resampled, Shuffled
-    from paceline.sampling.handed_on import HandedOn
-    from paceline.sampling.partition import Dirichlet, Equal, Pathological
-    from paceline.saved_models import load
+    from paceline.storage.saved_models import load
     from paceline.strategies.asynchronous import Asynchronous
     from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
     from paceline.strategies.fastest_k import FastestK
@@ -32,28 +33,27 @@ if TYPE_CHECKING:
     from paceline.strategies.model_averaging import ModelAveraging
     from paceline.strategies.regrouped import Regrouped
     from paceline.strategies.synchronous import Synchronous
-    from paceline.trace import read_trace
-    from paceline.training import simulate, train
+    from paceline.trace.record import read_trace
 
 __version__ = "0.1.0"
 
 _HOME = {
     "paceline.core.coordinator": ("Strategy",),
     "paceline.core.errors": ("CannotWrite", "ConfigError", "IllegalDecision", "ImpossibleEvent", "PacelineError"),
-    "paceline.core.facts": ("Joined", "Left", "distilled_steps", "local_steps"),
+    "paceline.core.messages": ("Joined", "Left", "distilled_steps", "local_steps"),
     "paceline.delays": ("Constant", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"),
-    "paceline.fleets.processes.deadline": ("Deadline",),
+    "paceline.fleets.processes.timeouts": ("Deadline",),
     "paceline.fleets.processes.fleet": ("ProcessFleet",),
     "paceline.fleets.ray.fleet": ("RayFleet",),
-    "paceline.fleets.simulated": ("Network", "SimulatedFleet"),
+    "paceline.fleets.simulated.fleet": ("Network", "SimulatedFleet"),
     "paceline.learning.task": ("Task",),
-    "paceline.replaying": ("replay",),
+    "paceline.engine.replay": ("replay",),
     "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning"),
     "paceline.pruning.with_indices": ("WithIndices",),
-    "paceline.run": ("Every", "Run", "Stop"),
-    "paceline.sampling.batches": ("Resampled", "Shuffled"),
-    "paceline.sampling.handed_on": ("HandedOn",),
-    "paceline.sampling.partition": ("Dirichlet", "Equal", "Pathological"),
+    "paceline.engine.result": ("Every", "Run", "Stop"),
+    "paceline.data.batches": ("Resampled", "Shuffled"),
+    "paceline.data.reassign": ("HandedOn",),
+    "paceline.data.partition": ("Dirichlet", "Equal", "Pathological"),
     "paceline.strategies.asynchronous": ("Asynchronous",),
     "paceline.strategies.ensemble_compression": ("EnsembleCompression", "FinalEnsemble"),
     "paceline.strategies.fastest_k": ("FastestK",),
@@ -62,9 +62,9 @@ _HOME = {
     "paceline.strategies.model_averaging": ("ModelAveraging",),
     "paceline.strategies.regrouped": ("Regrouped",),
     "paceline.strategies.synchronous": ("Synchronous",),
-    "paceline.saved_models": ("load",),
-    "paceline.trace": ("read_trace",),
-    "paceline.training": ("simulate", "train"),
+    "paceline.storage.saved_models": ("load",),
+    "paceline.trace.record": ("read_trace",),
+    "paceline.engine.train": ("simulate", "train"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
-from paceline.trace import Trace, read_trace
+from paceline.trace.record import Trace, read_trace
 
 DRAWN_AT_ONCE = 64
 

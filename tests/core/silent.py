@@ -1,8 +1,8 @@
 """Coordinators of strategies that decide nothing, for tests that decide themselves."""
 
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.facts import Assign, Decision, Groups, Joined, Ticket, Within, gradient
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Assign, Decision, Groups, Joined, Ticket, Within, gradient
 from paceline.testing import snapshot, walk
 
 

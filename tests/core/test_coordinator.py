@@ -7,7 +7,8 @@ from fractions import Fraction
 from hypothesis import given
 
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.facts import (
+from paceline.core.ledger import Ledger
+from paceline.core.messages import (
     Arrived,
     Assign,
     Decision,
@@ -26,7 +27,6 @@ from paceline.core.facts import (
     Within,
     gradient,
 )
-from paceline.core.ledger import Ledger
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped

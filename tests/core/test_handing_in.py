@@ -7,7 +7,7 @@ import pytest
 
 import paceline as pl
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.facts import Arrived, Instruction, Joined, Start, Step, distilled_steps, gradient, local_steps
+from paceline.core.messages import Arrived, Instruction, Joined, Start, Step, distilled_steps, gradient, local_steps
 from paceline.delays import Constant
 
 EC = pl.EnsembleCompression

@@ -5,7 +5,8 @@ from silent import Silent, coordinator_of, split_coordinator
 
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import IllegalDecision
-from paceline.core.facts import (
+from paceline.core.ledger import Ledger
+from paceline.core.messages import (
     Arrived,
     Assign,
     Decision,
@@ -20,7 +21,6 @@ from paceline.core.facts import (
     WakeAt,
     Within,
 )
-from paceline.core.ledger import Ledger
 from paceline.strategies.weights import mean
 from paceline.testing import snapshot, walk
 

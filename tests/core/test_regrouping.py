@@ -14,11 +14,11 @@ from silent import Silent
 import paceline as pl
 from paceline.core.coordinator import Coordinator
 from paceline.core.errors import ConfigError, IllegalDecision
-from paceline.core.facts import Arrived, Assign, Drop, Halt, Joined, Left, Regroup, Start, Step, Ticket, Within
+from paceline.core.messages import Arrived, Assign, Drop, Halt, Joined, Left, Regroup, Start, Step, Ticket, Within
 from paceline.strategies.grouped import groups_by_label, groups_by_speed
 from paceline.strategies.regrouped import Regrouped
 from paceline.testing import Moment, Rehearsal, scripts
-from paceline.trace import Trace
+from paceline.trace.record import Trace
 
 WINDOW, MARGIN, TOLERANCE = 5, 0.2, 0.5
 RULE = Regrouped(tolerance=TOLERANCE, margin=MARGIN, window=WINDOW)

@@ -8,10 +8,10 @@ from fractions import Fraction
 import pytest
 from silent import Silent, coordinator_of, dump, split_coordinator, tickets
 
-from paceline.core import facts
+from paceline.core import messages
 from paceline.core.coordinator import Coordinator
 from paceline.core.errors import IllegalDecision, ImpossibleEvent, PacelineError
-from paceline.core.facts import (
+from paceline.core.messages import (
     Arrived,
     Assign,
     Decision,
@@ -254,7 +254,7 @@ def test_events_of_different_instants_cannot_be_told_together() -> None:
 
 def test_facts_cannot_be_changed() -> None:
     """They are shared: the ledger, the trace and the strategy hold the same ones."""
-    kinds = [kind for kind in vars(facts).values() if isinstance(kind, type) and is_dataclass(kind)]
+    kinds = [kind for kind in vars(messages).values() if isinstance(kind, type) and is_dataclass(kind)]
     assert len(kinds) >= 12
     for kind in kinds:
         some = kind(*[0] * len(fields(kind)))

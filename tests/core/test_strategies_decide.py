@@ -10,7 +10,8 @@ from silent import Silent
 
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.facts import (
+from paceline.core.ledger import Ledger
+from paceline.core.messages import (
     Arrived,
     Assign,
     Decision,
@@ -25,7 +26,6 @@ from paceline.core.facts import (
     Work,
     gradient,
 )
-from paceline.core.ledger import Ledger
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped, groups_by_speed

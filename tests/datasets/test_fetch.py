@@ -437,7 +437,7 @@ def test_the_command_tells_what_it_does(tmp_path: Path, server: Serve, capsys: p
 
 
 def test_the_command_interrupted_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.interrupts import Interrupted
+    from paceline.engine.signals import Interrupted
 
     def interrupt(*arguments: object, **options: object) -> Path:
         raise KeyboardInterrupt

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.core.facts import Arrived, Halt, Start
-from paceline.fleets.billing import Bill, Costs, times_of
-from paceline.reports.measure import measure
-from paceline.reports.timeline import Span, timeline
-from paceline.trace import Billed, read_trace
+from paceline.core.messages import Arrived, Halt, Start
+from paceline.learning.cost import Bill, Costs, times_of
+from paceline.trace.measure import measure
+from paceline.trace.record import Billed, read_trace
+from paceline.trace.timeline import Span, timeline
 from support.digits import digits_task, linear
 from support.local_models import sgd
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.core.facts import Event, Joined, Left
-from paceline.fleets.processes import nursery
-from paceline.fleets.processes.crew import ProcessCrew
-from paceline.fleets.processes.nursery import NURSERY
+from paceline.core.messages import Event, Joined, Left
+from paceline.fleets.processes import fork_server
+from paceline.fleets.processes.fork_server import NURSERY
+from paceline.fleets.processes.group import ProcessCrew
 from paceline.learning.job import job_of
 from support import faults
 from support.digits import digits_task, linear
@@ -88,14 +88,14 @@ def test_one_that_is_stopped_is_ended_when_somebody_waits_for_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with crew_of(2) as crew:
-        monkeypatch.setattr(nursery, "BEGUN_WITHIN", 0.3)
+        monkeypatch.setattr(fork_server, "BEGUN_WITHIN", 0.3)
         before = NURSERY.pid
         stop(before)
         os.kill(crew.pids[0], signal.SIGKILL)
         (left,) = crew.wait()
         assert isinstance(left, Left)
         joined = crew.wait()
-        monkeypatch.setattr(nursery, "BEGUN_WITHIN", 60.0)  # for the next one, whatever the machine is at
+        monkeypatch.setattr(fork_server, "BEGUN_WITHIN", 60.0)  # for the next one, whatever the machine is at
         heard(crew, {0, 1} - {event.worker for event in joined if isinstance(event, Joined)})
         assert NURSERY.pid != before
     assert "was not ready after" in caplog.text

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline import saved_models
-from paceline.core.facts import Start, Step
+from paceline.core.messages import Start, Step
 from support import faults
 from support.digits import digits_task, linear
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.core.facts import Arrived, Drop, Halt, Joined, Left, Start, Step, Ticket
+from paceline.core.messages import Arrived, Drop, Halt, Joined, Left, Start, Step, Ticket
+from paceline.data.partition import Indices, Labelled
 from paceline.learning.job import job_of
-from paceline.sampling.partition import Indices, Labelled
 from paceline.testing.retraced import WrittenDown, retrace
-from paceline.trace import Spoiled, Trace
+from paceline.trace.record import Spoiled, Trace
 from support import faults
 from support.digits import digits_task, linear
 from support.processes import reaped

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.core.facts import Halt, Joined, Left, Step
-from paceline.trace import Spoiled, Trace
+from paceline.core.messages import Halt, Joined, Left, Step
+from paceline.trace.record import Spoiled, Trace
 from support import faults
 from support.digits import digits_task, weights
 from support.local_models import mlp, sgd

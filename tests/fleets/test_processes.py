@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 import paceline as pl
 from paceline.core.errors import WorkerFailed
-from paceline.core.facts import Arrived, Joined, Recall, Start, Ticket
+from paceline.core.messages import Arrived, Joined, Recall, Start, Ticket
 from paceline.learning.job import job_of
 from support.ddp import train_with_ddp
 from support.digits import Recorded, digits, digits_task

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.checkpoint import read_checkpoint
-from paceline.core.facts import Joined, Left
+from paceline.core.messages import Joined, Left
 from paceline.learning.job import job_of
+from paceline.storage.checkpoint import read_checkpoint
 from paceline.testing import FleetContract
 from paceline.testing.retraced import WrittenDown, retrace
 from support import faults
@@ -207,7 +207,7 @@ def test_a_run_begins_without_a_worker_that_finds_no_place(
     cluster: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its node dies while it starts, and there is no other one."""
-    monkeypatch.setattr("paceline.fleets.ray.hand.PLACE_WITHIN", 15.0)
+    monkeypatch.setattr("paceline.fleets.ray.process.PLACE_WITHIN", 15.0)
     doomed, spare = cluster.add(1, labels={"part": "doomed"}), cluster.add(1, labels={"part": "spare"})
     doom = [doomed]
 

@@ -16,10 +16,10 @@ import ray
 import torch
 
 import paceline as pl
-from paceline.cli import main
-from paceline.core.facts import Arrived, Regroup, Step
+from paceline.cli.main import main
+from paceline.core.messages import Arrived, Regroup, Step
 from paceline.learning.job import job_of
-from paceline.trace import Computed, read_trace
+from paceline.trace.record import Computed, read_trace
 from support.digits import digits_task
 from support.ray_cluster import Nodes, nodes
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.core.facts import Ticket, gradient
-from paceline.fleets.processes.deadline import Deadline
-from paceline.fleets.processes.hiring import Premises
-from paceline.fleets.processes.mailbox import FAILED, RECORD, Order
-from paceline.fleets.processes.roster import Member
+from paceline.core.messages import Ticket, gradient
+from paceline.fleets.processes.channel import FAILED, RECORD, Order
+from paceline.fleets.processes.launch import Premises
+from paceline.fleets.processes.supervisor import Member
+from paceline.fleets.processes.timeouts import Deadline
 from paceline.fleets.ray.actor import Answer
+from paceline.fleets.ray.chunks import PIECE, WITH_THE_CALL, cut, pieces_of
 from paceline.fleets.ray.connection import Gone
-from paceline.fleets.ray.far import FarMailbox, Weights
-from paceline.fleets.ray.hand import Hand
-from paceline.fleets.ray.pieces import PIECE, WITH_THE_CALL, cut, pieces_of
-from paceline.learning.letters import Letters
-from paceline.learning.segments import Brought, Layout, Segments
+from paceline.fleets.ray.process import Hand
+from paceline.fleets.ray.remote import FarMailbox, Weights
+from paceline.learning.arena.arena import Brought, Layout, Segments
+from paceline.learning.arena.blobs import Letters
 
 
 class Calls:

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from paceline.fleets.ray import near
-from paceline.fleets.ray.switchboard import Switchboard
+from paceline.fleets.ray import local
+from paceline.fleets.ray.callback_thread import Switchboard
 
 
 @contextmanager
-def desk() -> Iterator[near.Desk]:
+def desk() -> Iterator[local.Desk]:
     switchboard = Switchboard()
-    opened = near.Desk(switchboard)
+    opened = local.Desk(switchboard)
     try:
         yield opened
     finally:
@@ -30,7 +30,7 @@ def silent(name: str) -> socket.socket:
 
 
 def test_who_says_nothing_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near, "PATIENCE", 60.0)
+    monkeypatch.setattr(local, "PATIENCE", 60.0)
     waited = threading.Event()
     reading, writing = os.pipe()
     with desk() as opened:
@@ -39,7 +39,7 @@ def test_who_says_nothing_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch)
         joined: list[object] = []
 
         def join() -> None:
-            joined.append(near.join(opened.name, key))
+            joined.append(local.join(opened.name, key))
             waited.set()
 
         threading.Thread(target=join, daemon=True).start()
@@ -56,7 +56,7 @@ def test_who_says_nothing_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_silent_connections_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near, "MOST_SILENT", 2)
+    monkeypatch.setattr(local, "MOST_SILENT", 2)
     with desk() as opened:
         first, *others = [silent(opened.name) for _ in range(3)]
         first.settimeout(30.0)

@@ -9,9 +9,9 @@ import ray
 from ray.exceptions import AuthenticationError
 
 import paceline as pl
-from paceline.command_line import on_fleet
-from paceline.config import read_config
-from paceline.fleet_tables import fleet_table, read_fleet
+from paceline.cli.common import on_fleet
+from paceline.config.file import read_config
+from paceline.config.fleets import fleet_table, read_fleet
 from paceline.fleets.ray import connection
 
 ADDRESS = "203.0.113.7:6379"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.core.facts import Arrived, Event, Halt, Joined, Left, Rang, Start, Ticket, gradient
+from paceline.core.messages import Arrived, Event, Halt, Joined, Left, Rang, Start, Ticket, gradient
 from support.digits import digits_task, train
 from support.updates import arrivals, update_times, updates
 

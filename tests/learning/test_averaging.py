@@ -14,8 +14,8 @@ from torch import nn
 import paceline as pl
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import IllegalDecision
-from paceline.core.facts import Assign, Decision, Step
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Assign, Decision, Step
 from paceline.strategies.weights import mean
 from support.digits import Recorded, digits, weights
 from support.gloo_averaging import MOMENTUM, PERIOD, ROUNDS

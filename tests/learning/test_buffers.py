@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.fleets.fleet import Fleet
+from paceline.data.partition import Indices
+from paceline.fleets.base import Fleet
 from paceline.learning.model_state import BufferChange, ModelState
-from paceline.sampling.partition import Indices
 from support.noted import Noted, Used, steps_of
 
 RATE = 0.05

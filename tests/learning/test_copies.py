@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 import paceline as pl
 from paceline.core.errors import ConfigError
-from paceline.fleets.fleet import Fleet
-from paceline.learning.server import MakeOptimizer
+from paceline.fleets.base import Fleet
+from paceline.learning.gradients.server import MakeOptimizer
 from support.noted import Noted, steps_of
 
 GENERATOR = torch.Generator().manual_seed(6)

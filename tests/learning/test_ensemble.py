@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from paceline.learning.data import TensorSamples
-from paceline.learning.ensemble import Ensemble, NormalEquations, as_distribution, margin_weights, margins
-from paceline.learning.relabelling import Weighing, relabel
+from paceline.data.samples import TensorSamples
+from paceline.learning.models.ensemble import Ensemble, NormalEquations, as_distribution, margin_weights, margins
+from paceline.learning.models.relabelling import Weighing, relabel
 
 F = torch.tensor(
     [

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import paceline as pl
-from paceline.learning.data import TensorSamples
+from paceline.data.samples import TensorSamples
 from paceline.learning.fusing import Fusing
 from paceline.learning.loss import SampleLoss
 from support.digits import weights

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 import paceline as pl
-from paceline.core.facts import Ticket
+from paceline.core.messages import Ticket
 from paceline.learning.generators import Generators, PieceNumbers, own_generators, piece_seed, seed_generators
 from support.digits import weights
 from support.shaken import Shaken

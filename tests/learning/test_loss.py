@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import paceline as pl
-from paceline.fleets.fleet import Fleet
+from paceline.data.samples import DatasetSamples, Samples, TensorSamples
+from paceline.fleets.base import Fleet
 from paceline.learning import loss as losses
-from paceline.learning.data import DatasetSamples, Samples, TensorSamples
-from paceline.learning.gradient_work import GradientWork
+from paceline.learning.arena.arena import Layout, Segments
+from paceline.learning.gradients.work import GradientWork
 from paceline.learning.loss import Loss, LossOfAll, SampleLoss
-from paceline.learning.segments import Layout, Segments
 
 WEIGHT = torch.tensor([0.2, 1.0, 6.0])
 

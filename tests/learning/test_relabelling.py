@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.learning.data import TensorSamples, samples
-from paceline.learning.ensemble import NormalEquations, as_distribution
-from paceline.learning.relabelling import PASSED_AT_ONCE, Weighing, relabel
-from paceline.sampling.partition import Indices
+from paceline.data.partition import Indices
+from paceline.data.samples import TensorSamples, samples
+from paceline.learning.models.ensemble import NormalEquations, as_distribution
+from paceline.learning.models.relabelling import PASSED_AT_ONCE, Weighing, relabel
 
 N = 2 * PASSED_AT_ONCE + 7
 FIRST = PASSED_AT_ONCE + PASSED_AT_ONCE // 2  # samples of the first part

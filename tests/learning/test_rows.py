@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.core.facts import Step, Ticket
-from paceline.fleets.processes.understudy import ProcessUnderstudy
+from paceline.core.messages import Step, Ticket
+from paceline.data.batches import Shuffled
+from paceline.fleets.processes.inline import ProcessUnderstudy
+from paceline.learning.gradients.server import Recipe, Server
+from paceline.learning.gradients.shared import SLOTS, Promise, RowContributions
+from paceline.learning.gradients.sums import RowSums
 from paceline.learning.job import job_of
-from paceline.learning.row_sums import RowSums
-from paceline.learning.rows import SLOTS, Promise, RowContributions
-from paceline.learning.server import Recipe, Server
-from paceline.sampling.batches import Shuffled
 
 WORKERS, SAMPLES, STEPS = 4, 64, 6
 

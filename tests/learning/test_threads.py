@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.config import parse_config, write_config
+from paceline.config.file import parse_config, write_config
 from paceline.learning.threads import ENOUGH, Threads, typical_operation
 from support.digits import weights
 

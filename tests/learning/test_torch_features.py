@@ -21,15 +21,15 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
-from paceline.config import Chosen
+from paceline.config.experiment import make_scheduler
+from paceline.config.file import Chosen
 from paceline.core.errors import ConfigError
-from paceline.experiment import make_scheduler
-from paceline.fleets.fleet import Fleet
-from paceline.learning.averaging import recalibrate
+from paceline.data.samples import samples
+from paceline.fleets.base import Fleet
 from paceline.learning.copies import copied
-from paceline.learning.data import samples
-from paceline.learning.ensemble import Ensemble
-from paceline.learning.server import MakeOptimizer, MakeScheduler
+from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
+from paceline.learning.models.averaging import recalibrate
+from paceline.learning.models.ensemble import Ensemble
 from support.digits import Recorded
 
 UPDATES = 6

@@ -13,11 +13,11 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import paceline as pl
-from paceline.core.facts import Ticket
-from paceline.fleets.fleet import Fleet
+from paceline.core.messages import Ticket
+from paceline.data.partition import Indices
+from paceline.fleets.base import Fleet
 from paceline.learning.job import job_of
 from paceline.learning.plain_sgd import plain_sgd
-from paceline.sampling.partition import Indices
 from support.noted import Noted, steps_of
 
 Make = Callable[[Iterable[nn.Parameter]], Optimizer]

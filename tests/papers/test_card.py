@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli import main
+from paceline.cli.main import main
 from paceline.core.errors import ConfigError
 from paceline.papers.card import Card, Claim, card_table, within
 from paceline.papers.cli import paper_module

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.core.facts import Start, Step, Ticket, local_steps
-from paceline.learning.averaging import Averaging
-from paceline.learning.ensemble import Ensemble, NormalEquations
-from paceline.trace import Fact
+from paceline.core.messages import Start, Step, Ticket, local_steps
+from paceline.learning.models.averaging import Averaging
+from paceline.learning.models.ensemble import Ensemble, NormalEquations
+from paceline.trace.record import Fact
 from support.digits import Recorded, digits, rows, weights
 from support.local_models import fleet, members, mlp, run, sgd, trained_by_hand, trainers
 

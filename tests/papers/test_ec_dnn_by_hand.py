@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 import paceline as pl
-from paceline.sampling.partition import Indices
+from paceline.data.partition import Indices
 from support.digits import Recorded, digits, digits_task, weights
 from support.local_models import fleet, members, mlp
 

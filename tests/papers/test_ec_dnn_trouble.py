@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.core.facts import Step
-from paceline.trace import Spoiled
+from paceline.core.messages import Step
+from paceline.trace.record import Spoiled
 from support.digits import digits, digits_task, weights
 from support.local_models import fleet, members, mlp, run, sgd
 from support.quadratic import Consecutive

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.core.facts import Step
+from paceline.core.messages import Step
 from paceline.delays import Delay
 from support.digits import digits_task, rows, train, weights
 from support.updates import update_times, updates

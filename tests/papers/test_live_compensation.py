@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.core.facts import Ticket
+from paceline.core.messages import Ticket
 from paceline.delays import Delay
-from paceline.hiring import warn_of_settings_without_effect
+from paceline.engine.build import warn_of_settings_without_effect
 from support.digits import Recorded, digits, digits_task, linear, rows, train, weights
 from support.quadratic import path, quadratic, rounds_of
 from support.updates import answers, arrivals, update_times, updates

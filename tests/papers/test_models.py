@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline.core.errors import ConfigError
-from paceline.learning.data import TensorSamples
+from paceline.data.samples import TensorSamples
 from paceline.learning.loss import Loss, SampleLoss
 from paceline.papers.losses import Scored, correct, logistic, odd, odd_sign, smooth_svm
 from paceline.papers.models import LinearClassifier, Norm, lenet, nin, vgg11

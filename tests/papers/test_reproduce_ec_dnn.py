@@ -16,7 +16,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import MultiStepLR
 
 import paceline as pl
-from paceline.learning.ensemble import Ensemble
+from paceline.learning.models.ensemble import Ensemble
 from paceline.papers.card import Card, Options
 from paceline.papers.ec_dnn import figures, reproduce_plan
 from paceline.papers.ec_dnn_claims import claims, run_rows, settings

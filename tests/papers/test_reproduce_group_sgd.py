@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from paceline.core.errors import ConfigError
+from paceline.data.batches import Resampled
+from paceline.data.partition import Equal, deal
+from paceline.data.samples import TensorSamples
 from paceline.datasets.readers import read_mnist
-from paceline.learning.data import TensorSamples
+from paceline.engine.result import Stop
 from paceline.papers import group_sgd
 from paceline.papers.card import Card, Options
 from paceline.papers.group_sgd import Scale, reproduce, reproduce_at
 from paceline.papers.group_sgd_claims import timing_claims
 from paceline.papers.group_sgd_runs import MODELS, STRATEGIES, Setting, run_once, time_grid, update_grid, updates_of
 from paceline.randomness import stream
-from paceline.run import Stop
-from paceline.sampling.batches import Resampled
-from paceline.sampling.partition import Equal, deal
 from paceline.theory.group_bound import Move, Toy, second_moments, theorem_3_1
 
 DATA = os.environ.get("PACELINE_DATA")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.core.facts import Arrived, Step
+from paceline.core.messages import Arrived, Step
 from paceline.papers.card import Card, Claim, Options
 from paceline.papers.lgc import figures, reproduce_plan
 from paceline.papers.lgc_accuracy import Findings, accuracy_claims

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.commands import app
+from paceline.cli.commands import app
 from paceline.papers import sdde
 from paceline.papers.card import Card
 from paceline.papers.sdde import reproduce_with

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.core.facts import Left
+from paceline.core.messages import Left
 from paceline.randomness import stream
 from support import faults
 from support.digits import digits_task, linear

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import paceline as pl
-from paceline.checkpoint import read_checkpoint, write_checkpoint
-from paceline.config import parse_config, write_config
+from paceline.config.file import parse_config, write_config
+from paceline.data.partition import Indices
 from paceline.pruning.plan import Schedule
 from paceline.pruning.record import Trends
 from paceline.pruning.rules import FineRule, RandomRule
 from paceline.pruning.saved import read_pruning
 from paceline.pruning.shards import PrunedShards
-from paceline.sampling.partition import Indices
+from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
 from support.digits import digits_task, rows
 
 SCHEDULE: dict[str, Any] = {"window": 6, "start": 2, "block": 2, "count": 1, "fraction": 0.3}

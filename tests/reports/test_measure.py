@@ -6,9 +6,9 @@ import pytest
 
 import paceline as pl
 from paceline.core.coordinator import Strategy
-from paceline.core.facts import Arrived, Joined, Start, Step, Ticket
-from paceline.reports.measure import Measures, measure
-from paceline.trace import TraceWriter
+from paceline.core.messages import Arrived, Joined, Start, Step, Ticket
+from paceline.trace.measure import Measures, measure
+from paceline.trace.record import TraceWriter
 
 
 def measured(strategy: Strategy, fleet: pl.SimulatedFleet, seconds: float) -> Measures:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline.reports.cli import report
-from paceline.reports.measure import measure
+from paceline.cli.report import report
 from paceline.reports.page import describe, histogram, limits, page, script_safe, spread
 from paceline.reports.page_tables import Html, _cells, straggler_tables
 from paceline.reports.picture import Picture
-from paceline.reports.saved import names_of, read_run
+from paceline.storage.reading import names_of, read_run
 from paceline.strategies.ensemble_compression import EnsembleCompression
+from paceline.trace.measure import measure
 from support.saved_runs import save_run
 
 EVIL = "</script><img src=x onerror=alert(1)>&'\"\u2028"

@@ -10,7 +10,7 @@ import pytest
 
 import paceline as pl
 from paceline.reports.page import describe, page
-from paceline.reports.saved import read_run
+from paceline.storage.reading import read_run
 from support.chromium import Chromium, find_chromium
 from support.saved_runs import save_run
 

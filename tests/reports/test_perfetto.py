@@ -11,8 +11,8 @@ import pytest
 import paceline as pl
 from paceline.reports.perfetto import write_perfetto
 from paceline.reports.picture import gather
-from paceline.reports.timeline import KINDS
-from paceline.trace import Trace
+from paceline.trace.record import Trace
+from paceline.trace.timeline import KINDS
 
 REQUIRED = {
     "X": {"name", "cat", "ph", "ts", "dur", "pid", "tid"},

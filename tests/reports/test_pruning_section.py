@@ -13,7 +13,7 @@ import paceline as pl
 from paceline.pruning.record import PruningRecord, Trends
 from paceline.reports.page import describe, page
 from paceline.reports.pruning_figures import as_pictures, telling_trends
-from paceline.reports.saved import read_run
+from paceline.storage.reading import read_run
 
 
 def trained(directory: Path, sampling: pl.FinePruning | pl.Shuffled, shape: tuple[int, ...]) -> Path:

@@ -10,11 +10,11 @@ import pytest
 
 import paceline as pl
 from paceline.core.coordinator import Strategy
-from paceline.core.facts import Arrived, Drop, Joined, Start, Step, Ticket
-from paceline.reports.measure import measure
+from paceline.core.messages import Arrived, Drop, Joined, Start, Step, Ticket
 from paceline.reports.picture import gather
-from paceline.reports.timeline import Recalled, Span, Updated, timeline
-from paceline.trace import Trace, TraceWriter
+from paceline.trace.measure import measure
+from paceline.trace.record import Trace, TraceWriter
+from paceline.trace.timeline import Recalled, Span, Updated, timeline
 
 
 def simulated(strategy: Strategy, fleet: pl.SimulatedFleet, seconds: float) -> Trace:

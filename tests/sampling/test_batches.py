@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.sampling.batches import Batches, Sampling
-from paceline.sampling.partition import Indices
+from paceline.data.batches import Batches, Sampling
+from paceline.data.partition import Indices
 
 seeds = st.integers(0, 2**32)
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.sampling.batches import Attentive
-from paceline.sampling.partition import Indices
+from paceline.data.batches import Attentive
+from paceline.data.partition import Indices
 from support.digits import Recorded, digits_task
 
 SHARDS = [np.arange(worker * 100, worker * 100 + 100) for worker in range(4)]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 import paceline as pl
-from paceline.sampling.partition import Indices, Partition, deal
+from paceline.data.partition import Indices, Partition, deal
 from support.digits import Recorded, digits, digits_task, train
 
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
+from paceline.data.batches import Batches, Losses
+from paceline.data.partition import Indices
 from paceline.learning.loss import Loss
-from paceline.sampling.batches import Batches, Losses
-from paceline.sampling.partition import Indices
 
 Pair = tuple[Tensor, Tensor]
 TRAINING_SAMPLES = 1500

@@ -35,8 +35,8 @@ import torch
 
 import paceline as pl
 from paceline import saved_models
-from paceline.checkpoint import read_checkpoint, write_checkpoint
-from paceline.cli import main
+from paceline.cli.main import main
+from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
 from support.resumable import CASES, MODELS, Case
 
 SECONDS = 60  # that one case may take

@@ -108,7 +108,7 @@ def at_random(directory: Path, name: str, chance: random.Random) -> int:
 
 def main() -> None:
     root, how, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    for module in ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "paceline.training"):
+    for module in ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "paceline.engine.train"):
         import_module(module)  # what a first run would load, for seconds, in every fork
     digits()
     saved_models._save_architecture = lambda *arguments: None  # it is the same for all, and takes longer than a run

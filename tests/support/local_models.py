@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
+from paceline.data.partition import Indices
+from paceline.learning.gradients.server import MakeOptimizer, Recipe
 from paceline.learning.job import Job, job_of
-from paceline.learning.local_training import LocalTrainer
-from paceline.learning.server import MakeOptimizer, Recipe
-from paceline.sampling.partition import Indices
+from paceline.learning.models.local_training import LocalTrainer
 from support.digits import Recorded, digits, digits_task, weights
 
 

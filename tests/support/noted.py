@@ -7,9 +7,9 @@ from itertools import islice
 from typing import NamedTuple
 
 import paceline as pl
-from paceline.core.facts import Start, Step, Ticket
-from paceline.sampling.batches import Batches
-from paceline.sampling.partition import Indices
+from paceline.core.messages import Start, Step, Ticket
+from paceline.data.batches import Batches
+from paceline.data.partition import Indices
 
 
 @dataclass(frozen=True)

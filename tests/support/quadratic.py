@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline.sampling.partition import Indices, Labelled
+from paceline.data.partition import Indices, Labelled
 
 
 class Scalar(nn.Module):

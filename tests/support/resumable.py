@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
 import paceline as pl
+from paceline.core.stateful import State
+from paceline.data.batches import Batches, Losses, Sampling
+from paceline.data.partition import Indices, Partition
 from paceline.delays import Delay
-from paceline.fleets.fleet import Fleet
-from paceline.learning.server import MakeOptimizer, MakeScheduler
+from paceline.engine.replay import Replay
+from paceline.fleets.base import Fleet
+from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
 from paceline.randomness import restore_stream, stream, stream_state
-from paceline.replaying import Replay
-from paceline.sampling.batches import Batches, Losses, Sampling
-from paceline.sampling.partition import Indices, Partition
-from paceline.stateful import State
 from support.digits import digits, linear
 
 FLEET = pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02), workers=5)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
-from paceline.core.facts import Arrived, Joined, Left, Rang, Recall, Start, Step, Ticket
-from paceline.trace import Fact
+from paceline.core.messages import Arrived, Joined, Left, Rang, Recall, Start, Step, Ticket
+from paceline.trace.record import Fact
 
 
 class Update(NamedTuple):

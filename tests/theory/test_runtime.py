@@ -12,9 +12,9 @@ import pytest
 
 import paceline as pl
 from paceline.core.errors import ConfigError
-from paceline.reports.measure import Measures, measure
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.theory.runtime import Runtime, runtime
+from paceline.trace.measure import Measures, measure
 
 ALIKE: list[Any] = [pl.ShiftedExponential(0.05, 0.02)] * 10
 UNLIKE: list[Any] = [pl.LogNormal(1.0, 0.2)] * 3 + [pl.ShiftedExponential(1.5, 0.5)] * 3 + [pl.Pareto(2.4, 3.5)] * 2

@@ -7,8 +7,9 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.delays import Constant, ShiftedExponential
-from paceline.fleets.simulated import SimulatedFleet
-from paceline.run import Stop
+from paceline.engine.result import Stop
+from paceline.engine.train import simulate
+from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped, groups_by_speed
@@ -21,7 +22,6 @@ from paceline.theory import (
     schedule_growth,
     simulated_schedule,
 )
-from paceline.training import simulate
 
 UNITS = (1.0,) * 4 + (2.0,) * 4 + (3.0,) * 8
 FLEET = SimulatedFleet([Constant(units) for units in UNITS])

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from paceline.core.coordinator import Coordinator
-from paceline.core.facts import Ticket
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Ticket
 
 
 def check_coordinator(coordinator: Coordinator) -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from paceline.core.codec import whole
 from paceline.core.errors import IllegalDecision
-from paceline.core.facts import (
+from paceline.core.ledger import Ledger
+from paceline.core.messages import (
     Arrived,
     Assign,
     Decision,
@@ -24,8 +26,6 @@ from paceline.core.facts import (
     Within,
     Work,
 )
-from paceline.core.ledger import Ledger
-from paceline.core.plain import whole
 from paceline.core.regrouping import move, regroup
 from paceline.core.rules import check_decisions, check_events
 

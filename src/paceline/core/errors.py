@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paceline.core.facts import Ticket
+from paceline.core.messages import Ticket
 
 
 class PacelineError(Exception):

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from paceline.core.codec import plain_ticket, real, ticket_from, whole
 from paceline.core.errors import IllegalDecision
-from paceline.core.facts import Groups, Ticket
+from paceline.core.messages import Groups, Ticket
 from paceline.core.pace import Pace
-from paceline.core.plain import plain_ticket, real, ticket_from, whole
 
 
 class Ledger:

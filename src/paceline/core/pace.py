@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from paceline.core.facts import Ticket
-from paceline.core.plain import real, whole
+from paceline.core.codec import real, whole
+from paceline.core.messages import Ticket
 
 
 class Pace:

@@ -5,8 +5,8 @@ part when it has nothing running, and joins its new one at the same instant: to 
 it had handed in, and one joined, as they know it.
 """
 
-from paceline.core.facts import Groups
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Groups
 
 
 def regroup(ledger: Ledger, groups: Groups) -> None:

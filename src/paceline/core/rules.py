@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from paceline.core.errors import IllegalDecision, ImpossibleEvent
-from paceline.core.facts import (
+from paceline.core.ledger import Ledger
+from paceline.core.messages import (
     Arrived,
     Assign,
     Decision,
@@ -21,7 +22,6 @@ from paceline.core.facts import (
     WakeAt,
     Within,
 )
-from paceline.core.ledger import Ledger
 
 
 def check_events(ledger: Ledger, events: Sequence[Event]) -> None:

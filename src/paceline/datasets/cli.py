@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.interrupts import Interrupted, terminable
+from paceline.engine.signals import Interrupted, terminable
 
 data_app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 

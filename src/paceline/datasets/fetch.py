@@ -21,10 +21,10 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from paceline import __version__
+from paceline.config.toml import nearest
 from paceline.core.errors import ConfigError
 from paceline.datasets.published import PUBLISHED, PublishedFile, PublishedSet
 from paceline.files import check_regular, open_regular, write_atomically
-from paceline.toml_tables import nearest
 
 Progress = Callable[[str, int, int], None]
 CHUNK = 1 << 16

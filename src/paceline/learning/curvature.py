@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paceline.core.errors import ConfigError
-from paceline.learning.data import to_device
+from paceline.data.samples import to_device
 from paceline.learning.loss import SampleLoss
 from paceline.learning.task import Task, device_of, eval_mode
 

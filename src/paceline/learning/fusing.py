@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from paceline.core.plain import whole
+from paceline.core.codec import whole
+from paceline.core.stateful import State
 from paceline.learning.generators import CPU, Generators
 from paceline.learning.loss import SampleLoss
-from paceline.stateful import State
 
 log = logging.getLogger("paceline")
 SOON = 3  # joined passes that are tried one after the other; then one whenever there are four times as many

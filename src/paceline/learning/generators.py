@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
-from paceline.core.facts import Ticket
-from paceline.core.plain import plain_ticket, real, ticket_from, whole
-from paceline.stateful import State
+from paceline.core.codec import plain_ticket, real, ticket_from, whole
+from paceline.core.messages import Ticket
+from paceline.core.stateful import State
 
 CPU = torch.device("cpu")
 

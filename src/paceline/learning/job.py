@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.core.errors import ConfigError
+from paceline.data.partition import Indices
+from paceline.data.samples import Samples
 from paceline.learning.copies import Search, copied, copies, trained_parameters, warn_of_evaluation
-from paceline.learning.data import Samples
 from paceline.learning.loss import Loss, SampleLoss
 from paceline.learning.model_state import ModelState
 from paceline.learning.task import Task, device_of
-from paceline.sampling.partition import Indices
 
 log = logging.getLogger("paceline")
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.learning.data import Samples
+from paceline.data.samples import Samples
 
 Loss = Callable[[Any, Any], Tensor]
 MEANS = ("mean", "batchmean")

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.facts import Ticket
-from paceline.core.plain import plain_ticket, ticket_from, whole
-from paceline.sampling.partition import Indices
+from paceline.core.codec import plain_ticket, ticket_from, whole
+from paceline.core.messages import Ticket
+from paceline.data.partition import Indices
 
 
 def pack_samples(samples: Mapping[Ticket, Indices]) -> dict[str, Any]:

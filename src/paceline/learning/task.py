@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.learning.data import Data, Samples, as_tensors, samples, to_device
+from paceline.data.samples import Data, Samples, as_tensors, samples, to_device
 from paceline.learning.loss import Loss, LossOfAll, SampleLoss
 
 EVALUATED_AT_ONCE = 2048

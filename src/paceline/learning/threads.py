@@ -21,10 +21,10 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.core.plain import real
+from paceline.core.codec import real
+from paceline.core.stateful import State
 from paceline.learning.generators import Generators
 from paceline.learning.task import device_of
-from paceline.stateful import State
 
 # On two cores, a training step with two threads took 1.2 times as long as with one at 35 million operations, 1.2 to 1.4
 # times at 100 million in layers of unequal size, and 0.7 times at 130 million in layers of one size.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Protocol, cast
 import typer
 
 from paceline.core.errors import CannotWrite, ConfigError
+from paceline.engine.signals import Interrupted, terminable
 from paceline.files import check_parent, check_place
-from paceline.interrupts import Interrupted, terminable
 
 if TYPE_CHECKING:
     from paceline.papers.card import Card, Options
@@ -50,8 +50,8 @@ def reproduce(  # noqa: PLR0917 - typer names the options
         check_place(figures / "figure.png")
     work = work_directory or Path("runs") / f"reproduce-{paper}"
     check_parent(work / "run.json")
+    from paceline.comparison.tables import console
     from paceline.papers.card import Options, card_table
-    from paceline.tables import console
 
     try:
         with terminable():
@@ -71,7 +71,7 @@ def reproduce(  # noqa: PLR0917 - typer names the options
 
 def paper_module(name: str) -> Paper:
     """The module of a paper by its name."""
-    from paceline.toml_tables import nearest
+    from paceline.config.toml import nearest
 
     if name not in PAPERS:
         raise ConfigError(f"there is no paper {name!r} to reproduce: {nearest(name, PAPERS)}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.learning.ensemble import Ensemble, as_distribution
+from paceline.learning.models.ensemble import Ensemble, as_distribution
 from paceline.papers.cifar import Pictures
 
 AT_ONCE = 500

@@ -16,24 +16,24 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import MultiStepLR
 
 from paceline.core.errors import Diverged
+from paceline.data.batches import Shuffled
+from paceline.data.partition import Equal, deal
 from paceline.delays import Constant
-from paceline.fleets.billing import Costs
-from paceline.fleets.simulated import Network, SimulatedCrew, SimulatedFleet
-from paceline.hiring import hire
+from paceline.engine.build import hire
+from paceline.engine.loop import Loop
+from paceline.fleets.simulated.fleet import Network, SimulatedCrew, SimulatedFleet
+from paceline.learning.cost import Costs
+from paceline.learning.gradients.server import Recipe
 from paceline.learning.job import job_of
-from paceline.learning.model_hands import ModelHands
-from paceline.learning.server import Recipe
+from paceline.learning.models.server import ModelHands
 from paceline.learning.task import Task
-from paceline.loop import Loop
 from paceline.papers.cifar import ChannelsLast, Cifar10, cifar10
 from paceline.papers.ec_dnn_looks import look, training_losses
 from paceline.papers.models import lenet, nin
 from paceline.randomness import stream
-from paceline.sampling.batches import Shuffled
-from paceline.sampling.partition import Equal, deal
 from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.strategies.model_averaging import ModelAveraging
-from paceline.trace import TraceWriter
+from paceline.trace.record import TraceWriter
 
 BATCH = 32
 VALIDATED = 2_000  # training pictures that no run trains on

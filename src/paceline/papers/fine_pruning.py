@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.config.toml import table_of
 from paceline.datasets.readers import read_cifar10
 from paceline.papers.card import Card, Options
 from paceline.papers.fine_pruning_claims import Found, choose, claims, rows
@@ -16,7 +17,6 @@ from paceline.papers.fine_pruning_plans import QUICK, SMALL, Plan, cost
 from paceline.papers.fine_pruning_timing import Timing, run_timing
 from paceline.papers.fine_pruning_training import STEPS, Training, run_training
 from paceline.papers.jobs import Job, Result, run_jobs
-from paceline.toml_tables import table_of
 
 __all__ = ["figures", "reproduce"]
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from paceline.config.toml import table_of
 from paceline.papers.card import Claim, within
 from paceline.papers.fine_pruning_plans import ARMS, Plan
 from paceline.papers.jobs import Result
 from paceline.pruning.formulas import IN_MINUTES, TABLE_1, TABLE_2, pruned_epochs_formula_3
 from paceline.pruning.plan import Schedule
-from paceline.toml_tables import table_of
 
 KNOWN = (200, 60, 30, 5, 3, 2)  # epochs, window, start, block, count, attenuation
 KEPT = 0.5  # points: "maintaining the accuracy"

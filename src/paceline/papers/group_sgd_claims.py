@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.engine.result import Stop
 from paceline.papers.card import Claim, within
 from paceline.papers.group_sgd_runs import MODELS, PERIOD, STRATEGIES, update_grid, updates_of
-from paceline.run import Stop
 from paceline.theory.group_bound import Toy, theorem_3_1
 
 Runs = Sequence[Mapping[str, Any]]

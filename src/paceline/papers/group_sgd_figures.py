@@ -9,11 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, MultipleLocator, PercentFormatter
 
+from paceline.engine.result import Stop
 from paceline.papers.card import Card
 from paceline.papers.drawing import blank, save
 from paceline.papers.group_sgd_runs import MODELS, STRATEGIES, updates_of
 from paceline.reports.figures import COLOURS, DASHES
-from paceline.run import Stop
 from paceline.theory.group_bound import Toy, theorem_3_1
 
 NAMES = {"svm": "smooth SVM", "logistic": "logistic regression"}

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import Diverged
-from paceline.core.facts import Event, Step
+from paceline.core.messages import Event, Step
+from paceline.data.batches import Resampled
 from paceline.datasets.readers import Labelled, read_mnist
 from paceline.delays import Constant
-from paceline.fleets.simulated import SimulatedFleet
+from paceline.engine.result import Every, Run, Stop
+from paceline.engine.train import simulate, train
+from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.learning.task import Task
 from paceline.papers.losses import correct, logistic, odd, odd_sign, smooth_svm
 from paceline.papers.models import LinearClassifier
-from paceline.run import Every, Run, Stop
-from paceline.sampling.batches import Resampled
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.grouped import Grouped, groups_by_speed
 from paceline.strategies.synchronous import Synchronous
 from paceline.theory.group_bound import Move
-from paceline.training import simulate, train
 
 UNITS = (1.0,) * 4 + (2.0,) * 4 + (3.0,) * 8
 PERIOD = 6.0  # after which everything repeats

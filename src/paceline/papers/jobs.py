@@ -22,13 +22,13 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from paceline.compare import one_thread, usable_cores
+from paceline.comparison.jobs import one_thread, usable_cores
+from paceline.comparison.pool import begin_process, end_fork_server, pool_context
+from paceline.comparison.tables import console
 from paceline.core.errors import ConfigError
 from paceline.files import write_atomically
 from paceline.papers.card import plain_values
 from paceline.papers.fingerprint import fingerprint
-from paceline.pool_processes import begin_process, end_fork_server, pool_context
-from paceline.tables import console
 
 Result = dict[str, Any]
 LINE_EVERY = 30.0  # seconds, where there is no terminal

@@ -22,15 +22,15 @@ from typing import Any, Literal
 
 from paceline.core.coordinator import Strategy
 from paceline.delays import ShiftedExponential
-from paceline.fleets.simulated import SimulatedFleet
+from paceline.engine.result import Stop
+from paceline.engine.train import simulate
+from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.papers.card import Claim, within
-from paceline.run import Stop
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.synchronous import Synchronous
 from paceline.theory.order_statistics import exponential_order_statistic
-from paceline.trace import Trace
-from paceline.training import simulate
+from paceline.trace.record import Trace
 
 WORKERS, QUORUM, BLOCKS = 10, 7, 4
 SHIFT, MEAN = 0.05, 0.02

@@ -17,19 +17,19 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 
 from paceline.core.coordinator import Strategy
+from paceline.data.partition import Pathological
 from paceline.delays import Delay, Empirical, ShiftedExponential
-from paceline.fleets.simulated import SimulatedFleet
+from paceline.engine.result import Every, Stop
+from paceline.engine.train import train
+from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.learning.task import Task
 from paceline.papers.cifar import ChannelsLast, cifar10
 from paceline.papers.lgc_timing import BLOCKS, MEAN, QUORUM, SHIFT, WORKERS
 from paceline.papers.models import lenet, vgg11
 from paceline.randomness import stream
-from paceline.run import Every, Stop
-from paceline.sampling.partition import Pathological
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.synchronous import Synchronous
-from paceline.training import train
 
 BATCH = 32
 VALIDATED = 2_000  # training samples that no run trains on; the step is chosen by them

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
 
+from paceline.engine.result import Stop
 from paceline.papers.card import Claim, within
 from paceline.papers.group_sgd_runs import STRATEGIES, updates_of
 from paceline.papers.sdde import DELAY, RATE, SIGMA, START, STEP, UPDATES, WARM_UP, Ensemble, Floats
-from paceline.run import Stop
 from paceline.theory import (
     DelayedDescent,
     corollary_4_3,

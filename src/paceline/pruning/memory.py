@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
+from paceline.data.partition import Indices
 from paceline.pruning.plan import Schedule
 from paceline.pruning.selection import Mask, Ties, keep_any, keep_highest, keep_lowest
-from paceline.sampling.partition import Indices
 
 Marks = NDArray[np.uint8]
 Floats = NDArray[np.float32]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
+from paceline.data.partition import Indices
 from paceline.pruning.memory import Floats
-from paceline.sampling.partition import Indices
 
 Places = Tensor | NDArray[np.integer[Any]] | Sequence[int]
 Values = Tensor | NDArray[np.floating[Any]] | Sequence[float]

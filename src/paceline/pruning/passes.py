@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from paceline.core.codec import whole
 from paceline.core.errors import ConfigError
-from paceline.core.plain import whole
+from paceline.core.stateful import State
+from paceline.data.partition import Indices
 from paceline.pruning.memory import Memory, refill
 from paceline.pruning.record import PruningRecord
 from paceline.pruning.selection import Mask
 from paceline.randomness import restore_stream, stream, stream_state
-from paceline.sampling.partition import Indices
-from paceline.stateful import State
 
 
 class Passes:

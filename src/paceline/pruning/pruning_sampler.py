@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from paceline.config.toml import table_of
 from paceline.core.errors import ConfigError
+from paceline.data.batches import Batches
+from paceline.data.partition import Indices
 from paceline.pruning.memory import STANDS_OUT, UNSEEN, refill
 from paceline.pruning.observed import Batch, Observed, Places, Values, look_at, put_aside, whole_numbers
 from paceline.pruning.plan import Plan, check_whole
@@ -18,9 +21,6 @@ from paceline.pruning.rest import Rest
 from paceline.pruning.rules import Rule
 from paceline.pruning.selection import Mask, only_kept
 from paceline.randomness import stream
-from paceline.sampling.batches import Batches
-from paceline.sampling.partition import Indices
-from paceline.toml_tables import table_of
 
 MOST_SAMPLES = 2**31 - 1  # indices are kept in four bytes
 MOST_WAITING = 64  # batches that are not looked at yet

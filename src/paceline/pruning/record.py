@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.sampling.partition import Indices
+from paceline.data.partition import Indices
 
 FOLLOWED = 256  # samples whose every loss is kept
 

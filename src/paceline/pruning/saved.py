@@ -12,7 +12,7 @@ from paceline.files import write_atomically
 from paceline.pruning.record import PruningRecord, record_of
 
 if TYPE_CHECKING:
-    from paceline.learning.data import Samples
+    from paceline.data.samples import Samples
 
 FILE = "pruning.safetensors"
 SHOWN = 40  # of the most pruned samples, the inputs are kept

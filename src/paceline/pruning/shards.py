@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from paceline.core.stateful import State
+from paceline.data.batches import Batches, Losses, ShardBatches
+from paceline.data.partition import Indices
+from paceline.data.reassign import HandedOnBatches
 from paceline.pruning.memory import Memory
 from paceline.pruning.passes import Passes
 from paceline.pruning.record import PruningRecord, new_record
 from paceline.randomness import stream
-from paceline.sampling.batches import Batches, Losses, ShardBatches
-from paceline.sampling.handed_on import HandedOnBatches
-from paceline.sampling.partition import Indices
-from paceline.stateful import State
 
 
 class PrunedShards:

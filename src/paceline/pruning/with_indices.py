@@ -5,7 +5,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from paceline.core.errors import ConfigError
-from paceline.learning.data import MapDataset
+from paceline.data.samples import MapDataset
 
 
 class WithIndices(Dataset[tuple[int, Any]]):

@@ -15,13 +15,13 @@ from importlib.resources import files
 from typing import Any
 
 from paceline import __version__
-from paceline.loop import seldom_collecting
-from paceline.reports.measure import MeasureReader, Measures
+from paceline.engine.loop import seldom_collecting
 from paceline.reports.page_tables import runs_table, straggler_tables
 from paceline.reports.picture import Picture, gather
 from paceline.reports.pruning import pruning_section
-from paceline.reports.saved import SavedRun
-from paceline.reports.timeline import KINDS
+from paceline.storage.reading import SavedRun
+from paceline.trace.measure import MeasureReader, Measures
+from paceline.trace.timeline import KINDS
 
 MARKS = 12_000  # of one run's timeline: some 0.3 MB
 WORKERS = 64  # rows of one run's timeline

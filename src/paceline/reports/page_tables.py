@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from paceline.reports.measure import WorkerTime
 from paceline.reports.picture import WorkerSums
-from paceline.reports.timeline import KINDS
+from paceline.trace.measure import WorkerTime
+from paceline.trace.timeline import KINDS
 
 if TYPE_CHECKING:
     from paceline.reports.page import Described

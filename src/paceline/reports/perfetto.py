@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.files import write_atomically
 from paceline.reports.picture import Picture
-from paceline.reports.timeline import Recalled, Span, Updated
+from paceline.trace.timeline import Recalled, Span, Updated
 
 LIMIT = 500_000  # marks of one run: some 80 MB
 COLOURS = {

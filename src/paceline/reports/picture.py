@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from paceline.reports.timeline import KINDS, Recalled, Span, Updated, timeline
-from paceline.trace import Trace
+from paceline.trace.record import Trace
+from paceline.trace.timeline import KINDS, Recalled, Span, Updated, timeline
 
 
 @dataclass

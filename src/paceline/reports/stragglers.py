@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Groups
-from paceline.reports.measure import measure
+from paceline.core.messages import Groups
 from paceline.strategies.grouped import groups_by_speed
-from paceline.trace import Computed, Trace
+from paceline.trace.measure import measure
+from paceline.trace.record import Computed, Trace
 
 TAIL = 0.9
 TOLERANCE = 0.25  # of the groups that are suggested: that of ``gsgd`` on the command line

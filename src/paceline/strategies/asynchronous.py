@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from paceline.core.coordinator import Strategy
-from paceline.core.facts import Assign, Decision, Step
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Assign, Decision, Step
 
 ONE = Fraction(1)
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Decision, Work, distilled_steps, local_steps
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Decision, Work, distilled_steps, local_steps
 from paceline.strategies.checks import check_fits
 from paceline.strategies.handing_in import check_rule, check_steps, handing_in
 from paceline.strategies.synchronous import Synchronous

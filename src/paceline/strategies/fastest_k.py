@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from paceline.core.coordinator import Strategy
-from paceline.core.facts import Assign, Decision, Drop, Step
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Assign, Decision, Drop, Step
 from paceline.strategies.checks import check_quorum
 from paceline.strategies.weights import mean
 

@@ -7,9 +7,9 @@ from operator import index
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Decision, Groups, Within
 from paceline.core.fields import check_fields, shown
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Decision, Groups, Within
 from paceline.strategies.synchronous import Synchronous
 
 MOST_NAMED = 16  # workers in a message

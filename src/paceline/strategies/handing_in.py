@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Assign, Decision, Within, Work
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Assign, Decision, Within, Work
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation

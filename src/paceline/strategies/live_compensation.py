@@ -6,9 +6,9 @@ from fractions import Fraction
 from itertools import islice
 
 from paceline.core.coordinator import Strategy
-from paceline.core.facts import Assign, Decision, Drop, Recall, Step, Ticket, gradient
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Assign, Decision, Drop, Recall, Step, Ticket, gradient
 from paceline.strategies.checks import check_blocks, check_quorum
 from paceline.strategies.weights import fraction, mean
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.coordinator import Strategy
-from paceline.core.facts import Assign, Decision, Step
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Assign, Decision, Step
 from paceline.strategies.weights import mean
 
 

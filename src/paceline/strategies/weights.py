@@ -4,7 +4,7 @@ from collections.abc import Collection
 from fractions import Fraction
 from functools import lru_cache
 
-from paceline.core.facts import Ticket
+from paceline.core.messages import Ticket
 
 # The same few weights come back in every round, and making one costs more than all else that a rule does.
 fraction = lru_cache(maxsize=4096)(Fraction)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from paceline.core.coordinator import Strategy
-from paceline.core.facts import Arrived, Decision, Drop, Halt, Start, Step, Ticket
 from paceline.core.ledger import Ledger
+from paceline.core.messages import Arrived, Decision, Drop, Halt, Start, Step, Ticket
 
 for needed in ("hypothesis", "pytest"):
     if find_spec(needed) is None:

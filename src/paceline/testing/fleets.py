@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.facts import Arrived, Event, Halt, Joined, Left, Recall, Start, Ticket
-from paceline.fleets.fleet import Crew, Fleet
+from paceline.core.messages import Arrived, Event, Halt, Joined, Left, Recall, Start, Ticket
+from paceline.fleets.base import Crew, Fleet
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
@@ -26,10 +26,10 @@ from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.synchronous import Synchronous
 
 if TYPE_CHECKING:
-    from paceline.learning.contributions import Contributions
+    from paceline.engine.result import Run
+    from paceline.learning.gradients.lazy import Contributions
     from paceline.learning.job import Job
     from paceline.learning.task import Task
-    from paceline.run import Run
 
 LR = 0.05
 NOTICED_WITHIN = 0.2  # seconds
@@ -116,9 +116,9 @@ class FleetContract:
     def _make_run(self, strategy: Strategy, lose: int | None) -> "tuple[Spied, Run]":
         import torch
 
-        from paceline.run import Stop
+        from paceline.engine.result import Stop
+        from paceline.engine.train import train
         from paceline.testing.retraced import WrittenDown
-        from paceline.training import train
 
         written = WrittenDown()
         spied = Spied(self.fleet, self, lose, written.draws)

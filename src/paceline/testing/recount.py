@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from paceline.core.facts import (
+from paceline.core.ledger import Ledger
+from paceline.core.messages import (
     Arrived,
     Drop,
     Event,
@@ -21,7 +22,6 @@ from paceline.core.facts import (
     WakeAt,
     Within,
 )
-from paceline.core.ledger import Ledger
 
 INDICES = ("workers", "idle", "running", "behind", "recalled", "fresh", "late", "handed_in", "kept", "alarms", "memory")
 NUMBERS = ("round", "now", "updated_at")

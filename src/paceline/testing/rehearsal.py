@@ -6,7 +6,8 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.facts import (
+from paceline.core.ledger import Ledger
+from paceline.core.messages import (
     Arrived,
     Decision,
     Event,
@@ -20,7 +21,6 @@ from paceline.core.facts import (
     Ticket,
     WakeAt,
 )
-from paceline.core.ledger import Ledger
 from paceline.testing.recount import Fact
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from paceline.core.facts import Arrived, Start, Step, Ticket
+from paceline.core.messages import Arrived, Start, Step, Ticket
+from paceline.data.batches import Batches, Sampling, Shuffled
+from paceline.data.partition import Indices
 from paceline.learning.task import Task
-from paceline.sampling.batches import Batches, Sampling, Shuffled
-from paceline.sampling.partition import Indices
-from paceline.trace import Trace
+from paceline.trace.record import Trace
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.core.coordinator import Strategy
 from paceline.delays import Constant, Delay, Distribution, Empirical, ShiftedExponential
-from paceline.fleets.simulated import SimulatedFleet
+from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.core.coordinator import Strategy
-from paceline.fleets.simulated import SimulatedFleet
+from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation

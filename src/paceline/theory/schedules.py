@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.facts import Step
-from paceline.fleets.simulated import SimulatedFleet
-from paceline.loop import Loop, NoHands
+from paceline.core.messages import Step
+from paceline.engine.loop import Loop, NoHands
+from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.theory.histogram import check_momentum
 from paceline.theory.stability import check_step
-from paceline.trace import Trace, TraceWriter, read_trace
+from paceline.trace.record import Trace, TraceWriter, read_trace
 
 Floats = NDArray[np.float64]
 Weights = tuple[tuple[int, float], ...]

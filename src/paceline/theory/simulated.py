@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.coordinator import Strategy
-from paceline.core.facts import Ticket
-from paceline.fleets.simulated import SimulatedFleet
-from paceline.loop import Loop, NoHands, Update, seldom_collecting
-from paceline.reports.measure import measure
+from paceline.core.messages import Ticket
+from paceline.engine.loop import Loop, NoHands, Update, seldom_collecting
+from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.theory.estimate import Estimate
 from paceline.theory.net_weights import NetWeights
-from paceline.trace import TraceWriter
+from paceline.trace.measure import measure
+from paceline.trace.record import TraceWriter
 
 PIECES_OF_WORK = 16_000  # half a second, more or less
 PIECES_OF_A_WORKER = 20  # at least

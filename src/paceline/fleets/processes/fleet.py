@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
 from paceline.delays import Delay
-from paceline.fleets.processes.deadline import Deadline
-from paceline.fleets.real_workers import check_workers, medians_of
+from paceline.fleets.processes.timeouts import Deadline
+from paceline.fleets.real import check_workers, medians_of
 
 if TYPE_CHECKING:
-    from paceline.fleets.processes.crew import ProcessCrew
-    from paceline.fleets.processes.understudy import ProcessUnderstudy
+    from paceline.fleets.processes.group import ProcessCrew
+    from paceline.fleets.processes.inline import ProcessUnderstudy
+    from paceline.learning.gradients.shared import RowContributions
     from paceline.learning.job import Job
-    from paceline.learning.local_work import Bench
-    from paceline.learning.piece_rows import PieceRows
-    from paceline.learning.rows import RowContributions
+    from paceline.learning.models.local_work import Bench
+    from paceline.learning.models.shared import PieceRows
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,23 @@ class ProcessFleet:
 
     def hire(self, job: "Job", seed: int) -> "tuple[ProcessCrew, RowContributions]":
         """Start the workers; the run begins when all of them are ready."""
-        from paceline.fleets.processes.hiring import hire
+        from paceline.fleets.processes.launch import hire
 
         return hire(self, job, seed)
 
     def understudy(self, job: "Job", seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
         """Somebody who does in this process what the workers do in theirs."""
-        from paceline.fleets.processes.understudy import understudy
+        from paceline.fleets.processes.inline import understudy
 
         return understudy(self, job, seed)
 
     def hire_trainers(self, bench: "Bench") -> "tuple[ProcessCrew, PieceRows]":
         """The same, for workers that train models of their own."""
-        from paceline.fleets.processes.hiring import hire_trainers
+        from paceline.fleets.processes.launch import hire_trainers
 
         return hire_trainers(self, bench)
 
     def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessUnderstudy, PieceRows]":
-        from paceline.fleets.processes.understudy import understudy_trainers
+        from paceline.fleets.processes.inline import understudy_trainers
 
         return understudy_trainers(self, bench)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from paceline.fleets.processes.equipment import Equipment
-from paceline.fleets.processes.mailbox import FAILED, READY, RECORD, Mailbox, Order, Shape
+from paceline.fleets.processes.channel import FAILED, READY, RECORD, Mailbox, Order, Shape
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.parcel import unpack
+from paceline.fleets.processes.payload import Equipment
+from paceline.fleets.processes.serialization import unpack
+from paceline.learning.arena.arena import Layout, Segments
+from paceline.learning.arena.blobs import Letters
 from paceline.learning.copies import hang
-from paceline.learning.letters import Letters
-from paceline.learning.segments import Layout, Segments
 
 
 @dataclass(frozen=True)

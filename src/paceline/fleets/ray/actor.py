@@ -24,18 +24,18 @@ import torch
 from torch import Tensor, nn
 
 import paceline
-from paceline.fleets.processes.equipment import Equipment, GradientEquipment, TrainingEquipment
-from paceline.fleets.processes.mailbox import Order
-from paceline.fleets.processes.parcel import unpack
+from paceline.data.partition import Indices
+from paceline.data.samples import DatasetSamples
+from paceline.fleets.processes.channel import Order
+from paceline.fleets.processes.payload import Equipment, GradientEquipment, TrainingEquipment
+from paceline.fleets.processes.serialization import unpack
 from paceline.fleets.processes.worker import Instructions, main
-from paceline.fleets.ray import near
+from paceline.fleets.ray import local
+from paceline.fleets.ray.chunks import WITH_THE_CALL, Bytes, cut
 from paceline.fleets.ray.connection import this_node
-from paceline.fleets.ray.pieces import WITH_THE_CALL, Bytes, cut
+from paceline.learning.arena.arena import NOTHING, Brought, Segments
+from paceline.learning.arena.blobs import Letters
 from paceline.learning.copies import hang
-from paceline.learning.data import DatasetSamples
-from paceline.learning.letters import Letters
-from paceline.learning.segments import NOTHING, Brought, Segments
-from paceline.sampling.partition import Indices
 
 # What a nursery asks for by environment variables: freed memory is kept for the next mini-batch.
 MALLOC = {-1: 2**31 - 1, -2: 2**24, -4: 0}  # trim threshold, top pad, most separate mappings
@@ -95,7 +95,7 @@ class Actor:
                 mallopt(option, value)
         if self._joined is not None:  # for a run that has ended
             self._joined[0].close()
-        self._joined = near.join(desk, key) if desk and near.machine() == machine else None
+        self._joined = local.join(desk, key) if desk and local.machine() == machine else None
         return Greeting(self._joined is not None, os.getpid(), *this_node(), versions())
 
     def serve(self) -> int:

@@ -23,7 +23,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from paceline.core.errors import ConfigError
-from paceline.fleets.ray.room import check_labels, check_room, listed, shown
+from paceline.fleets.ray.capacity import check_labels, check_room, listed, shown
 
 REACHED_WITHIN = 5.0  # seconds until a cluster must have answered
 PLACED_WITHIN = 10.0  # seconds that others may take to free what is missing

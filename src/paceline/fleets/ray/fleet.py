@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Literal
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
 from paceline.delays import Delay
-from paceline.fleets.processes.deadline import Deadline
-from paceline.fleets.real_workers import check_workers, medians_of
+from paceline.fleets.processes.timeouts import Deadline
+from paceline.fleets.real import check_workers, medians_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from paceline.fleets.processes.crew import ProcessCrew
-    from paceline.fleets.processes.understudy import ProcessUnderstudy
-    from paceline.fleets.ray.hiring import Standing
+    from paceline.fleets.processes.group import ProcessCrew
+    from paceline.fleets.processes.inline import ProcessUnderstudy
+    from paceline.fleets.ray.launch import Standing
+    from paceline.learning.gradients.shared import RowContributions
     from paceline.learning.job import Job
-    from paceline.learning.local_work import Bench
-    from paceline.learning.piece_rows import PieceRows
-    from paceline.learning.rows import RowContributions
+    from paceline.learning.models.local_work import Bench
+    from paceline.learning.models.shared import PieceRows
 
 
 @dataclass(frozen=True)
@@ -91,29 +91,29 @@ class RayFleet:
         ...     for strategy in strategies:
         ...         train(task, strategy=strategy, fleet=fleet, ...)
         """
-        from paceline.fleets.ray.hiring import standing
+        from paceline.fleets.ray.launch import standing
 
         return standing(self)
 
     def hire(self, job: "Job", seed: int) -> "tuple[ProcessCrew, RowContributions]":
         """Have the workers placed and started, and come back when all of them are ready."""
-        from paceline.fleets.ray.hiring import hire
+        from paceline.fleets.ray.launch import hire
 
         return hire(self, job, seed)
 
     def understudy(self, job: "Job", seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
         """Somebody who does in this process what the workers do in theirs."""
-        from paceline.fleets.processes.understudy import understudy
+        from paceline.fleets.processes.inline import understudy
 
         return understudy(self, job, seed)
 
     def hire_trainers(self, bench: "Bench") -> "tuple[ProcessCrew, PieceRows]":
         """The same, for workers that train models of their own."""
-        from paceline.fleets.ray.hiring import hire_trainers
+        from paceline.fleets.ray.launch import hire_trainers
 
         return hire_trainers(self, bench)
 
     def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessUnderstudy, PieceRows]":
-        from paceline.fleets.processes.understudy import understudy_trainers
+        from paceline.fleets.processes.inline import understudy_trainers
 
         return understudy_trainers(self, bench)

@@ -1,0 +1,1 @@
+"""What is told of a run's progress while it goes on."""

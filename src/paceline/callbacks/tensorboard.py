@@ -1,0 +1,28 @@
+"""Curves for TensorBoard, on request."""
+
+from pathlib import Path
+
+from paceline.core.errors import ConfigError
+from paceline.engine.result import Row
+
+
+class TensorBoard:
+    """Writes each judgement of the model, by updates; those ``after`` an update replace what is there already."""
+
+    def __init__(self, directory: Path, after: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            needs = "tensorboard=True needs the package tensorboard: pip install 'paceline[tensorboard]'"
+            raise ConfigError(needs) from None
+        self._writer = SummaryWriter(str(directory), purge_step=None if after is None else after + 1)
+
+    def row(self, row: Row) -> None:
+        for name in ("loss", "accuracy", "training_loss", "staleness", "samples", "seconds"):
+            self._writer.add_scalar(name, getattr(row, name), row.updates)
+
+    def __enter__(self) -> "TensorBoard":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._writer.close()

@@ -1,0 +1,81 @@
+"""``paceline predict``: what can be said before a run, in one table."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from paceline.learning.curvature import Curvature
+    from paceline.prediction.answers import Answers
+
+
+def predict(  # noqa: PLR0917 - typer names the options
+    source: Annotated[
+        Path | None,
+        typer.Argument(metavar="[SOURCE]", help="A TOML file, a run's directory or its trace; without one, the demo."),
+    ] = None,
+    strategy: Annotated[
+        list[str] | None, typer.Option("--strategy", "-s", metavar="NAME:OPTION=VALUE,...", help="Repeat for several.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write everything there.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of plain SGD, instead of the file's optimizer.")] = None,
+    curvature: Annotated[float | None, typer.Option(help="The largest of the loss, if you know it.")] = None,
+    model: Annotated[bool, typer.Option("--model/--no-model", help="Look at the file's model.")] = True,
+    margin: Annotated[float, typer.Option(help="The recommended step, as a share of the largest.")] = 0.5,
+    epsilon: Annotated[float, typer.Option(help="The time is that to this share of the first error ...")] = 0.01,
+    condition: Annotated[float, typer.Option(help="... along a direction so many times flatter.")] = 100.0,
+) -> None:
+    """Predict, without training: updates a second, staleness, and steps that are stable, each with its source."""
+    from paceline.files import check_writable, write_atomically
+    from paceline.prediction.answer import Wishes
+    from paceline.prediction.answers import answer
+    from paceline.prediction.inquiry import read_inquiry
+
+    wishes = Wishes(margin, epsilon, condition)
+    if json_file is not None:
+        check_writable(json_file, ".json")
+    inquiry = read_inquiry(source or Path(__file__).parent.with_name("demo.toml"), strategy)
+    with _watched() as progress:
+        answers = answer(inquiry, wishes, momentum=momentum, curvature=curvature, look=model, progress=progress)
+    _show(answers)
+    if json_file is not None:
+        write_atomically(json_file, json.dumps(answers.table(), allow_nan=False) + "\n")
+        typer.echo(f"Everything in numbers: {json_file}")
+
+
+@contextmanager
+def _watched() -> "Iterator[Callable[[Curvature], None] | None]":
+    """A line that tells how far the search for the curvature is, where somebody watches."""
+    from paceline.comparison.tables import console
+
+    terminal = console(stderr=True)
+    if not terminal.is_terminal:
+        yield None
+        return
+    with terminal.status("predicting ...") as status:
+
+        def progress(found: "Curvature") -> None:
+            status.update(f"curvature {found.value:.4g}, error {found.error:.2g}, after {found.products} products")
+
+        yield progress
+
+
+def _show(answers: "Answers") -> None:
+    from paceline.comparison.tables import console
+    from paceline.prediction.table import SOURCES, STABLE, prediction_table, title
+
+    terminal = console()
+    terminal.print(title(answers), markup=False)
+    terminal.print()
+    terminal.print(prediction_table(answers.predictions, answers.descent, answers.wishes))
+    wishes = answers.wishes
+    time = (
+        f"Time to {wishes.epsilon:g}: until the mean error is that share of the first one, at the recommended step, "
+        f"in a direction {wishes.condition:g} times flatter than the sharpest; noise is left aside."
+    )
+    for line in (STABLE, time, SOURCES, *answers.notes()):
+        terminal.print(line, style="dim", markup=False)

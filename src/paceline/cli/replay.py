@@ -1,0 +1,111 @@
+"""``paceline replay``: a recorded run once more, or what another strategy would have made of its time."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from paceline.prediction.what_if import Prospect
+
+DIFFERS = 1
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option("--strategy", "-s", metavar="NAME:OPTION=VALUE,...", help="Another rule; repeat for several."),
+    ] = None,
+) -> None:
+    """Make a recorded run again from its trace, and compare the weights bit for bit; exits with 1 if they differ.
+
+    With --strategy: what if? The recorded durations of each worker drive the simulator under another strategy.
+    """
+    if strategy:
+        _what_if(run, strategy)
+    else:
+        _again(run)
+
+
+def _again(run: Path) -> None:
+    from paceline.config.experiment import replay_run
+    from paceline.storage.reading import read_run
+
+    if not (run / "config.toml").is_file():
+        raise ConfigError(
+            f"{run} has no config.toml, so its model and data are not known here: "
+            f"replay a run that was started from Python with paceline.replay({str(run)!r}, task, ...)"
+        )
+    if "profile" in read_run(run).config:
+        raise ConfigError(f"{run} is a profile, in which nothing was trained: ask of its time with --strategy NAME")
+    found = replay_run(run)
+    last = found.run.history[-1]
+    typer.echo(f"{run}: {last.updates:,} updates made again from the trace, {last.samples:,} samples")
+    if found.departure is not None:
+        typer.echo(f"It goes another way: {found.departure}")
+    for name, difference in found.differences.items():
+        typer.echo(f"{name} differs by up to {difference:g}")
+    if not found.same:
+        raise typer.Exit(DIFFERS)
+    typer.echo(
+        "The weights are the same, bit for bit." if found.compared
+        else "The trace is the same; the run left no weights to compare with, for it did not come to its end."
+    )  # fmt: skip
+
+
+def _what_if(run: Path, texts: list[str]) -> None:
+    from paceline.comparison.tables import console
+    from paceline.config.file import read_config
+    from paceline.prediction.what_if import Prospect, Survey, doubts, recorded_fleet, what_if
+    from paceline.storage.reading import read_run
+    from paceline.strategies.names import parse_strategy
+
+    saved = read_run(run)
+    survey = Survey(saved.trace)
+    fleet = recorded_fleet(survey)
+    choices = [parse_strategy(text) for text in texts]
+    label = saved.strategy
+    again = []
+    if (run / "config.toml").is_file():
+        again = list(read_config(run / "config.toml").strategies[:1])
+        label = again[0].short
+    asked = {f"{choice.short}, simulated": choice.strategy(fleet.medians) for choice in [*again, *choices]}
+    size = saved.config.get("batch_size")
+    found = what_if(survey, asked, batch_size=size if isinstance(size, int) else None)
+    recorded = Prospect(f"{label}, as recorded", survey.measures)
+    console().print(what_if_table([recorded, *found]))
+    for doubt in doubts(survey):
+        typer.echo(doubt)
+
+
+def what_if_table(prospects: "list[Prospect]") -> "Table":
+    """The recorded run first, then what others would have made of the same time."""
+    from rich.table import Table
+
+    recorded = prospects[0]
+    seconds = recorded.measures.seconds
+    title = f"{seconds:,.4g} s of {len(recorded.measures.workers)} workers"
+    table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold", expand=False)
+    table.add_column("strategy", overflow="fold", max_width=48)
+    for heading in ("updates", "updates/s", "gradients/s", "time for as\nmany gradients", "staleness\nmean / max"):
+        table.add_column(heading, justify="right")
+    for heading in ("wasted\nwork", "idle"):
+        table.add_column(heading, justify="right")
+    for each in prospects:
+        measures, used = each.measures, each.gradients
+        table.add_row(
+            each.label,
+            f"{measures.updates:,}",
+            f"{measures.updates / seconds:,.4g}",
+            f"{used / seconds:,.4g}",
+            f"{seconds * recorded.gradients / used:,.4g} s" if used else "-",
+            f"{measures.mean_staleness:.1f} / {measures.max_staleness}",
+            f"{measures.wasted_share:.0%}",
+            f"{measures.idle_share:.0%}",
+        )
+    return table

@@ -1,0 +1,271 @@
+"""Run several strategies on the same fleet, data and seeds, each with its own best step, and set them side by side."""
+
+import math
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from paceline.comparison.pool import begin_process, end_fork_server, pool_context
+from paceline.config.file import Config, config_table
+from paceline.engine.result import Row
+from paceline.trace.measure import Measures, measure
+
+P = ParamSpec("P")
+T = TypeVar("T")
+RULE = (
+    "Each strategy runs with every step of the same grid on the same seeds; it is shown with the step that reaches the "
+    "target soonest in the median over the seeds, or, if none does, that ends with the lowest loss."
+)
+ONE_STEP = "Every strategy runs with the same step, and on the same seeds."
+
+
+WORKER_SECONDS: Mapping[str, "Callable[[Outcome], float]"] = {
+    "training": lambda outcome: outcome.measures.compute,
+    "relabelling": lambda outcome: outcome.measures.relabelling,
+    "communication": lambda outcome: outcome.measures.transfer,
+}
+
+
+class Job(NamedTuple):
+    """One run: a strategy by its place in the configuration, a step (None: as configured), a seed."""
+
+    strategy: int
+    lr: float | None
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one run."""
+
+    job: Job
+    history: Sequence[Row]
+    measures: Measures
+    ended: str
+    problem: str | None
+
+    @property
+    def loss(self) -> float:
+        return _or_infinite(self.history[-1].loss)
+
+    @property
+    def accuracy(self) -> float:
+        return self.history[-1].accuracy
+
+    def seconds_to(self, target: float | None) -> float:
+        """When the target was first seen to be reached, or infinity."""
+        if target is None:
+            return math.inf
+        return next((row.seconds for row in self.history if row.accuracy >= target), math.inf)
+
+    def table(self) -> dict[str, Any]:
+        rows = [{name: _or_none(value) for name, value in row._asdict().items()} for row in self.history]
+        told = {"lr": self.job.lr, "seed": self.job.seed, "ended": self.ended, "problem": self.problem}
+        return {**told, "history": rows, "measures": self.measures.table()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A strategy with its chosen step: one outcome for each seed."""
+
+    strategy: int
+    label: str
+    lr: float | None
+    outcomes: tuple[Outcome, ...]
+    target: float | None
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        return tuple(outcome.seconds_to(self.target) for outcome in self.outcomes)
+
+    @property
+    def time(self) -> float:
+        return median(self.times)
+
+    @property
+    def loss(self) -> float:
+        return median(outcome.loss for outcome in self.outcomes)
+
+    @property
+    def accuracy(self) -> float:
+        return median(_or_infinite(outcome.accuracy) for outcome in self.outcomes)
+
+    @property
+    def diverged(self) -> tuple[Outcome, ...]:
+        return tuple(outcome for outcome in self.outcomes if outcome.ended == "diverged")
+
+    @property
+    def spoiled(self) -> dict[int, int]:
+        """Worker -> contributions that were not finite, over all seeds."""
+        found: dict[int, int] = {}
+        for outcome in self.outcomes:
+            for each in outcome.measures.workers:
+                if each.spoiled:
+                    found[each.worker] = found.get(each.worker, 0) + each.spoiled
+        return dict(sorted(found.items()))
+
+    def middle(self, value: Callable[[Outcome], float]) -> float:
+        """The median of something over the seeds."""
+        return median(map(value, self.outcomes))
+
+    def rank(self) -> tuple[float, float, float]:
+        """The soonest at the target comes first; among those that miss it, the lowest loss."""
+        return self.time, self.loss, self.lr or 0.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All runs, and the best of each strategy, from the soonest at the target to the last."""
+
+    config: Config
+    outcomes: tuple[Outcome, ...]
+    entries: tuple[Entry, ...]
+
+    @property
+    def rule(self) -> str:
+        return RULE if self.config.tune else ONE_STEP
+
+    def entry(self, name: str) -> Entry | None:
+        """The best entry of a strategy by its full name."""
+        choices = self.config.strategies
+        return next((entry for entry in self.entries if choices[entry.strategy].name == name), None)
+
+    def table(self) -> dict[str, Any]:
+        """Everything, in plain values for JSON."""
+        return {
+            "settings": _plain(config_table(self.config)),
+            "rule": self.rule,
+            "complete": len(self.outcomes) == len(jobs_of(self.config)),
+            "rows": [_row(entry) for entry in self.entries],
+            "runs": [{"strategy": self.config.strategies[o.job.strategy].text, **o.table()} for o in self.outcomes],
+        }
+
+
+def jobs_of(config: Config) -> list[Job]:
+    """All runs. Strategies alternate, so that what remains takes about as long as what was done, for its share."""
+    steps: Sequence[float | None] = config.tune.lr if config.tune else (None,)
+    strategies = range(len(config.strategies))
+    return [Job(strategy, lr, seed) for seed in config.seeds for lr in steps for strategy in strategies]
+
+
+def run_job(config: Config, job: Job) -> Outcome:
+    """One run, from beginning to end. Its numbers depend on nothing but its arguments."""
+    from paceline.config.experiment import run
+
+    result = run(config, config.strategies[job.strategy], seed=job.seed, lr=job.lr)
+    return Outcome(job, tuple(result.history), measure(result.trace), result.ended, result.problem)
+
+
+def outcomes_of(config: Config, jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
+    """Check the configuration; then the outcomes of all jobs, as they come. Only the processes import torch."""
+    if processes == 1:
+        with one_thread():
+            check_in_process(config)
+            for job in jobs:
+                yield run_job(config, job)
+        return
+    pool = _pool(processes)
+    try:
+        pool.submit(check_in_process, config).result()
+        for future in as_completed([pool.submit(run_job, config, job) for job in jobs]):
+            yield future.result()
+    except BaseException:
+        end_fork_server()
+        for process in multiprocessing.active_children():
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def aside(processes: int, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Call something that needs torch where the runs are: in another process, unless they were in this one."""
+    if processes == 1:
+        with one_thread():
+            return function(*arguments, **options)
+    with _pool(1) as pool:
+        return pool.submit(function, *arguments, **options).result()
+
+
+def _pool(processes: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(processes, pool_context(["paceline.config.experiment"]), initializer=begin_process)
+
+
+def check_in_process(config: Config) -> None:
+    from paceline.config.experiment import check
+
+    check(config)
+
+
+def comparison_of(config: Config, outcomes: Sequence[Outcome]) -> Comparison:
+    """Choose the step of each strategy by the rule, and sort; what was not run is left out."""
+    ordered = sorted(outcomes, key=lambda outcome: (outcome.job.strategy, outcome.job.lr or 0.0, outcome.job.seed))
+    best: dict[int, Entry] = {}
+    candidates: dict[tuple[int, float | None], list[Outcome]] = {}
+    for outcome in ordered:
+        candidates.setdefault((outcome.job.strategy, outcome.job.lr), []).append(outcome)
+    most = max((len(each) for each in candidates.values()), default=0)
+    for (strategy, lr), found in candidates.items():
+        entry = Entry(strategy, config.strategies[strategy].short, lr, tuple(found), config.target)
+        if len(found) == most and (strategy not in best or entry.rank() < best[strategy].rank()):
+            best[strategy] = entry
+    return Comparison(config, tuple(ordered), tuple(sorted(best.values(), key=Entry.rank)))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Runs share the cores among them, and come to the same bits however many there are."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    outcomes = entry.outcomes
+    return {
+        "strategy": entry.label,
+        "lr": entry.lr,
+        "seconds_to_target": _or_none(entry.time),
+        "seconds_to_target_by_seed": [_or_none(time) for time in entry.times],
+        "updates": entry.middle(lambda each: each.measures.updates),
+        "samples": entry.middle(lambda each: each.history[-1].samples),
+        "mean_staleness": entry.middle(lambda each: each.measures.mean_staleness),
+        "max_staleness": max(each.measures.max_staleness for each in outcomes),
+        "wasted_share": entry.middle(lambda each: each.measures.wasted_share),
+        "idle_share": entry.middle(lambda each: each.measures.idle_share),
+        "worker_seconds": {name: entry.middle(of) for name, of in WORKER_SECONDS.items()},
+        "loss": _or_none(entry.loss),
+        "accuracy": _or_none(entry.accuracy),
+        "diverged_seeds": [each.job.seed for each in entry.diverged],
+        "spoiled_by_worker": {str(worker): count for worker, count in entry.spoiled.items()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return _or_none(value) if isinstance(value, float) else value
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _or_infinite(value: float) -> float:
+    return value if math.isfinite(value) else math.inf

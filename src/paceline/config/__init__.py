@@ -1,0 +1,1 @@
+"""From a TOML file to frozen values, and from these to runs."""

@@ -1,0 +1,231 @@
+"""From a configuration to a training run: data, model and optimizer by their names in torch."""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.config.file import Chosen, Config, TaskChoice, read_config, write_config
+from paceline.config.toml import nearest, shown
+from paceline.core.errors import ConfigError
+from paceline.data.partition import deal
+from paceline.engine.replay import Replay, replay
+from paceline.engine.result import Run
+from paceline.engine.train import train
+from paceline.fleets.base import labels_of
+from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
+from paceline.learning.optimizers import refuse_closures
+from paceline.learning.task import Task
+from paceline.randomness import stream
+from paceline.storage.run_directory import RunDirectory
+from paceline.strategies.checks import check_fits
+from paceline.strategies.names import StrategyChoice
+
+Pair = tuple[Tensor, Tensor]
+
+
+def check(config: Config) -> None:
+    """Refuse, before anything is run or written, what could not be run."""
+    for choice in config.strategies:
+        try:
+            check_fits(
+                choice.strategy(config.fleet.medians, labels_of(config.fleet)), config.fleet.workers, config.batch_size
+            )
+        except ConfigError as error:
+            named = str(error).startswith("strategy")
+            raise ConfigError(str(error) if named else f"strategy {choice.short!r}: {error}") from None
+    task = make_task(config.task, seed=config.seeds[0])
+    for seed in config.seeds:
+        samples = task.training_samples()
+        deal(config.partition, samples, config.fleet.workers, config.batch_size, stream(seed, "partition"))
+    for lr in config.tune.lr if config.tune else (None,):
+        make_optimizer(config.optimizer, lr)(task.model.parameters())
+    _try_step(config)
+
+
+def _try_step(config: Config) -> None:
+    """Make steps of nothing: some options are looked at only then."""
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    parameter.grad = torch.zeros_like(parameter)
+    lr = config.tune.lr[0] if config.tune else None
+    optimizer = make_optimizer(config.optimizer, lr)([parameter])
+    scheduler = make_scheduler(config.scheduler)(optimizer) if config.scheduler is not None else None
+    chosen = config.optimizer
+    try:
+        for _ in range(2):  # the first has no momentum yet
+            optimizer.step()
+        if scheduler is not None and config.scheduler is not None:
+            chosen = config.scheduler
+            scheduler.step()
+    except Exception as error:  # torch raises whatever comes of an option of the wrong type
+        raise ConfigError(f"{chosen.name} cannot step with {shown(dict(chosen.options))}: {_line(error)}") from None
+
+
+def run(
+    config: Config,
+    choice: StrategyChoice,
+    *,
+    seed: int,
+    lr: float | None = None,
+    directory: Path | None = None,
+    resume: bool = False,
+    tensorboard: bool = False,
+    progress: bool | None = False,
+) -> Run:
+    """Train once. In a directory, the configuration is kept as ``config.toml`` beside what ``train`` leaves there."""
+    place = None
+    if directory is not None:
+        place = RunDirectory(directory, {"config.toml": write_config(settled(config, choice, seed, lr))})
+    log = logging.getLogger("paceline")
+    level = log.level
+    log.setLevel(logging.ERROR)  # what was left out is in the run, and told at its end
+    try:
+        return train(
+            make_task(config.task, seed),
+            strategy=choice.strategy(config.fleet.medians, labels_of(config.fleet)),
+            fleet=config.fleet,
+            optimizer=make_optimizer(config.optimizer, lr),
+            scheduler=make_scheduler(config.scheduler) if config.scheduler else None,
+            stop=config.stop,
+            batch_size=config.batch_size,
+            partition=config.partition,
+            sampling=config.sampling,
+            clip_norm=config.clip_norm,
+            every=config.every,
+            seed=seed,
+            directory=place,
+            checkpoint=config.checkpoint if place else None,
+            resume=resume,
+            tensorboard=tensorboard,
+            progress=progress,
+        )
+    finally:
+        log.setLevel(level)
+
+
+def replay_run(directory: Path) -> Replay:
+    """Make a run again from its trace, as its ``config.toml`` describes it."""
+    config = read_config(directory / "config.toml")
+    choice, seed = config.strategies[0], config.seeds[0]
+    return replay(
+        directory,
+        make_task(config.task, seed),
+        strategy=choice.strategy(config.fleet.medians, labels_of(config.fleet)),
+        fleet=config.fleet,
+        optimizer=make_optimizer(config.optimizer),
+        scheduler=make_scheduler(config.scheduler) if config.scheduler else None,
+        batch_size=config.batch_size,
+        partition=config.partition,
+        sampling=config.sampling,
+        clip_norm=config.clip_norm,
+        seed=seed,
+    )
+
+
+def settled(config: Config, choice: StrategyChoice, seed: int, lr: float | None) -> Config:
+    """The configuration of this one run."""
+    optimizer = (
+        config.optimizer if lr is None else Chosen(config.optimizer.name, {**config.optimizer.options, "lr": lr})
+    )
+    return replace(config, strategies=(choice,), seeds=(seed,), optimizer=optimizer, tune=None)
+
+
+def make_task(choice: TaskChoice, seed: int) -> Task:
+    """The data and a new model, its weights drawn by the seed."""
+    train_data, test_data = DATA[choice.data](choice.test_share)
+    inputs, classes = train_data[0].shape[1], int(train_data[1].max()) + 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = MODELS[choice.model](inputs, classes, choice.hidden)
+    return Task(model=model, loss=nn.functional.cross_entropy, train=train_data, test=test_data)
+
+
+@cache
+def _digits(test_share: float) -> tuple[Pair, Pair]:
+    """Handwritten digits, 8 by 8 pixels from 0 to 1; the test set is the same whatever the seed."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    inputs = torch.from_numpy((pixels[order] / 16).astype(np.float32))
+    targets = torch.from_numpy(labels[order].astype(np.int64))
+    tests = max(1, round(test_share * len(labels)))
+    return (inputs[tests:], targets[tests:]), (inputs[:tests], targets[:tests])
+
+
+def _mlp(inputs: int, classes: int, hidden: tuple[int, ...]) -> nn.Module:
+    widths = [inputs, *hidden]
+    layers: list[nn.Module] = []
+    for width, following in pairwise(widths):
+        layers += [nn.Linear(width, following), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+DATA: dict[str, Callable[[float], tuple[Pair, Pair]]] = {"digits": _digits}
+MODELS: dict[str, Callable[[int, int, tuple[int, ...]], nn.Module]] = {
+    "linear": lambda inputs, classes, hidden: nn.Linear(inputs, classes),
+    "mlp": _mlp,
+}
+
+
+def make_optimizer(chosen: Chosen, lr: float | None = None) -> MakeOptimizer:
+    """Any optimizer of ``torch.optim`` that steps along a gradient, its keyword arguments checked; ``lr`` overrides."""
+    options = dict(chosen.options) if lr is None else {**chosen.options, "lr": lr}
+    kind = _class(torch.optim, chosen.name, Optimizer, "optimizer")
+    refuse_closures(kind)
+    _check_options(kind, options, "optimizer")
+
+    def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        try:
+            optimizer: Optimizer = kind(parameters, **options)
+        except Exception as error:  # torch raises whatever comes of an option of the wrong type
+            raise ConfigError(f"optimizer: {kind.__name__} refuses {options}: {_line(error)}") from None
+        return optimizer
+
+    return make
+
+
+def make_scheduler(chosen: Chosen) -> MakeScheduler:
+    """Any scheduler of ``torch.optim.lr_scheduler``, its keyword arguments checked."""
+    kind = _class(lr_scheduler, chosen.name, LRScheduler, "scheduler")
+    _check_options(kind, chosen.options, "scheduler")
+
+    def make(optimizer: Optimizer) -> LRScheduler:
+        try:
+            scheduler: LRScheduler = kind(optimizer, **chosen.options)
+        except Exception as error:  # the same
+            raise ConfigError(f"scheduler: {kind.__name__} refuses {dict(chosen.options)}: {_line(error)}") from None
+        return scheduler
+
+    return make
+
+
+def _class(module: Any, name: str, base: type, what: str) -> Any:
+    known = sorted(
+        each for each, kind in vars(module).items()
+        if isinstance(kind, type) and issubclass(kind, base) and kind is not base and not each.startswith("_")
+    )  # fmt: skip
+    if name not in known:
+        raise ConfigError(f"{what}: torch has no {name!r}: {nearest(name, known)}")
+    return getattr(module, name)
+
+
+def _check_options(kind: Any, options: Any, what: str) -> None:
+    known = list(inspect.signature(kind).parameters)[1:]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{what}: {kind.__name__} has no option {option!r}: {nearest(option, known)}")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

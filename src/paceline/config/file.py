@@ -1,0 +1,246 @@
+"""One TOML file is one tree of frozen dataclasses: read strictly, checked, and written back with everything filled in.
+
+    seeds = [0, 1, 2]                  [stop]                        [[fleet.workers]]
+    batch_size = 32                    seconds = 120                 count = 4
+    target = 0.92                                                    delay = "log-normal"
+                                       [partition]                   median = 1.0
+    [task]                             name = "pathological"         sigma = 0.2
+    data = "digits"                    classes_per_worker = 2
+    model = "linear"                                                 [[strategy]]
+                                       [tune]                        name = "lgc"
+    [optimizer]                        lr = [0.1, 0.3, 1.0]          quorum = 8
+    name = "SGD"
+
+``examples/compare.toml`` shows every section.
+"""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from paceline.config.fleets import AnyFleet, fleet_table, read_fleet
+from paceline.config.toml import (
+    as_table,
+    build,
+    name_in,
+    named,
+    read_value,
+    refuse_unknown,
+    shown,
+    table_of,
+    to_toml,
+)
+from paceline.core.errors import ConfigError
+from paceline.data.batches import Resampled, Sampling, Shuffled
+from paceline.data.partition import Dirichlet, Equal, Partition, Pathological
+from paceline.engine.result import Every, Stop
+from paceline.files import read_text
+from paceline.pruning.rules import FineRule, RandomRule
+from paceline.randomness import LARGEST_SEED
+from paceline.strategies.names import StrategyChoice, read_strategy
+
+T = TypeVar("T")
+MOST_WEIGHTS = 10**8  # of one layer that is described in a file: its data has 64 inputs
+PARTITIONS: Mapping[str, type[Any]] = {"equal": Equal, "pathological": Pathological, "dirichlet": Dirichlet}
+SAMPLINGS: Mapping[str, type[Any]] = {
+    "shuffled": Shuffled,
+    "resampled": Resampled,
+    "fine-pruning": FineRule,
+    "random-pruning": RandomRule,
+}
+
+
+@dataclass(frozen=True)
+class TaskChoice:
+    """What is learnt. ``hidden``: the widths of an MLP's hidden layers; ``test_share``: what is kept to judge it by."""
+
+    data: Literal["digits"]
+    model: Literal["linear", "mlp"]
+    hidden: tuple[int, ...] = ()
+    test_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.model == "mlp" and not self.hidden:
+            raise ConfigError("an mlp needs the widths of its hidden layers: give hidden = [32]")
+        if self.model == "linear" and self.hidden:
+            raise ConfigError(
+                f'a linear model has no hidden layers: leave hidden={list(self.hidden)} out, or model = "mlp"'
+            )
+        if not all(width > 0 for width in self.hidden):
+            raise ConfigError(f"hidden layers of widths {list(self.hidden)} are not possible: at least 1 each")
+        if any(one * other > MOST_WEIGHTS for one, other in pairwise((*self.hidden, 1))):
+            raise ConfigError(
+                f"hidden layers of widths {shown(list(self.hidden))} have over {MOST_WEIGHTS:,} weights: choose fewer"
+            )
+        if not 0 < self.test_share < 1:
+            raise ConfigError(f"test_share={self.test_share} leaves nothing to train or to judge on: between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Something of torch by its name, and its keyword arguments."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def table(self) -> dict[str, Any]:
+        return {"name": self.name, **self.options}
+
+
+@dataclass(frozen=True)
+class Tune:
+    """The steps (learning rates) that are tried for each strategy."""
+
+    lr: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lr or not all(0 < lr < float("inf") for lr in self.lr):
+            raise ConfigError(f"lr={list(self.lr)} has no steps to try: give positive numbers, such as [0.1, 0.3, 1.0]")
+        object.__setattr__(self, "lr", tuple(sorted(set(self.lr))))
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that a run, or a comparison of runs, depends on."""
+
+    task: TaskChoice
+    fleet: AnyFleet
+    strategies: tuple[StrategyChoice, ...]
+    optimizer: Chosen
+    stop: Stop
+    partition: Partition = field(default_factory=Equal)
+    sampling: Sampling = field(default_factory=Shuffled)
+    scheduler: Chosen | None = None
+    tune: Tune | None = None
+    every: Every | None = None
+    checkpoint: Every | None = None
+    batch_size: int = 32
+    clip_norm: float | None = None
+    seeds: tuple[int, ...] = (0,)
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        fits = all(0 <= seed <= LARGEST_SEED for seed in self.seeds)
+        if not self.seeds or not fits or len(set(self.seeds)) < len(self.seeds):
+            seeds = shown(list(self.seeds))
+            raise ConfigError(f"seeds={seeds}: give different whole numbers from 0 to 2**63 - 1, such as [0, 1, 2]")
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size={self.batch_size} is not possible: at least 1 sample")
+        if self.target is not None and not 0 < self.target <= 1:
+            raise ConfigError(f"target={self.target} is no accuracy: between 0 and 1, such as 0.9")
+        self._check_rate()
+        if self.tune is None and self.optimizer.name != "LBFGS" and "lr" not in self.optimizer.options:
+            raise ConfigError("no step is given: set lr in [optimizer], or lr = [...] in [tune] to try several")
+
+    def _check_rate(self) -> None:
+        """Torch takes a learning rate that is no number, infinite or 0, and lets training come to nothing."""
+        for name, value in self.optimizer.options.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"optimizer: {name}={value} is not finite: give a number, such as {name} = 0.1")
+        lr = self.optimizer.options.get("lr", 1.0)
+        if isinstance(lr, bool) or not isinstance(lr, int | float) or not lr > 0:
+            raise ConfigError(
+                f"optimizer: lr={shown(lr)} is no learning rate: give a positive number, such as lr = 0.1"
+            )
+
+    def with_strategies(self, choices: tuple[StrategyChoice, ...]) -> "Config":
+        return replace(self, strategies=choices)
+
+
+KEYS = (
+    "seeds", "batch_size", "target", "clip_norm", "task", "fleet", "strategy", "optimizer", "scheduler", "tune",
+    "partition", "sampling", "stop", "every", "checkpoint",
+)  # fmt: skip
+
+
+def read_config(path: Path | str) -> Config:
+    """Read and check a TOML file."""
+    path = Path(path)
+    return parse_config(read_text(path), path.name)
+
+
+def parse_config(text: str, where: str = "config") -> Config:
+    """Check the text of a TOML file; ``where`` names it in messages."""
+    table = parse_tables(text, where)
+    try:
+        return _config(table)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def parse_tables(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{where} is not read: its tables or lists are nested too deeply") from None
+
+
+def write_config(config: Config) -> str:
+    """The configuration as TOML, everything filled in."""
+    return to_toml(config_table(config))
+
+
+def config_table(config: Config) -> dict[str, Any]:
+    """The configuration as the tables of a TOML file."""
+    plain = {name: getattr(config, name) for name in ("seeds", "batch_size", "target", "clip_norm")}
+    chosen = {"optimizer": config.optimizer, "scheduler": config.scheduler}
+    return {
+        **{
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in plain.items()
+            if value is not None
+        },
+        "task": table_of(config.task),
+        "fleet": fleet_table(config.fleet),
+        "strategy": [choice.table() for choice in config.strategies],
+        **{name: each.table() for name, each in chosen.items() if each is not None},
+        **({"tune": table_of(config.tune)} if config.tune else {}),
+        "partition": {"name": name_in(PARTITIONS, config.partition), **table_of(config.partition)},
+        "sampling": {"name": name_in(SAMPLINGS, config.sampling), **table_of(config.sampling)},
+        "stop": table_of(config.stop),
+        **{key: table_of(each) for key in ("every", "checkpoint") if (each := getattr(config, key)) is not None},
+    }
+
+
+def _config(table: dict[str, Any]) -> Config:
+    refuse_unknown(table, KEYS, "top level")
+    for key in ("task", "fleet", "strategy", "optimizer", "stop"):
+        if key not in table:
+            raise ConfigError(f"the section [{key}] is missing")
+    sections: dict[str, Any] = {
+        "task": build(TaskChoice, as_table(table["task"], "task"), "task"),
+        "fleet": read_fleet(as_table(table["fleet"], "fleet")),
+        "strategies": _strategies(table["strategy"]),
+        "optimizer": _chosen(table["optimizer"], "optimizer"),
+        "stop": build(Stop, as_table(table["stop"], "stop"), "stop"),
+    }
+    if "scheduler" in table:
+        sections["scheduler"] = _chosen(table["scheduler"], "scheduler")
+    for key, kind in (("tune", Tune), ("every", Every), ("checkpoint", Every)):
+        if key in table:
+            sections[key] = build(kind, as_table(table[key], key), key)
+    for key, kinds in (("partition", PARTITIONS), ("sampling", SAMPLINGS)):
+        if key in table:
+            sections[key] = named(kinds, as_table(table[key], key), "name", key)
+    plain = {"seeds": tuple[int, ...], "batch_size": int, "target": float, "clip_norm": float}
+    return Config(**sections, **{key: read_value(kind, table[key], key) for key, kind in plain.items() if key in table})
+
+
+def _strategies(value: Any) -> tuple[StrategyChoice, ...]:
+    listed = value if isinstance(value, list) else [value]
+    if not listed:
+        raise ConfigError('strategy: the list is empty: name at least one, such as strategy = ["ssgd"]')
+    return tuple(read_strategy(each, f"strategy[{number}]") for number, each in enumerate(listed))
+
+
+def _chosen(value: Any, where: str) -> Chosen:
+    table = dict(as_table(value, where))
+    if not isinstance(name := table.pop("name", None), str):
+        raise ConfigError(f"{where}: name must be the name of a class of torch, not {shown(name)}")
+    return Chosen(name, table)

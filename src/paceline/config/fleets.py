@@ -1,0 +1,211 @@
+"""The ``[fleet]`` section of a TOML file, read strictly and written back: simulated workers, processes, or Ray's."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from paceline.config.toml import as_table, build, name_in, named, nearest, read_value, refuse_unknown, shown, table_of
+from paceline.core.errors import ConfigError
+from paceline.core.messages import Joined, Left
+from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, ShiftedExponential
+from paceline.fleets.base import check_number
+from paceline.fleets.processes.fleet import ProcessFleet
+from paceline.fleets.processes.timeouts import Deadline
+from paceline.fleets.ray.fleet import RayFleet
+from paceline.fleets.simulated.fleet import Network, SimulatedFleet
+
+DELAYS: Mapping[str, type[Any]] = {
+    "constant": Constant,
+    "shifted-exponential": ShiftedExponential,
+    "log-normal": LogNormal,
+    "pareto": Pareto,
+    "empirical": Empirical,
+}
+KINDS = ("simulated", "processes", "ray")
+AnyFleet = SimulatedFleet | ProcessFleet | RayFleet
+SIMULATED_CHOICES = ("recall", "ties", "evaluation")
+PROCESS_CHOICES: Mapping[str, Any] = {
+    "workers": int, "threads": int, "replace": bool, "min_workers": int, "labels": tuple[str, ...],
+}  # fmt: skip
+RAY_CHOICES: Mapping[str, Any] = {
+    "workers": int, "address": str, "placement": str, "share_memory": bool, "replace": bool, "min_workers": int,
+    "labels": tuple[str, ...],
+}  # fmt: skip
+
+
+def read_fleet(table: dict[str, Any]) -> AnyFleet:
+    readers: Mapping[str, Callable[[dict[str, Any]], AnyFleet]]
+    readers = {"simulated": _simulated, "processes": _processes, "ray": _ray}
+    rest = dict(table)
+    if (kind := rest.pop("kind", KINDS[0])) not in KINDS:
+        known = nearest(kind, KINDS) if isinstance(kind, str) else f"choose from {', '.join(KINDS)}"
+        raise ConfigError(f"fleet.kind: {shown(kind)} is unknown: {known}")
+    try:
+        return readers[kind](rest)
+    except ConfigError as error:
+        raise ConfigError(str(error) if str(error).startswith("fleet") else f"fleet: {error}") from None
+
+
+def as_processes(fleet: AnyFleet) -> ProcessFleet:
+    """The same workers as processes: what was simulated to take some time is made to take it."""
+    return (
+        fleet
+        if isinstance(fleet, ProcessFleet)
+        else ProcessFleet(fleet.workers, slow=_slowness(fleet), labels=fleet.labels)
+    )
+
+
+def as_ray(fleet: AnyFleet, address: str | None) -> RayFleet:
+    """The same workers as actors of the cluster at an address."""
+    if isinstance(fleet, RayFleet):
+        return fleet if address is None else replace(fleet, address=address, trust_address=True)
+    return RayFleet(fleet.workers, address=address, slow=_slowness(fleet))
+
+
+def _slowness(fleet: AnyFleet) -> Mapping[int, float | Delay]:
+    """How slow real workers have to be made."""
+    if not isinstance(fleet, SimulatedFleet):
+        return fleet.slow
+    if fleet.changes:
+        raise ConfigError("real workers do not come and go as foretold: leave [[fleet.changes]] out")
+    return dict(enumerate(fleet._delays))
+
+
+def fleet_table(fleet: AnyFleet) -> dict[str, Any]:
+    if isinstance(fleet, RayFleet):
+        return _ray_table(fleet)
+    return _simulated_table(fleet) if isinstance(fleet, SimulatedFleet) else _process_table(fleet)
+
+
+def _simulated(table: dict[str, Any]) -> SimulatedFleet:
+    refuse_unknown(
+        table, ("kind", "workers", "network", "changes", "server_seconds", "threads", *SIMULATED_CHOICES), "fleet"
+    )
+    workers = table.get("workers")
+    if not isinstance(workers, list) or not workers:
+        raise ConfigError("fleet: describe the workers in one or several [[fleet.workers]], each with count and delay")
+    described: list[tuple[Delay, str]] = []
+    for number, each in enumerate(workers):
+        described += _workers(dict(as_table(each, f"fleet.workers[{number}]")), f"fleet.workers[{number}]")
+        check_number(len(described))
+    labels = tuple(label for _, label in described)
+    changes = table.get("changes", [])
+    if not isinstance(changes, list):
+        raise ConfigError(f"fleet.changes: must be a list of tables, [[fleet.changes]], not {shown(changes)}")
+    choices = {name: read_value(str, table[name], f"fleet.{name}") for name in SIMULATED_CHOICES if name in table}
+    return SimulatedFleet(
+        delays=tuple(delay for delay, _ in described),
+        network=build(Network, as_table(table.get("network", {}), "fleet.network"), "fleet.network"),
+        changes=tuple(_change(each, f"fleet.changes[{number}]") for number, each in enumerate(changes)),
+        labels=labels if any(labels) else (),
+        server_seconds=read_value(float, table.get("server_seconds", 0.0), "fleet.server_seconds"),
+        threads=read_value(int, table["threads"], "fleet.threads") if "threads" in table else None,
+        **choices,
+    )
+
+
+def _workers(table: dict[str, Any], where: str) -> list[tuple[Delay, str]]:
+    count = read_value(int, table.pop("count", 1), f"{where}.count")
+    if count < 1:
+        raise ConfigError(f"{where}.count: {count} workers are not possible: at least 1")
+    check_number(count)
+    label: str = read_value(str, table.pop("label", ""), f"{where}.label")
+    delay: Delay = named(DELAYS, table, "delay", where)
+    return [(delay, label)] * count
+
+
+def _change(value: Any, where: str) -> Left | Joined:
+    table = as_table(value, where)
+    refuse_unknown(table, ("at", "worker", "what"), where)
+    if (what := table.get("what")) not in ("leaves", "joins"):
+        raise ConfigError(f'{where}.what: must be "leaves" or "joins", not {shown(what)}')
+    rest = {key: each for key, each in table.items() if key != "what"}
+    return build(Left, rest, where) if what == "leaves" else build(Joined, rest, where)
+
+
+def _processes(table: dict[str, Any]) -> ProcessFleet:
+    refuse_unknown(table, ("kind", "slow", "deadline", *PROCESS_CHOICES), "fleet")
+    return ProcessFleet(**_real(table, PROCESS_CHOICES))
+
+
+def _ray(table: dict[str, Any]) -> RayFleet:
+    refuse_unknown(table, ("kind", "slow", "deadline", "resources_per_worker", *RAY_CHOICES), "fleet")
+    chosen: dict[str, Any] = {}
+    if "resources_per_worker" in table:
+        amounts = as_table(table["resources_per_worker"], "fleet.resources_per_worker")
+        chosen["resources_per_worker"] = {
+            name: read_value(float, amount, f"fleet.resources_per_worker.{name}") for name, amount in amounts.items()
+        }
+    # whoever wrote the file may not be whoever runs it
+    return RayFleet(**_real(table, RAY_CHOICES), **chosen, trust_address=False)
+
+
+def _real(table: dict[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
+    """What real workers have in common."""
+    if "workers" not in table:
+        raise ConfigError("fleet: 'workers' is missing: give workers = 4, how many there are")
+    slow = table.get("slow", [])
+    if not isinstance(slow, list):
+        raise ConfigError(f"fleet.slow: must be a list of tables, [[fleet.slow]], not {shown(slow)}")
+    return {
+        "slow": dict(
+            _slow(dict(as_table(each, where)), where) for i, each in enumerate(slow) for where in [f"fleet.slow[{i}]"]
+        ),
+        "deadline": build(Deadline, as_table(table.get("deadline", {}), "fleet.deadline"), "fleet.deadline"),
+        **{name: read_value(kind, table[name], f"fleet.{name}") for name, kind in choices.items() if name in table},
+    }
+
+
+def _slow(table: dict[str, Any], where: str) -> tuple[int, float | Delay]:
+    if "worker" not in table:
+        raise ConfigError(f"{where}: 'worker' is missing: say which one is slow, from 0 on")
+    worker = read_value(int, table.pop("worker"), f"{where}.worker")
+    if "times" not in table:
+        return worker, named(DELAYS, table, "delay", where)
+    refuse_unknown(table, ("times",), where)
+    times: float = read_value(float, table["times"], f"{where}.times")
+    return worker, times
+
+
+def _simulated_table(fleet: SimulatedFleet) -> dict[str, Any]:
+    workers: list[dict[str, Any]] = []
+    for delay, label in zip(fleet._delays, fleet.labels or [""] * fleet.workers, strict=True):
+        described = {"delay": name_in(DELAYS, delay), **table_of(delay), **({"label": label} if label else {})}
+        if workers and {**described, "count": workers[-1]["count"]} == workers[-1]:
+            workers[-1]["count"] += 1
+        else:
+            workers.append({"count": 1, **described})
+    changes = [{"what": "leaves" if isinstance(each, Left) else "joins", **table_of(each)} for each in fleet.changes]
+    table = {name: getattr(fleet, name) for name in SIMULATED_CHOICES}
+    return {
+        **table,
+        **({"server_seconds": float(fleet.server_seconds)} if fleet.server_seconds else {}),
+        **({} if fleet.threads is None else {"threads": fleet.threads}),
+        "network": table_of(fleet.network),
+        "workers": workers,
+        **({"changes": changes} if changes else {}),
+    }
+
+
+def _process_table(fleet: ProcessFleet) -> dict[str, Any]:
+    return {"kind": "processes", **_real_table(fleet, PROCESS_CHOICES)}
+
+
+def _ray_table(fleet: RayFleet) -> dict[str, Any]:
+    resources = dict(fleet.resources_per_worker)
+    return {
+        "kind": "ray",
+        **_real_table(fleet, RAY_CHOICES),
+        **({"resources_per_worker": resources} if resources else {}),
+    }
+
+
+def _real_table(fleet: ProcessFleet | RayFleet, choices: Mapping[str, Any]) -> dict[str, Any]:
+    slow = [
+        {"worker": worker, "times": float(each)}
+        if isinstance(each, int | float)
+        else {"worker": worker, "delay": name_in(DELAYS, each), **table_of(each)}
+        for worker, each in sorted(fleet.slow.items())
+    ]
+    chosen = {name: getattr(fleet, name) for name in choices if getattr(fleet, name) not in (None, ())}
+    return {**chosen, "deadline": table_of(fleet.deadline), **({"slow": slow} if slow else {})}

@@ -1,0 +1,35 @@
+"""Tickets and numbers as plain values for a file, and back; what is not what it should be raises ``ValueError``."""
+
+import math
+from typing import Any
+
+from paceline.core.messages import Ticket, Work
+
+MOST_WORKERS = 1_000_000  # of a run that is read from a file: no more memory is taken because a file says so
+
+
+def plain_ticket(ticket: Ticket) -> list[Any]:
+    serial, worker, version, (kind, units) = ticket
+    return [serial, worker, version, kind, units]
+
+
+def ticket_from(value: Any) -> Ticket:
+    serial, worker, version, kind, units = value
+    if not isinstance(kind, str):
+        raise ValueError(f"{kind!r} is no kind of work")
+    return Ticket(whole(serial), whole(worker), whole(version), Work(kind, whole(units)))
+
+
+def whole(value: Any) -> int:
+    """A whole number of at least 0."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def real(value: Any) -> float:
+    """A finite number."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no finite number")
+    number: float = value
+    return number

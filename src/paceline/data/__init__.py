@@ -1,0 +1,1 @@
+"""Samples, who has which of them, and the mini-batches drawn from them."""

@@ -1,0 +1,111 @@
+"""What ``train``, ``simulate``, ``profile`` and ``replay`` are given: of the right kind, or refused in one line."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.coordinator import Strategy
+from paceline.core.errors import ConfigError
+from paceline.core.fields import as_kind, shown
+from paceline.engine.result import Every, Stop
+from paceline.fleets.base import Fleet, labels_of
+from paceline.randomness import LARGEST_SEED
+from paceline.storage.run_directory import RunDirectory
+from paceline.strategies.names import parse_strategy
+
+SOME_FLEET = "SimulatedFleet(Constant(1.0), workers={0}) or ProcessFleet({0})"
+EXAMPLES = {
+    "task": "Task(model, loss, train=(inputs, targets))",
+    "fleet": SOME_FLEET.format(4),
+    "stop": "Stop(updates=1000)",
+    "every": "Every(updates=100)",
+    "checkpoint": "Every(updates=100)",
+    "partition": "Equal(), Pathological(2) or Dirichlet(0.5)",
+    "sampling": "Shuffled() or Resampled()",
+    "scheduler": "a function: lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)",
+    "directory": 'a path, such as "runs/first"',
+}
+METHODS = {"task": "judge", "fleet": "hire", "partition": "shards", "sampling": "open"}
+TYPES = {"stop": Stop, "every": Every, "checkpoint": Every, "directory": str | os.PathLike | RunDirectory}
+NUMBERS: Mapping[str, tuple[type, ...]] = {
+    "batch_size": (int,),
+    "seed": (int,),
+    "clip_norm": (float, type(None)),
+    "seconds": (float,),
+    "resume": (bool,),
+    "tensorboard": (bool,),
+    "progress": (bool, type(None)),
+}
+OPTIONAL = ("stop", "every", "checkpoint", "scheduler", "directory")
+
+
+def check_arguments(**given: Any) -> None:
+    """Raise ``ConfigError`` for the first argument that is not what its name says."""
+    for name, value in given.items():
+        if (value is None and name in OPTIONAL) or _fits(name, value):
+            continue
+        raise ConfigError(f"{name}={shown(value)} is {_article(value)}: give {_instead(name, value)}")
+
+
+def whole(name: str, value: Any) -> int:
+    """A batch size or a seed, as a number of Python."""
+    check_arguments(**{name: value})
+    number = int(value)
+    if name == "seed" and not 0 <= number <= LARGEST_SEED:
+        raise ConfigError(f"seed={shown(value)} is not possible: a whole number from 0 to 2**63 - 1")
+    if name == "batch_size" and number < 1:
+        raise ConfigError(f"a batch of {shown(value)} samples is not possible: at least 1")
+    return number
+
+
+def strategy_for(strategy: Strategy | str, fleet: Fleet) -> Strategy:
+    """The strategy; or what its name on the command line stands for, on this fleet, as in ``"lgc:quorum=5,blocks=4"``.
+
+    Groups that the text does not name are formed by the speeds, or the labels, of the fleet's workers.
+    """
+    check_arguments(fleet=fleet)
+    if isinstance(strategy, str):
+        speeds = getattr(fleet, "medians", None)
+        choice = parse_strategy(strategy)
+        if speeds is None and choice.named.kind.__name__ == "Grouped" and "groups" not in choice.options:
+            raise ConfigError(f"{type(fleet).__name__} does not tell how fast its workers are: name the groups")
+        return choice.strategy(speeds or (1.0,) * fleet.workers, labels_of(fleet))
+    if isinstance(strategy, type) or not callable(getattr(strategy, "decide", None)):
+        instead = f"{strategy.__name__}(...)" if isinstance(strategy, type) else 'Synchronous() or "ssgd"'
+        raise ConfigError(f"strategy={shown(strategy)} is {_article(strategy)}: give a strategy, such as {instead}")
+    return strategy
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name in NUMBERS:
+        try:
+            as_kind(value, NUMBERS[name])
+        except TypeError:
+            return False
+        return True
+    if name in METHODS:
+        return not isinstance(value, type) and callable(getattr(value, METHODS[name], None))
+    if name in TYPES:
+        return isinstance(value, TYPES[name])
+    return callable(value)
+
+
+def _instead(name: str, value: Any) -> str:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if name in NUMBERS:
+        try:
+            as_kind(value, NUMBERS[name])
+        except TypeError as error:
+            return str(error)
+    if name == "fleet" and isinstance(value, int) and number:
+        return SOME_FLEET.format(value)
+    if name in ("stop", "every", "checkpoint") and number:
+        return f"{'Stop' if name == 'stop' else 'Every'}(updates={value})"
+    return EXAMPLES[name]
+
+
+def _article(value: Any) -> str:
+    if isinstance(value, type):
+        return "a class"
+    words = {bool: "a truth value", int: "a number", float: "a number", str: "a text", type(None): "nothing"}
+    return words.get(type(value), f"of the type {type(value).__name__}")

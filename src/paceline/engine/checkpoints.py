@@ -1,0 +1,109 @@
+"""When the state of a run is kept in its directory, and how it is taken up again."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.core.errors import CannotWrite, ConfigError, PacelineError
+from paceline.core.stateful import State, Stateful, check_stateful
+from paceline.data.batches import Batches
+from paceline.engine.loop import Loop
+from paceline.engine.result import Agenda, Every, Row
+from paceline.fleets.base import Crew
+from paceline.learning.gradients.server import Server
+from paceline.learning.models.server import ModelHands
+from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
+from paceline.storage.run_directory import RunDirectory
+from paceline.trace.record import TraceWriter
+
+log = logging.getLogger("paceline")
+
+# what a part raises that is given a state it cannot have had
+UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def changing_parts(server: Server | ModelHands, batches: Batches, crew: Crew, *, needed: bool) -> Mapping[str, object]:
+    """What changes in a run, and can be put aside. None of it if something cannot, unless that is ``needed``."""
+    parts: dict[str, object] = {
+        "server": server, "sampling": batches, "crew": crew, "contributions": server.contributions
+    }  # fmt: skip
+    if not needed and not all(isinstance(part, Stateful) for part in parts.values()):
+        return {}
+    return check_stateful(parts)
+
+
+class Checkpoints:
+    """Keeps the parts of a run, each by its name."""
+
+    def __init__(
+        self, directory: RunDirectory, trace: TraceWriter, parts: Mapping[str, object], every: Every | None
+    ) -> None:
+        self._directory = directory
+        self._trace = trace
+        self._parts = check_stateful({**parts, "metrics": directory, "trace": trace})
+        self._every = every
+        self._agenda = Agenda(every)
+        self._resumed = False
+
+    def due(self, updates: int, seconds: float) -> bool:
+        return self._every is not None and self._agenda.due(updates, seconds)
+
+    def save(self) -> None:
+        write_checkpoint(self._directory.checkpoint, {name: part.state() for name, part in self._parts.items()})
+
+    def save_at_end(self) -> str | None:
+        """Why the run cannot be resumed from its end, where the disk does not take the checkpoint.
+
+        A run that did not ask for checkpoints, and whose state cannot be kept, is not spoiled by that.
+        """
+        try:
+            self.save()
+        except CannotWrite as error:
+            return f"{error}; {self.how_to_go_on()}"
+        except ConfigError as error:
+            if self._every is not None:
+                raise
+            self._directory.checkpoint.unlink(missing_ok=True)
+            log.warning("the run cannot be resumed: %s", error)
+        return None
+
+    def how_to_go_on(self) -> str:
+        return self._directory.how_to_go_on()
+
+    def resume(self) -> Sequence[Row]:
+        """Take up the run where the checkpoint left it; its history. What cannot be is refused, and stays as it is."""
+        path = self._directory.checkpoint
+        state = read_checkpoint(path)
+        for name, part in self._parts.items():
+            try:
+                part.restore(_mapping(state[name]))
+            except ConfigError as error:
+                raise ConfigError(f"cannot resume from {path}: {error}") from None
+            except UNFIT as error:
+                raise ConfigError(f"cannot resume from {path}: its {name} does not fit ({_line(error)})") from None
+        rows = self._directory.rows()
+        self._trace.check()
+        try:
+            for part in self._parts.values():
+                if isinstance(part, Loop):
+                    part.check_restored()
+        except (*UNFIT, PacelineError) as error:
+            raise ConfigError(f"cannot resume from {path}: its parts do not fit together ({_line(error)})") from None
+        self._resumed = True
+        return rows
+
+    def go_on(self) -> None:
+        """Nothing speaks against a run that is resumed: forget what was written after its checkpoint."""
+        if self._resumed:
+            self._trace.cut()
+            self._directory.cut()
+
+
+def _mapping(value: Any) -> State:
+    if not isinstance(value, dict):
+        raise TypeError(f"{type(value).__name__}, not a mapping")
+    return value
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"

@@ -1,0 +1,100 @@
+"""Judges the model on the way, when it is due, and keeps the history."""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from paceline.core.codec import real
+from paceline.core.errors import Diverged
+from paceline.core.stateful import State
+from paceline.engine.loop import Update
+from paceline.engine.result import Agenda, Every, Row
+from paceline.learning.gradients.server import Server
+from paceline.learning.models.server import ModelHands
+from paceline.learning.task import Task
+from paceline.trace.staleness import Staleness
+
+
+class Listener(Protocol):
+    """Is told of each judgement."""
+
+    def row(self, row: Row, /) -> None: ...
+
+
+class EvaluationFailed(Exception):
+    """The user's evaluation raised an ``error``; the model is as it was."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"the evaluation raised {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        self.error = error
+
+
+class Judge:
+    """Counts updates and their staleness; adds a row to the history when one is due."""
+
+    def __init__(
+        self, task: Task, server: Server | ModelHands, every: Every | None, listeners: Sequence[Listener]
+    ) -> None:
+        self.server = server
+        self.staleness = Staleness()
+        self.history: list[Row] = []
+        self._judge = task.judge()
+        self._agenda = Agenda(every)
+        self._overdue: float | None = None  # when the model was to be judged, and could not be
+        self._listeners = listeners
+
+    def count(self, update: Update) -> Row | None:
+        """Take note of an update, and judge the model if it is time."""
+        self.staleness.count(update)
+        if not self._agenda.due(self.server.updates, update.at):
+            return None
+        self._overdue = update.at
+        return self.catch_up()
+
+    def catch_up(self) -> Row | None:
+        """Judge what was due when the evaluation failed, if it did."""
+        if self._overdue is None:
+            return None
+        row = self.look(self._overdue)
+        self._overdue = None
+        return row
+
+    def state(self) -> State:
+        """Which row is due next. The rows themselves are in the run's metrics."""
+        overdue = {} if self._overdue is None else {"overdue": self._overdue}
+        return {"staleness": self.staleness.state(), "next": self._agenda.next, **overdue}
+
+    def restore(self, state: State) -> None:
+        self.staleness.restore(state["staleness"])
+        self._agenda.next = real(state["next"])
+        self._overdue = real(state["overdue"]) if "overdue" in state else None
+
+    def look(self, seconds: float) -> Row:
+        try:
+            loss, accuracy = self._judge(self.server.model)
+        except Diverged:  # an evaluation may end a run for that reason
+            raise
+        except Exception as error:  # whatever the user's code raises
+            raise EvaluationFailed(error) from error
+        row = self._row(seconds, loss, accuracy)
+        self.server.judged(loss, accuracy)
+        for listener in self._listeners:
+            listener.row(row)
+        return row
+
+    def stay(self, seconds: float) -> None:
+        """The model is still the one that was judged last."""
+        row = self._row(seconds, self.history[-1].loss, self.history[-1].accuracy)
+        for listener in self._listeners:
+            listener.row(row)
+
+    def pass_over(self, seconds: float) -> None:
+        """The model cannot be judged: the history says where the run is, and nobody else is told."""
+        self._row(seconds, math.nan, math.nan)
+
+    def _row(self, seconds: float, loss: float, accuracy: float) -> Row:
+        server = self.server
+        staleness, training_loss = self.staleness.mean_since_last_row(), server.training_loss()
+        row = Row(server.updates, seconds, server.samples, loss, accuracy, staleness, training_loss)
+        self.history.append(row)
+        return row

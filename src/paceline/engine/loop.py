@@ -1,0 +1,273 @@
+"""The one loop: wait for what happens, ask the coordinator, carry out what it says. The same for every fleet."""
+
+import gc
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from operator import length_hint
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from paceline.core.agreement import check_coordinator
+from paceline.core.codec import whole
+from paceline.core.coordinator import Coordinator, Strategy
+from paceline.core.errors import Diverged, IllegalDecision
+from paceline.core.ledger import Ledger
+from paceline.core.messages import (
+    Arrived,
+    Drop,
+    Event,
+    Halt,
+    Instruction,
+    Joined,
+    Left,
+    Rang,
+    Recall,
+    Start,
+    Step,
+    Ticket,
+    WakeAt,
+)
+from paceline.core.rules import check_events
+from paceline.fleets.base import Crew, RealTime
+from paceline.trace.format import plain_facts, tickets_of
+from paceline.trace.reading import facts_from
+from paceline.trace.record import TraceWriter
+
+
+class Hands(Protocol):
+    """What carries instructions out on the model."""
+
+    def attend(self, event: Joined | Left, /) -> None:
+        """Somebody came or went."""
+        ...
+
+    def start(self, ticket: Ticket, /) -> None: ...
+
+    def shorten(self, ticket: Ticket, done: int, /) -> None:
+        """Only some units of a ticket were handed in."""
+        ...
+
+    def drop(self, ticket: Ticket, /) -> None: ...
+
+    def step(self, step: Step, /) -> list[Ticket]:
+        """Returns the contributions that were left out because they are not finite."""
+        ...
+
+
+class NoHands:
+    """For when only time and order matter, and there is no model."""
+
+    def attend(self, event: Joined | Left) -> None:
+        pass
+
+    def start(self, ticket: Ticket) -> None:
+        pass
+
+    def shorten(self, ticket: Ticket, done: int) -> None:
+        pass
+
+    def drop(self, ticket: Ticket) -> None:
+        pass
+
+    def step(self, step: Step) -> list[Ticket]:
+        return []
+
+
+@runtime_checkable
+class KnowsTickets(Protocol):
+    """Hands, or their contributions, that tell what they hold: what was started, and neither used up nor dropped."""
+
+    def open_tickets(self) -> Collection[Ticket]: ...
+
+
+@runtime_checkable
+class ChecksRestored(Protocol):
+    """A crew whose state can be held against the ledger's: ``ValueError`` if they do not fit."""
+
+    def check_restored(
+        self, ledger: Ledger, here: Set[int], at_work: Set[Ticket], halted: Set[Ticket], to_ring: Set[float], /
+    ) -> None:
+        """``here`` are the workers when the crew was asked last.
+
+        ``at_work`` is computed according to the ledger; of what is ``halted``, the crew may not know yet; ``to_ring``
+        are the alarms that it was asked for.
+        """
+        ...
+
+
+class Update(NamedTuple):
+    """The model was changed at a time, from a version."""
+
+    at: float
+    version: int
+    step: Step
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """Look for garbage cycles less often: with thousands of workers a third of the time would go into it."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class Loop:
+    """Runs until nothing can happen any more; iterating over it pauses after each update.
+
+    Events at exactly ``seconds`` still count; ``out_of_time`` tells whether later ones were left. In a pause the state
+    of the loop can be put aside: what the coordinator knows, what is still to be carried out, and what came too late.
+
+    In real time it comes to an end also while it waits, in the middle of a round: at ``seconds``, and soon after
+    ``asked_to_end()`` is true. What workers are at then is given out again when the run is resumed.
+    """
+
+    def __init__(
+        self, strategy: Strategy, crew: Crew, hands: Hands, trace: TraceWriter, seconds: float | None = None
+    ) -> None:
+        self.coordinator = Coordinator(strategy)
+        self.version = 0
+        self.out_of_time = False
+        self.asked_to_end: Callable[[], bool] = bool  # false
+        self._crew = crew
+        self.in_real_time = isinstance(crew, RealTime)
+        self._hands = hands
+        self._trace = trace
+        self._seconds = math.inf if seconds is None else seconds
+        self._instructions: Sequence[Instruction] = ()
+        self._rest: Iterator[Instruction] = iter(())  # those of them that are still to be carried out
+        self._too_late: Sequence[Event] = ()
+        if isinstance(crew, RealTime):
+            crew.end_waiting(self._seconds, self._is_asked_to_end)
+
+    @property
+    def now(self) -> float:
+        """On the crew's clock, if it goes on by itself; else the time of the last event."""
+        return self._crew.now if isinstance(self._crew, RealTime) else self.coordinator.ledger.now
+
+    def __iter__(self) -> Iterator[Update]:
+        coordinator, crew, hands = self.coordinator, self._crew, self._hands
+        at, instructions = coordinator.ledger.now, self._pending()
+        while True:
+            rest = iter(instructions)
+            for instruction in rest:
+                if type(instruction) is Start:
+                    ticket = instruction.ticket
+                    hands.start(ticket)
+                    crew.start(ticket)
+                elif type(instruction) is Step:
+                    self._step(instruction)
+                    self.version += 1
+                    self._instructions, self._rest = instructions, rest
+                    yield Update(at, self.version - 1, instruction)
+                elif type(instruction) is Recall:
+                    crew.recall(instruction.ticket)
+                elif type(instruction) is Halt:
+                    hands.drop(instruction.ticket)
+                    crew.halt(instruction.ticket)
+                elif type(instruction) is Drop:
+                    hands.drop(instruction.ticket)
+                elif isinstance(instruction, WakeAt):
+                    crew.wake_at(instruction.at)
+            events = self._too_late or crew.wait()
+            if not events:
+                if self._has_ended_waiting():
+                    return
+                break
+            at = events[0].at
+            if at > self._seconds:
+                self.out_of_time, self._too_late = True, events
+                return
+            self._too_late = ()
+            for event in events:
+                if type(event) is Arrived:
+                    if event.done < event.ticket.work.units:
+                        hands.shorten(event.ticket, event.done)
+                elif isinstance(event, Joined | Left):
+                    hands.attend(event)
+            instructions = coordinator.receive(*events)
+            self._trace.record(events, instructions)
+        if workers := coordinator.ledger.workers:
+            raise IllegalDecision(f"{coordinator.strategy} leaves {len(workers)} workers with nothing to do, for ever")
+
+    def _has_ended_waiting(self) -> bool:
+        """Or can nothing happen any more?"""
+        if not isinstance(self._crew, RealTime):
+            return False
+        self._instructions, self._rest = (), iter(())  # all are carried out
+        self.out_of_time = self._crew.now >= self._seconds
+        return self.out_of_time or self.asked_to_end()
+
+    def _is_asked_to_end(self) -> bool:
+        return self.asked_to_end()  # whoever is asked may change
+
+    def _step(self, step: Step) -> None:
+        try:
+            spoiled: Sequence[Ticket] = self._hands.step(step)
+        except Diverged as diverged:
+            self._trace.spoiled(diverged.spoiled)
+            raise
+        if spoiled:
+            self._trace.spoiled(spoiled)
+
+    def _pending(self) -> Sequence[Instruction]:
+        return self._instructions[len(self._instructions) - length_hint(self._rest) :]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "coordinator": self.coordinator.state(),
+            "version": self.version,
+            "pending": plain_facts(self._pending()),
+            "too late": plain_facts(self._too_late),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.coordinator.restore(state["coordinator"])
+        self.version = whole(state["version"])
+        self._instructions = [fact for fact in facts_from(state["pending"]) if isinstance(fact, Instruction)]
+        self._rest = iter(self._instructions)
+        self._too_late = [fact for fact in facts_from(state["too late"]) if isinstance(fact, Event)]
+
+    def check_restored(self) -> None:
+        """Raise ``ValueError`` or ``ImpossibleEvent`` unless what was restored of all that it knows fits together."""
+        check_coordinator(self.coordinator)
+        ledger, pending = self.coordinator.ledger, self._pending()
+        steps = [each for each in pending if type(each) is Step]
+        contributions = getattr(self._hands, "contributions", None)
+        updates = {self.version, ledger.round - len(steps), getattr(self._hands, "updates", self.version)}
+        updates.add(getattr(contributions, "version", self.version))
+        _agree(len(updates) == 1, f"the number of updates is {' or '.join(map(str, sorted(updates)))}")
+        if self._too_late:
+            check_events(ledger, self._too_late)
+        workers = self._crew.about.get("workers")
+        _agree(
+            not isinstance(workers, int) or all(worker < workers for worker in ledger.workers), "there are more workers"
+        )
+        running = {*ledger.running.values()}
+        starts = {each.ticket for each in pending if isinstance(each, Start)}
+        halts = {each.ticket for each in pending if isinstance(each, Halt)}
+        ended = {ticket for each in pending if isinstance(each, Step | Drop | Halt) for ticket in tickets_of(each)}
+        _agree(starts <= running, "something is to be started that the ledger does not know")
+        _agree(all({*step.keep} <= step.weights.keys() for step in steps), "something is to be kept that is not used")
+        known = (running | {*ledger.handed_in} | {*ledger.kept}) - starts | ended
+        for hands in (self._hands, contributions):
+            if isinstance(hands, KnowsTickets):
+                _agree({*hands.open_tickets()} == known, "what was promised does not fit what was given out")
+        if isinstance(self._crew, ChecksRestored):
+            gone = {each.worker for each in self._too_late if isinstance(each, Left)}
+            came = {each.worker for each in self._too_late if isinstance(each, Joined)}
+            arrived = {each.ticket for each in self._too_late if isinstance(each, Arrived)}
+            at_work = {ticket for ticket in running - starts - arrived if ticket.worker not in gone}
+            recalls = {each.ticket for each in pending if isinstance(each, Recall)}
+            _agree(recalls <= at_work, "something is to be recalled that nobody computes")
+            rung = max((each.at for each in self._too_late if isinstance(each, Rang)), default=-math.inf)
+            asked = {each.at for each in pending if isinstance(each, WakeAt)}
+            to_ring = {at for at in ledger.alarms if at > rung} - asked
+            self._crew.check_restored(ledger, {*ledger.workers} - gone | came, at_work, halts, to_ring)
+
+
+def _agree(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)

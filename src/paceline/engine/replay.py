@@ -1,0 +1,141 @@
+"""A recorded run once more: its events drive the same rules, and everything is computed here, in one process.
+
+The trace says who arrived when and with how much. Decisions are made anew by the strategy, mini-batches drawn anew by
+the sampler, gradients computed anew. So a replay shows that the result follows from the recorded order and nothing
+else: the weights must be the same, bit for bit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from paceline.core.coordinator import Strategy
+from paceline.core.errors import ConfigError, IllegalDecision, ImpossibleEvent
+from paceline.core.messages import Step
+from paceline.data.batches import Sampling, Shuffled
+from paceline.data.partition import Equal, Partition
+from paceline.engine.arguments import check_arguments, strategy_for
+from paceline.engine.result import AtUpdates, Every, Run, Stop
+from paceline.engine.train import settings_of, train
+from paceline.fleets.base import Fleet
+from paceline.fleets.replayed import Recorded
+from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
+from paceline.learning.task import Task
+from paceline.storage.reading import SavedRun, read_run
+from paceline.storage.run_directory import first_difference
+from paceline.trace.record import Trace
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of a replay, and where it departs from the recorded run, if it does."""
+
+    run: Run
+    departure: str | None  # the first line of the trace that is another one, in words
+    differences: Mapping[str, float]  # weights and buffers that are not the same, and by how much at most
+    compared: bool  # did the recorded run come to an end, and leave weights to compare with?
+
+    @property
+    def same(self) -> bool:
+        return self.departure is None and not self.differences
+
+
+def replay(
+    directory: Path | str,
+    task: Task,
+    *,
+    strategy: Strategy | str,
+    fleet: Fleet,
+    optimizer: MakeOptimizer,
+    batch_size: int = 32,
+    partition: Partition = Equal(),
+    sampling: Sampling = Shuffled(),
+    scheduler: MakeScheduler | None = None,
+    clip_norm: float | None = None,
+    seed: int = 0,
+) -> Replay:
+    """Make the run in ``directory`` again from its trace; the other arguments are those it was trained with.
+
+    Nothing is written. The same bits can be expected on the same machine, of a run on processes or of a simulated one.
+    """
+    check_arguments(task=task, partition=partition, sampling=sampling)
+    strategy = strategy_for(strategy, fleet)
+    saved = read_run(Path(directory))
+    settings = settings_of(
+        strategy=strategy, fleet=fleet, partition=partition, sampling=sampling,
+        batch_size=batch_size, clip_norm=clip_norm, seed=seed, task=task,
+    )  # fmt: skip
+    if (name := first_difference(saved.config, settings)) is not None:
+        raise ConfigError(f"cannot replay {directory}: {name} was {saved.config.get(name)}, and is {settings[name]}")
+    updates = _updates(saved)
+    try:
+        run = train(
+            task,
+            strategy=strategy,
+            fleet=Recorded(fleet, saved.trace),
+            optimizer=optimizer,
+            scheduler=scheduler,
+            stop=Stop(updates=updates),
+            # a scheduler may look at what the evaluations told
+            every=AtUpdates(chosen=tuple(row.updates for row in saved.rows)) if scheduler else Every(updates=updates),
+            batch_size=batch_size,
+            partition=partition,
+            sampling=sampling,
+            clip_norm=clip_norm,
+            seed=seed,
+            progress=False,
+        )
+    except (ImpossibleEvent, IllegalDecision) as error:
+        raise ConfigError(f"cannot replay {directory}: it goes another way than its trace ({error})") from None
+    return Replay(run, _departure(saved.trace, run.trace), *_compared(saved, run.model.state_dict()))
+
+
+def _updates(saved: SavedRun) -> int:
+    """How many updates the recorded run made."""
+    ended = saved.summary
+    made = ended.get("updates") if ended is not None else sum(isinstance(fact, Step) for fact in saved.trace)
+    if not isinstance(made, int) or made < 1:
+        raise ConfigError(f"{saved.path} has no update to replay")
+    return made
+
+
+def _departure(recorded: Trace, replayed: Trace) -> str | None:
+    """The first line in which two traces differ. What was recorded after the last update is not told again."""
+    for number, (one, other) in enumerate(zip_longest(recorded.lines(), replayed.lines(), fillvalue=""), start=1):
+        if one.rstrip("\n") != other.rstrip("\n"):
+            return (
+                None
+                if not other
+                else f"line {number} of the trace is {one.rstrip()[:60]}, and now {other.rstrip()[:60]}"
+            )
+    return None
+
+
+def _compared(saved: SavedRun, now: Mapping[str, Tensor]) -> tuple[dict[str, float], bool]:
+    file = saved.path / "model.safetensors"
+    if saved.summary is None or not file.is_file():
+        return {}, False
+    try:
+        recorded: dict[str, Any] = load_file(file)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {file}: {' '.join(str(error).split())}") from None
+    if recorded.keys() != now.keys():
+        raise ConfigError(f"{file} is of another model: {', '.join(sorted(recorded.keys() ^ now.keys()))} differ")
+    return {
+        name: _distance(value, now[name].cpu()) for name, value in recorded.items() if not _same(value, now[name])
+    }, True
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other.cpu())
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one.double() - other.double()).abs().max()) if one.shape == other.shape else float("inf")

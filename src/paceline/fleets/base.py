@@ -1,0 +1,153 @@
+"""What a fleet offers to the training loop, whichever machines and clock are behind it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from paceline.core.errors import ConfigError
+from paceline.core.fields import shown
+from paceline.core.messages import Event, Ticket
+
+if TYPE_CHECKING:
+    from paceline.learning.gradients.lazy import Contributions
+    from paceline.learning.job import Job
+    from paceline.learning.models.local_work import Bench, Pieces
+
+
+MOST_WORKERS = 1_000_000
+
+
+class Crew(Protocol):
+    """The workers of one run, at work."""
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        """What the first line of a trace says of the fleet and its clock."""
+        ...
+
+    def wait(self) -> Sequence[Event]:
+        """The next event, or several of one instant; nothing when nothing can happen any more."""
+        ...
+
+    def start(self, ticket: Ticket) -> None: ...
+
+    def halt(self, ticket: Ticket) -> None: ...
+
+    def recall(self, ticket: Ticket) -> None: ...
+
+    def wake_at(self, at: float) -> None: ...
+
+    def close(self) -> None:
+        """The run is over: let the workers go. What they contributed may still be asked for."""
+        ...
+
+
+@runtime_checkable
+class RealTime(Protocol):
+    """A crew whose clock goes on while it waits, so that waiting can be ended: by the time, or by somebody who asks."""
+
+    @property
+    def now(self) -> float: ...
+
+    def end_waiting(self, at: float, asked: Callable[[], bool]) -> None:
+        """From now on ``wait`` comes back with nothing at that time, and soon after ``asked()`` is true."""
+        ...
+
+
+@runtime_checkable
+class Announcing(Protocol):
+    """A crew that tells more of a piece of work than that it arrived: its bill, or what the worker itself took."""
+
+    announce: Callable[..., None]
+
+
+class Fleet(Protocol):
+    """The description of a fleet; hired once for every run."""
+
+    @property
+    def workers(self) -> int: ...
+
+    def hire(self, job: "Job", seed: int) -> tuple[Crew, "Contributions"]:
+        """The workers for a job, and what they contribute to it."""
+        ...
+
+
+@runtime_checkable
+class TrainersFleet(Protocol):
+    """A fleet whose workers can train models of their own: see ``paceline.learning.models.local_work``."""
+
+    def hire_trainers(self, bench: "Bench") -> tuple[Crew, "Pieces"]:
+        """The workers, and the pieces of training that they hand in."""
+        ...
+
+
+class Understudy(Protocol):
+    """Does the workers' work in this process, when a recorded run is replayed."""
+
+    def hand_in(self, ticket: Ticket, done: int, /) -> None:
+        """Compute so many units of a ticket, as its worker did."""
+        ...
+
+    def halt(self, ticket: Ticket, /) -> None: ...
+
+    def join(self, worker: int, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Repeatable(Protocol):
+    """A fleet whose runs can be replayed."""
+
+    def understudy(self, job: "Job", seed: int) -> "tuple[Understudy, Contributions]":
+        """Somebody who does the same arithmetic as the workers, and what it contributes to a job."""
+        ...
+
+
+@runtime_checkable
+class RepeatableTrainers(Protocol):
+    """The same, for runs in which workers train models of their own."""
+
+    def understudy_trainers(self, bench: "Bench") -> "tuple[Understudy, Pieces]": ...
+
+
+@runtime_checkable
+class Labelled(Protocol):
+    """A fleet that knows where its workers are: one label for each, or one under each of several names; or none."""
+
+    @property
+    def labels(self) -> Sequence[str] | Mapping[str, Sequence[str]]: ...
+
+
+def labels_of(fleet: object) -> Sequence[str]:
+    """One label for each worker, all of its own together; nothing if the fleet has none."""
+    labels = fleet.labels if isinstance(fleet, Labelled) else ()
+    return [", ".join(own) for own in zip(*labels.values(), strict=True)] if isinstance(labels, Mapping) else labels
+
+
+def check_number(workers: int) -> None:
+    """Refuse more workers than any machine could keep account of, before it tries to."""
+    if workers > MOST_WORKERS:
+        raise ConfigError(f"{workers:,} workers are more than can be kept account of: at most {MOST_WORKERS:,}")
+
+
+def check_labels(labels: Sequence[str], workers: int) -> None:
+    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+        raise ConfigError(f"labels={shown(labels)} are none: give a list of texts, one for each worker")
+    if labels and len(labels) != workers:
+        raise ConfigError(f"{len(labels)} labels for {workers} workers: give one for each, or none")
+
+
+class NoUnderstudy:
+    """For contributions that are computed when a step asks for them: there is nothing to do before."""
+
+    def hand_in(self, ticket: Ticket, done: int) -> None:
+        pass
+
+    def halt(self, ticket: Ticket) -> None:
+        pass
+
+    def join(self, worker: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

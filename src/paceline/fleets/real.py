@@ -1,0 +1,67 @@
+"""What the descriptions of real workers have in common, wherever they run."""
+
+import errno
+import os
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from paceline.core.errors import ConfigError
+from paceline.core.fields import shown
+from paceline.delays import Delay, check_delay
+from paceline.fleets.base import check_labels, check_number
+
+Slow = Mapping[int, float | Delay]
+
+
+def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[str]) -> None:
+    """Raise ``ConfigError`` for what no fleet of real workers can be."""
+    if workers < 1:
+        raise ConfigError(f"a fleet of {workers} workers can do nothing: at least 1")
+    check_number(workers)
+    if not 1 <= min_workers <= workers:
+        raise ConfigError(f"min_workers={min_workers} does not fit {workers} workers: from 1 to as many")
+    if not isinstance(slow, Mapping):
+        raise ConfigError(f"slow={shown(slow)} does not say who is slow: give {{3: 4.0}}, worker 3 four times as slow")
+    for worker, slowness in slow.items():
+        if not isinstance(worker, int):
+            raise ConfigError(f"slow names worker {shown(worker)}: the fleet has workers 0 to {workers - 1}")
+        if not isinstance(slowness, int | float):
+            check_delay(slowness)
+        if not 0 <= worker < workers:
+            raise ConfigError(f"slow names worker {worker}: the fleet has workers 0 to {workers - 1}")
+        if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):
+            raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: at least 1 times")
+    check_labels(labels, workers)
+
+
+@contextmanager
+def open_files_for(workers: int, each: int, besides: int) -> Iterator[None]:
+    """See to it that this process may open ``besides`` files more and ``each`` for a worker, or say how many it needs.
+
+    The soft limit is raised if need be, as far as the hard one allows.
+    """
+    present = len(os.listdir("/proc/self/fd"))
+    needed = present + besides + each * workers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = (hard - present - besides) // each
+    fewer = f", or have at most {room} workers" if room >= 1 else ""
+    remedy = f"raise the limit (ulimit -n {needed}){fewer}"
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise ConfigError(f"{workers} workers need {needed} open files, and this process may have {hard}: {remedy}")
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ConfigError(
+            f"{workers} workers need more open files than there may be ({error.strerror}): {remedy}"
+        ) from None
+
+
+def medians_of(slow: Slow, workers: int) -> tuple[float, ...]:
+    """How long a mini-batch takes each worker: in seconds if all have a ``Delay``, else only in proportion."""
+    slowness = [slow.get(worker, 1.0) for worker in range(workers)]
+    return tuple(float(each) if isinstance(each, int | float) else each.median for each in slowness)

@@ -1,0 +1,155 @@
+"""Workers on a virtual clock: deterministic, and as fast as the gradients can be computed."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal
+
+from paceline.core.errors import ConfigError
+from paceline.core.fields import check_fields, shown
+from paceline.core.messages import Joined, Left, Ticket
+from paceline.delays import Delay, check_delay
+from paceline.fleets.base import NoUnderstudy, check_labels, check_number
+from paceline.fleets.simulated.workers import SimulatedCrew
+from paceline.learning.cost import Bill
+
+if TYPE_CHECKING:
+    from paceline.learning.gradients.lazy import Contributions
+    from paceline.learning.job import Job
+    from paceline.learning.models.local_work import Bench, Pieces
+
+__all__ = ["Network", "SimulatedCrew", "SimulatedFleet"]
+CHOICES = {
+    "recall": ("complete", "block", "abandon"),
+    "ties": ("index", "reverse", "batch"),
+    "evaluation": ("fused", "exact"),
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A message takes ``latency`` seconds, and its size over ``bandwidth`` (bytes a second)."""
+
+    latency: float = 0.0
+    bandwidth: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 <= self.latency < math.inf:
+            raise ConfigError(f"a network latency of {self.latency} is not possible: at least 0 seconds")
+        if not self.bandwidth > 0:
+            raise ConfigError(f"a bandwidth of {self.bandwidth} is not possible: more than 0 bytes a second")
+
+    def seconds(self, message_bytes: int) -> float:
+        return self.latency + message_bytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class SimulatedFleet:
+    """Workers in virtual time.
+
+    delays   one ``Delay`` for each worker, or one for all (then say how many ``workers``)
+    network  what it takes to download the model and to hand in a contribution, both of the model's size
+    recall   how a worker answers a recall: it hands in the whole batch at once (``complete``, the paper's fiction),
+             finishes the block it is at (``block``, the paper's Algorithm 1), or drops that block (``abandon``)
+    changes  ``Left`` and ``Joined`` events to come; a worker whose first one is ``Joined`` is not there at the start
+    evaluation  gradients of one model version in one pass where the model allows it (``fused``), or each worker's by
+             itself (``exact``: slower, the same to rounding)
+    ties     whose turn it is of those that arrive at one instant: by ``index``, ``reverse``, or all at once (``batch``)
+    labels   one for each worker, if groups are to be formed by them
+    server_seconds  what the one server takes for each contribution, one after the other in the order in which they come
+    threads  of torch; by default one for small passes and those that torch is set to for large ones
+    """
+
+    delays: Delay | Sequence[Delay]
+    workers: int = 0
+    network: Network = Network()
+    recall: Literal["complete", "block", "abandon"] = "block"
+    changes: Sequence[Left | Joined] = ()
+    ties: Literal["index", "reverse", "batch"] = "index"
+    evaluation: Literal["fused", "exact"] = "fused"
+    labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
+    server_seconds: float = 0.0
+    threads: int | None = None
+    _delays: tuple[Delay, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if isinstance(self.delays, Sequence) and not isinstance(self.delays, str):
+            delays = tuple(self.delays)
+            if self.workers not in (0, len(delays)):
+                raise ConfigError(f"{self.workers} workers were asked for, but {len(delays)} delays: give one for each")
+        else:
+            check_number(self.workers)
+            delays = (self.delays,) * self.workers
+        if not delays:
+            raise ConfigError("a fleet needs at least one worker: give a list of delays, or one delay and workers=")
+        for delay in dict(zip(map(id, delays), delays, strict=True)).values():
+            check_delay(delay)
+        object.__setattr__(self, "_delays", delays)
+        object.__setattr__(self, "workers", len(delays))
+        for name, choices in CHOICES.items():
+            if (chosen := getattr(self, name)) not in choices:
+                raise ConfigError(f"{name}={chosen!r} is unknown: choose one of {', '.join(choices)}")
+        if not 0 <= self.server_seconds < math.inf:
+            raise ConfigError(
+                f"server_seconds={self.server_seconds} is not possible: give a finite number of at least 0"
+            )
+        if not isinstance(self.network, Network):
+            raise ConfigError(f"network={shown(self.network)} is none: give Network(latency=0.01)")
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads={self.threads} is not possible: at least 1, or none to have it chosen by size")
+        check_labels(self.labels, self.workers)
+        self._check_changes()
+
+    def __repr__(self) -> str:
+        """Says nothing of what came later and was not asked for: runs are known by this, also those from before."""
+        told = [each.name for each in fields(self) if each.repr]
+        for name, unasked in (("server_seconds", 0.0), ("threads", None)):
+            if getattr(self, name) == unasked:
+                told.remove(name)
+        return f"SimulatedFleet({', '.join(f'{name}={getattr(self, name)!r}' for name in told)})"
+
+    def _check_changes(self) -> None:
+        for change in self.changes:
+            if not isinstance(change, Left | Joined):
+                raise ConfigError(f"changes: {shown(change)} is no change: give Left(at=20.0, worker=3), or Joined")
+        last: dict[int, Left | Joined] = {}
+        for change in sorted(self.changes, key=lambda change: change.at):
+            if not 0 <= change.worker < self.workers:
+                raise ConfigError(f"{change} names no worker: the fleet has workers 0 to {self.workers - 1}")
+            if not 0 <= change.at < math.inf:
+                raise ConfigError(f"{change} has no possible time: it must be at least 0")
+            if change.worker in last and type(last[change.worker]) is type(change):
+                raise ConfigError(f"{change} cannot follow {last[change.worker]}: the worker would do it twice")
+            last[change.worker] = change
+
+    @property
+    def medians(self) -> tuple[float, ...]:
+        """What a mini-batch typically takes each worker, transfers left aside."""
+        return tuple(delay.median for delay in self._delays)
+
+    def open(self, seed: int, message_bytes: int = 0, bills: Callable[[Ticket], Bill] | None = None) -> SimulatedCrew:
+        """The workers of a run without a model, or of one whose messages have that size, or as each is billed."""
+        return SimulatedCrew(self, seed, message_bytes, bills)
+
+    def hire_trainers(self, bench: "Bench") -> "tuple[SimulatedCrew, Pieces]":
+        """The workers of a run in which each trains a model of its own, when a step asks for it."""
+        return self.open(bench.seed, bills=bench.bill), self.understudy_trainers(bench)[1]
+
+    def understudy_trainers(self, bench: "Bench") -> "tuple[NoUnderstudy, Pieces]":
+        from paceline.learning.models.local_work import LazyPieces
+        from paceline.learning.threads import Threads
+
+        return NoUnderstudy(), LazyPieces(bench.trainers, Threads(self.threads))
+
+    def hire(self, job: "Job", seed: int) -> "tuple[SimulatedCrew, Contributions]":
+        """The workers of a run; what they compute is evaluated when a step asks for it."""
+        return self.open(seed, job.state.message_bytes), self.understudy(job, seed)[1]
+
+    def understudy(self, job: "Job", seed: int) -> "tuple[NoUnderstudy, Contributions]":
+        from paceline.learning.gradients.lazy import LazyContributions
+        from paceline.learning.threads import Threads
+
+        fused, threads = self.evaluation == "fused", Threads(self.threads)
+        return NoUnderstudy(), LazyContributions(job, fused=fused, seed=seed, threads=threads)

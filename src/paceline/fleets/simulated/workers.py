@@ -1,0 +1,340 @@
+"""The workers of one simulated run: a queue of what is to come, and the clock that goes from one thing to the next.
+
+Time is counted in whole picoseconds, so that instants that are equal on paper are equal here (0.1 + 0.2 and 0.3), and
+ties are broken by a stated rule rather than by rounding.
+
+Where the server takes time, a contribution that reaches it waits for its turn, and arrives when the server has dealt
+with it. The server takes up the next at the end of an instant, when everybody was told of what happened and has
+answered: whoever is stopped by then takes none of its time.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import astuple
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.codec import plain_ticket, real, ticket_from, whole
+from paceline.core.errors import ConfigError
+from paceline.core.ledger import Ledger
+from paceline.core.messages import Arrived, Event, Joined, Left, Rang, Ticket
+from paceline.core.stateful import State
+from paceline.learning.cost import Bill, Costs, Times, times_of
+from paceline.randomness import stream
+from paceline.trace.format import Billed
+
+if TYPE_CHECKING:
+    from paceline.fleets.simulated.fleet import SimulatedFleet
+
+TICKS = 10**12  # a second
+MOST_DRAWN = 10**10  # in a run: half a day of nothing else; only a forged checkpoint has more
+ARRIVAL, AT_SERVER, CHANGE, ALARM, TURN = range(5)  # what comes first of things at one instant
+
+
+class SimulatedCrew:
+    """The workers of one simulated run. ``announce`` is told how long each piece takes that is billed."""
+
+    def __init__(
+        self, fleet: "SimulatedFleet", seed: int, message_bytes: int, bills: Callable[[Ticket], Bill] | None
+    ) -> None:
+        self.costs = Costs()
+        self.announce: Callable[[Billed], None] = lambda billed: None
+        self._fleet = fleet
+        self._bills = bills or _time_alone
+        self._all_billed = bills is not None
+        self._billed: dict[Ticket, Times] = {}
+        self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet._delays)]
+        self._drawn = [0] * fleet.workers  # from each of these: all there is to know of where it stands
+        transfer = fleet.network.seconds(message_bytes)
+        self.about: Mapping[str, object] = {"clock": "virtual", "workers": fleet.workers, "transfer_seconds": transfer}
+        self._transfer = _ticks(transfer)
+        self._service = 0  # ticks that the server takes for a contribution
+        self._comes = ARRIVAL
+        if fleet.server_seconds:
+            self._service, self._comes = _ticks(fleet.server_seconds) or 1, AT_SERVER
+            self.about = {**self.about, "server_seconds": fleet.server_seconds}
+        self._waiting: deque[_Running] = deque()  # at the server; halted ones are passed over when it is their turn
+        self._engaged = False  # a turn is to come, at the latest when the server is free
+        self._batches = fleet.ties == "batch"
+        self._sign = -1 if fleet.ties == "reverse" else 1
+        self._now = 0
+        self._pushed = 0
+        self._alarms: set[int] = set()
+        self._running: dict[int, _Running] = {}
+        # (tick, what, worker in the order of ties, serial number, the event or the entry of a running ticket)
+        self._heap: list[tuple[int, int, int, int, Event | _Running | None]] = []
+        absent: dict[int, bool] = {}
+        for change in sorted(fleet.changes, key=lambda change: change.at):
+            absent.setdefault(change.worker, isinstance(change, Joined))
+            tick = _ticks(change.at)
+            self._push(tick, CHANGE, change.worker, type(change)(tick / TICKS, change.worker))
+        heapify(self._heap)
+        self._present: Sequence[Event] = [Joined(0.0, i) for i in range(fleet.workers) if not absent.get(i, False)]
+
+    def wait(self) -> Sequence[Event]:
+        if self._present:
+            present, self._present = self._present, ()
+            return present
+        event = self._next()
+        if event is None or not self._batches:
+            return () if event is None else (event,)
+        events = [event]
+        while (event := self._next(before=(self._now, TURN))) is not None:
+            events.append(event)
+        return events
+
+    def _next(self, before: tuple[Any, ...] = (math.inf,)) -> Event | None:
+        """The next event before a tick, or before things of a kind at a tick."""
+        heap = self._heap
+        while heap and heap[0] < before:
+            tick, kind, _, serial, entry = heappop(heap)
+            if kind == ARRIVAL:
+                assert isinstance(entry, _Running)
+                if entry.serial != serial:
+                    continue  # halted, or recalled and due at another time
+                self._now = tick
+                del self._running[entry.ticket.worker]
+                if self._billed:
+                    self.costs.add(self._billed.pop(entry.ticket))
+                return Arrived(tick / TICKS, entry.ticket, entry.done)
+            if entry is None:
+                self._take_up_next(tick)
+                continue
+            if isinstance(entry, _Running):
+                if entry.serial == serial:
+                    self._wait_for_turn(entry, tick)
+                continue
+            self._now = tick
+            if isinstance(entry, Left):
+                self._forget(entry.worker)
+            if kind == ALARM:
+                self._alarms.discard(tick)
+            return entry
+        return None
+
+    def _wait_for_turn(self, entry: "_Running", tick: int) -> None:
+        self._pushed = entry.serial = self._pushed + 1  # in the order of waiting, and nothing of the queue is due
+        entry.at_server = True
+        self._waiting.append(entry)
+        if not self._engaged:
+            self._turn_at(tick)
+
+    def _take_up_next(self, tick: int) -> None:
+        """The server deals with the first that waits; what was halted meanwhile takes no time."""
+        self._engaged, waiting = False, self._waiting
+        while waiting and waiting[0].serial < 0:
+            waiting.popleft()
+        if waiting:
+            self._due(waiting.popleft(), tick + self._service, ARRIVAL)
+            self._turn_at(tick + self._service)  # even if what it deals with is halted: begun is begun
+
+    def _turn_at(self, tick: int) -> None:
+        self._engaged = True
+        heappush(self._heap, (tick, TURN, 0, 0, None))  # there is only one
+
+    def start(self, ticket: Ticket) -> None:
+        if self._all_billed or ticket.work.kind != "gradient":
+            self._start_billed(ticket)
+            return
+        worker = ticket.worker
+        seconds = next(self._draws[worker])  # hot: what _draw and _due do
+        self._drawn[worker] += 1
+        if not 0 < seconds < math.inf:
+            raise _impossible(worker, seconds)
+        begins, lasts = self._now + self._transfer, round(seconds * TICKS) or 1
+        self._running[worker] = entry = _Running(ticket, begins, lasts)
+        self._pushed = entry.serial = self._pushed + 1
+        tick = begins + lasts + self._transfer
+        heappush(self._heap, (tick, self._comes, self._sign * worker, entry.serial, entry))
+
+    def _start_billed(self, ticket: Ticket) -> None:
+        """Download, label, train and hand in."""
+        worker = ticket.worker
+        times = times_of(self._bills(ticket), lambda: self._draw(worker), self._fleet.network.seconds)
+        begins = self._now + _ticks(times.download)
+        lasts = _ticks(times.compute + times.relabelling) or 1
+        self._running[worker] = entry = _Running(ticket, begins, lasts)
+        self._billed[ticket] = times
+        self._due(entry, begins + lasts + _ticks(times.upload), self._comes)
+        self.announce(Billed(ticket, times.download, times.relabelling, times.upload))
+
+    def _draw(self, worker: int) -> float:
+        seconds = next(self._draws[worker])
+        self._drawn[worker] += 1
+        if not 0 < seconds < math.inf:
+            raise _impossible(worker, seconds)
+        return seconds
+
+    def halt(self, ticket: Ticket) -> None:
+        self._forget(ticket.worker)
+
+    def recall(self, ticket: Ticket) -> None:
+        entry = self._running[ticket.worker]
+        units, begins, lasts, now = ticket.work.units, entry.begins, entry.lasts, self._now
+        how = self._fleet.recall
+        if entry.at_server:
+            return  # handed in already
+        if how == "complete":
+            self._due(entry, now, self._comes)
+            return
+        if now >= begins + lasts:
+            return  # computed already, and on its way
+        begun = units * (now - begins) // lasts if now > begins else 0
+        if now < begins:
+            entry.done = 0  # the model had not even arrived
+        else:
+            entry.done = begun + (how == "block")
+        ends = begins - (-lasts * entry.done // units) if how == "block" and entry.done else now
+        self._due(entry, ends + (self._transfer if entry.done else 0), self._comes)
+
+    def wake_at(self, at: float) -> None:
+        tick = _ticks(at)
+        while tick / TICKS < at:
+            tick += 1
+        if tick not in self._alarms:  # several parts may ask for one instant: it rings once
+            self._alarms.add(tick)
+            self._push(tick, ALARM, 0, Rang(tick / TICKS))
+
+    def close(self) -> None:
+        """There is nobody to let go."""
+
+    def state(self) -> State:
+        """The clock, what is in work and to come, and how many durations were drawn of each worker."""
+        due = {entry[3]: entry[0] for entry in self._heap if entry[1] in (ARRIVAL, AT_SERVER)}
+        running = [
+            [plain_ticket(each.ticket), each.begins, each.lasts, each.done, each.serial, due.get(each.serial)]
+            for each in self._running.values()
+        ]
+        others = [entry for entry in sorted(self._heap) if entry[1] in (CHANGE, ALARM)]
+        return {
+            "now": self._now,
+            "pushed": self._pushed,
+            "drawn": self._drawn,
+            "running": running,
+            "alarms": [[tick, serial] for tick, kind, _, serial, _ in others if kind == ALARM],
+            "changes": [serial for _, kind, _, serial, _ in others if kind == CHANGE],
+            "billed": [[plain_ticket(ticket), *times] for ticket, times in self._billed.items()],
+            "costs": list(astuple(self.costs)),
+            **({"server": self._server_state()} if self._service else {}),
+        }
+
+    def _server_state(self) -> State:
+        """When its next turn is, and who is there: waiting, if nothing is due of them, or being dealt with."""
+        there = [each.ticket.worker for each in self._running.values() if each.at_server]
+        return {"turn": next((tick for tick, kind, *_ in self._heap if kind == TURN), None), "there": there}
+
+    def restore(self, state: State) -> None:
+        drawn = [whole(count) for count in state["drawn"]]
+        if sum(drawn) > (MOST_DRAWN if self._all_billed else min(whole(state["pushed"]), MOST_DRAWN)):
+            raise ValueError(f"{sum(drawn)} durations cannot have been drawn")
+        for draws, count in zip(self._draws, drawn, strict=True):
+            next(islice(draws, count, count), None)  # the same stream from the start: what was drawn is passed over
+        self._drawn = drawn
+        self._now, self._pushed, self._present = whole(state["now"]), whole(state["pushed"]), ()
+        to_come = set(state["changes"])
+        if not to_come <= {entry[3] for entry in self._heap}:
+            raise ValueError("somebody is to leave or join of whom the fleet does not know")
+        self._heap = [entry for entry in self._heap if entry[3] in to_come]
+        for tick, serial in state["alarms"]:
+            self._alarms.add(whole(tick))
+            self._heap.append((tick, ALARM, 0, whole(serial), Rang(tick / TICKS)))
+        server: State = state["server"] if self._service else {"there": (), "turn": None}
+        there = frozenset(server["there"])
+        if len({ticket[1] for ticket, *_ in state["running"]}) < len(state["running"]):
+            raise ValueError("a worker computes two things")
+        for ticket, begins, lasts, done, serial, tick in state["running"]:
+            entry = _Running(ticket_from(ticket), whole(begins), whole(lasts))
+            entry.done, entry.serial = whole(done), whole(serial)
+            worker = entry.ticket.worker
+            entry.at_server = worker in there
+            self._running[worker] = entry
+            if entry.at_server and tick is None:
+                self._waiting.append(entry)
+            else:
+                kind = ARRIVAL if entry.at_server else self._comes
+                self._heap.append((whole(tick), kind, self._sign * worker, serial, entry))
+        self._waiting = deque(sorted(self._waiting, key=lambda entry: entry.serial))
+        heapify(self._heap)
+        if server["turn"] is not None:
+            self._turn_at(whole(server["turn"]))
+        self._billed = {ticket_from(ticket): Times(*map(real, times)) for ticket, *times in state["billed"]}
+        self.costs = Costs(*map(real, state["costs"]))
+
+    def check_restored(
+        self, ledger: Ledger, here: Set[int], at_work: Set[Ticket], halted: Set[Ticket], to_ring: Set[float]
+    ) -> None:
+        """Raise ``ValueError`` unless what is to come fits what the ledger waits for, and lies ahead."""
+        computed = {entry.ticket for entry in self._running.values()}
+        if not at_work <= computed <= at_work | halted:
+            raise ValueError("what the workers compute does not fit what was given out")
+        if self._all_billed and self._billed.keys() != computed:
+            raise ValueError("what is billed does not fit what the workers compute")
+        if self._now / TICKS < ledger.now or any(entry[0] < self._now for entry in self._heap):
+            raise ValueError("something is to come that has passed")
+        serials = [entry[3] for entry in self._heap if entry[1] != TURN]
+        if len({*serials}) < len(serials) or max(serials, default=0) > self._pushed:
+            raise ValueError("two things to come have one number")
+        for entry in self._running.values():
+            if not (0 <= entry.done <= entry.ticket.work.units and entry.begins >= 0 and entry.lasts >= 1):
+                raise ValueError(f"{entry.ticket} has {entry.done} units to come, or no duration")
+            if entry.done < entry.ticket.work.units and entry.ticket not in ledger.recalled and entry.ticket in at_work:
+                raise ValueError(f"{entry.ticket} is to come in part, and was not recalled")
+        for tick in self._alarms:
+            if not any(alarm <= tick / TICKS for alarm in ledger.alarms):
+                raise ValueError(f"an alarm is to ring at {tick / TICKS:g} that nobody asked for")
+        if any(_ticks(alarm) > max(self._alarms, default=-1) + 1 for alarm in to_ring):
+            raise ValueError("an alarm was asked for and would not ring")
+        self._check_changes({*here})
+
+    def _check_changes(self, here: set[int]) -> None:
+        """Who leaves must be here by then, and who joins must not."""
+        for tick, kind, _, _, change in sorted(self._heap, key=lambda entry: entry[:4]):
+            if kind != CHANGE:
+                continue
+            assert isinstance(change, Joined | Left)
+            if (change.worker in here) != isinstance(change, Left):
+                raise ValueError(f"worker {change.worker} cannot leave or join at {tick / TICKS:g}")
+            (here.remove if isinstance(change, Left) else here.add)(change.worker)
+
+    def _due(self, entry: "_Running", tick: int, kind: int) -> None:
+        self._pushed += 1
+        entry.serial = self._pushed
+        heappush(self._heap, (tick, kind, self._sign * entry.ticket.worker, self._pushed, entry))
+
+    def _push(self, tick: int, kind: int, worker: int, event: Event) -> None:
+        self._pushed += 1
+        heappush(self._heap, (tick, kind, self._sign * worker, self._pushed, event))
+
+    def _forget(self, worker: int) -> None:
+        if (entry := self._running.pop(worker, None)) is not None:
+            entry.serial = -1
+            self._billed.pop(entry.ticket, None)
+
+
+class _Running:
+    """A ticket in work: when the computation begins, how long it lasts, how much of it will be handed in."""
+
+    __slots__ = ("at_server", "begins", "done", "lasts", "serial", "ticket")
+
+    def __init__(self, ticket: Ticket, begins: int, lasts: int) -> None:
+        self.ticket = ticket
+        self.begins = begins
+        self.lasts = lasts
+        self.done = ticket.work.units
+        self.serial = -1
+        self.at_server = False
+
+
+def _time_alone(ticket: Ticket) -> Bill:
+    """Where there is no model that messages and labels could be of."""
+    return Bill(0, ticket.work.mini_batches, 0.0, 0)
+
+
+def _impossible(worker: int, seconds: float) -> ConfigError:
+    return ConfigError(f"worker {worker} drew a delay of {seconds}: it must be positive and finite")
+
+
+def _ticks(seconds: float) -> int:
+    return round(seconds * TICKS)

@@ -1,0 +1,1 @@
+"""Parameters at fixed places in memory that processes share."""

@@ -1,0 +1,465 @@
+"""Gradients that are computed when a step needs them, and never if none does.
+
+A simulated worker's contribution is a promise: a model version and the samples of a mini-batch. A step asks for a
+weighted sum of promises, which is one backward pass per model version where the model allows it.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.codec import whole
+from paceline.core.messages import Ticket
+from paceline.core.stateful import State
+from paceline.data.batches import Losses
+from paceline.data.partition import Indices
+from paceline.data.samples import TensorSamples, to_device
+from paceline.learning.copies import has_backward_hooks
+from paceline.learning.fusing import Fusing
+from paceline.learning.generators import piece_seed, seed_generators
+from paceline.learning.job import Job
+from paceline.learning.loss import numbers
+from paceline.learning.model_state import BufferChange, Snapshot, all_finite, like, mixes_samples, norm
+from paceline.learning.packing import (
+    pack_samples,
+    pack_tickets,
+    pack_weights,
+    unpack_samples,
+    unpack_tickets,
+    unpack_weights,
+)
+from paceline.learning.task import device_of
+from paceline.learning.threads import Threads
+
+FUSED_SAMPLES = 1024  # a larger pass gains nothing more and only takes memory
+
+Weights = Mapping[Ticket, Fraction]
+
+
+@dataclass(slots=True)
+class Evaluated:
+    """What the contributions of a step came to; their weighted sum itself lies in the parameters' ``grad``."""
+
+    passes: list["Pass"]
+    buffers: list[BufferChange]  # by the passes of the workers; empty for a model without buffers
+    spoiled: list[Ticket]  # left out, because not finite
+    norm: float
+    finite: bool
+    unused: Collection[int] = ()  # parameters that no contribution has a gradient of, by number
+
+
+class Pass(NamedTuple):
+    """One pass through the model, and its losses: of each sample, or of the whole batch where those cannot be told."""
+
+    tickets: Sequence[Ticket]
+    samples: Sequence[int]  # of each ticket
+    losses: Losses
+    loss_sum: float | None = None  # if it is known already, or the loss is that of the whole batch: times its weight
+    loss_weight: float | None = None  # what the sum is divided by; by default how many losses there are
+
+    @property
+    def total(self) -> float:
+        """The sum of the losses."""
+        return float(self.losses.sum(dtype=np.float64)) if self.loss_sum is None else self.loss_sum
+
+    @property
+    def weight(self) -> float:
+        """What the sum of the losses is to be divided by."""
+        return len(self.losses) if self.loss_weight is None else self.loss_weight
+
+    def of_tickets(self) -> Iterator[tuple[Ticket, Losses]]:
+        """Each ticket with the losses of its samples, where they can be told."""
+        if len(self.losses) == sum(self.samples):
+            yield from zip(self.tickets, np.split(self.losses, np.cumsum(self.samples)[:-1]), strict=True)
+
+    def without(self, tickets: Collection[Ticket]) -> "Pass":
+        """The rest of the pass."""
+        own = dict(self.of_tickets()) if len(self.tickets) > 1 else {self.tickets[0]: self.losses}
+        rest = [(t, count) for t, count in zip(self.tickets, self.samples, strict=True) if t not in tickets]
+        losses = np.concatenate([self.losses[:0], *(own[ticket] for ticket, _ in rest)])
+        return Pass([ticket for ticket, _ in rest], [count for _, count in rest], losses)
+
+
+class Contributions(Protocol):
+    """What the workers of a fleet were asked for and handed in, until it is settled.
+
+    To be kept in checkpoints it needs ``state()`` and ``restore(state)`` as well: ``paceline.core.stateful.Stateful``.
+    """
+
+    def promise(self, ticket: Ticket, indices: Indices, number: int) -> None:
+        """A worker is to compute a ticket on these samples: the piece of work of this number that it is given."""
+        ...
+
+    def shorten(self, ticket: Ticket, samples: int) -> Indices:
+        """Only the first samples were computed. Returns the others."""
+        ...
+
+    def samples(self, ticket: Ticket) -> Indices: ...
+
+    def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
+        """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
+        ...
+
+    def settle(self, tickets: Iterable[Ticket]) -> None:
+        """These are used up, or will never be used."""
+        ...
+
+    def before_update(self) -> None:
+        """The model is about to change."""
+        ...
+
+
+@runtime_checkable
+class RowsAtHand(Contributions, Protocol):
+    """Contributions that the model can be moved along without their sum being written down first."""
+
+    def foresee(self, weights: Weights, rate: float) -> Evaluated | None:
+        """What ``evaluate`` would tell, where it is sure that a step of this rate is finite."""
+        ...
+
+    def descend(self) -> None:
+        """Take the step that was foreseen: nothing is to be done before the update, and no optimizer is to step."""
+        ...
+
+
+@dataclass(slots=True)
+class _Bundle:
+    """A combination that was computed and may be wanted again: the mean of the last round's fastest in LGC-SGD."""
+
+    weights: Weights
+    gradients: list[Tensor]
+    buffers: list[BufferChange]
+    unused: Collection[int]
+
+
+class LazyContributions:
+    """Holds the promises, and the model versions that they refer to, until they are settled."""
+
+    def __init__(self, job: Job, *, fused: bool, seed: int, threads: Threads) -> None:
+        self._state = state = job.state
+        self._data = job.samples
+        self._loss = job.loss
+        self._device = device_of(state.model)
+        self._hooked = has_backward_hooks(state.trained)
+        why_not = "hooks look at the gradients of single mini-batches" if self._hooked else mixes_samples(state.trained)
+        self._fusing = Fusing(why_not if fused else "asked for")
+        self._seed = seed
+        self._threads = threads
+        self._version = 0
+        self._samples: dict[Ticket, Indices] = {}
+        self._numbers: dict[Ticket, int] = {}  # of each one's worker's pieces of work
+        self._snapshots: dict[int, Snapshot] = {}
+        self._users: dict[int, int] = {}  # model version -> how many promises refer to it
+        self._bundles: list[_Bundle] = []
+        self._spoiled: set[Ticket] = set()  # known not to be finite, and not settled yet
+        self._even: dict[tuple[Fraction, int, int], Tensor] = {}
+
+    @property
+    def evaluation(self) -> str:
+        """How gradients are computed, and why."""
+        why_not = self._fusing.why_not
+        return "fused" if why_not is None else f"exact: {why_not}"
+
+    def promise(self, ticket: Ticket, indices: Indices, number: int) -> None:
+        self._samples[ticket] = indices
+        self._numbers[ticket] = number
+        self._users[ticket.version] = self._users.get(ticket.version, 0) + 1
+
+    def shorten(self, ticket: Ticket, samples: int) -> Indices:
+        """Only the first samples were computed. Returns the others."""
+        indices = self._samples[ticket]
+        self._samples[ticket] = indices[:samples]
+        return indices[samples:]
+
+    def samples(self, ticket: Ticket) -> Indices:
+        return self._samples[ticket]
+
+    @property
+    def version(self) -> int:
+        """Of the model: how many updates it has seen."""
+        return self._version
+
+    def open_tickets(self) -> Collection[Ticket]:
+        return self._samples.keys()
+
+    def settle(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            del self._samples[ticket]
+            del self._numbers[ticket]
+            self._spoiled.discard(ticket)
+            if self._bundles:
+                self._bundles = [bundle for bundle in self._bundles if ticket not in bundle.weights]
+            version = ticket.version
+            self._users[version] -= 1
+            if not self._users[version]:
+                del self._users[version]
+                self._snapshots.pop(version, None)
+
+    def before_update(self) -> None:
+        """The model is about to change: put this version aside if somebody still works on it."""
+        if self._version in self._users:
+            self._snapshots[self._version] = self._state.copy()
+        self._version += 1
+
+    def state(self) -> State:
+        """The promises, the model versions they refer to, and the combinations that may be wanted again."""
+        snapshots = [[v, {"parameters": s.parameters, "buffers": s.buffers}] for v, s in self._snapshots.items()]
+        return {
+            "version": self._version,
+            "samples": pack_samples(self._samples),
+            "numbers": list(self._numbers.values()),
+            "snapshots": snapshots,
+            "bundles": [
+                [
+                    pack_weights(each.weights),
+                    each.gradients,
+                    [[str(w), began, own] for w, began, own in each.buffers],
+                    list(each.unused),
+                ]
+                for each in self._bundles
+            ],
+            "spoiled": pack_tickets(sorted(self._spoiled)),
+            "loss": self._loss.state(),
+            "fusing": self._fusing.state(),
+            "threads": self._threads.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        self._version = whole(state["version"])
+        samples = unpack_samples(state["samples"], len(self._data))
+        numbers = state.get("numbers", [ticket.serial for ticket in samples])  # in older ones seeds went by tickets
+        for (ticket, indices), number in zip(samples.items(), numbers, strict=True):
+            self.promise(ticket, indices, whole(number))
+        self._snapshots = {whole(v): self._state.snapshot_from(each) for v, each in state["snapshots"]}
+        if missing := self._users.keys() - self._snapshots.keys() - {self._version}:
+            raise ValueError(f"model version {min(missing)} is missing")
+        present = self._state.view().buffers
+        for weights, gradients, *more in state["bundles"]:  # older checkpoints tell nothing more
+            changes = [
+                BufferChange(Fraction(weight), like(present, began), like(present, own))
+                for weight, began, own in (more[0] if more else ())
+            ]
+            unused = [whole(number) for number in more[1]] if more else []
+            sums = like(self._state.gradients, gradients)
+            self._bundles.append(_Bundle(unpack_weights(weights), sums, changes, unused))
+        self._spoiled.update(unpack_tickets(state["spoiled"]))
+        self._loss.restore(state["loss"])
+        if "fusing" in state:  # otherwise it was put aside before this was tried
+            self._fusing.restore(state["fusing"])
+            self._threads.restore(state["threads"])
+
+    def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
+        """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
+        if self._spoiled and not self._spoiled.isdisjoint(weights):  # kept from a step that left them out already
+            weights = share_out(weights, self._spoiled.intersection(weights))
+        result = self._sum(weights, keep)
+        if not result.finite:
+            spoiled = [ticket for ticket in sorted(weights) if not self._sum({ticket: Fraction(1)}, ()).finite]
+            self._spoiled.update(spoiled)
+            self._bundles = []
+            rest = share_out(weights, spoiled)
+            result = self._sum(rest, [ticket for ticket in keep if ticket in rest])
+            result.spoiled = spoiled
+        return result
+
+    def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
+        state = self._state
+        for flat in state.gradients:
+            flat.zero_()
+        counts = state.counts()
+        result = Evaluated([], [], [], 0.0, True)
+        known = [(bundle, _ratio(weights, bundle.weights)) for bundle in self._bundles]
+        bundled = {ticket for bundle, ratio in known if ratio for ticket in bundle.weights}
+        tickets = [ticket for ticket in weights if ticket not in bundled] if bundled else list(weights)
+        present = state.view()
+        if keep:
+            keep = frozenset(keep)
+            kept = [ticket for ticket in tickets if ticket in keep]
+            self._backward(kept, weights, present, result)
+            sums = [flat.clone() for flat in state.gradients]
+            unused = _unchanged(counts, state.counts())
+            self._bundles.append(_Bundle({t: weights[t] for t in kept}, sums, list(result.buffers), unused))
+            tickets = [ticket for ticket in tickets if ticket not in keep]
+        self._backward(tickets, weights, present, result)
+        result.unused = _unchanged(counts, state.counts())
+        for bundle, ratio in known:
+            if ratio:
+                for flat, bundled_flat in zip(state.gradients, bundle.gradients, strict=True):
+                    flat.add_(bundled_flat, alpha=float(ratio))
+                result.buffers += [each._replace(weight=ratio * each.weight) for each in bundle.buffers]
+                result.unused = [number for number in result.unused if number in bundle.unused]
+        result.norm = norm(state.gradients)
+        result.finite = result.norm < math.inf or all_finite(state.gradients)
+        return result
+
+    def _backward(self, tickets: list[Ticket], weights: Weights, present: Snapshot, result: Evaluated) -> None:
+        """Add the weighted gradients to ``grad``, version by version, in worker order."""
+        versions: dict[int, list[Ticket]] = {}
+        for ticket in tickets:
+            versions.setdefault(ticket.version, []).append(ticket)
+        for version in sorted(versions, reverse=True):
+            together = sorted(versions[version], key=_worker_order)
+            if version == self._version:
+                self._backward_one_version(together, weights, result)
+            else:
+                self._state.swap_in(self._snapshots[version])
+                try:
+                    self._backward_one_version(together, weights, result)
+                finally:
+                    self._state.swap_in(present)
+
+    def _backward_one_version(self, tickets: list[Ticket], weights: Weights, result: Evaluated) -> None:
+        if self._fusing.why_not is not None:
+            for ticket in tickets:
+                self._backward_alone(ticket, weights[ticket], result)
+            return
+        for group in _groups_of_samples(tickets, self._samples):
+            self._backward_fused(group, weights, result)
+
+    def _backward_fused(self, tickets: list[Ticket], weights: Weights, result: Evaluated) -> None:
+        batches = [self._samples[ticket] for ticket in tickets]
+        inputs, targets = to_device(self._fetch(tickets, batches), self._device)
+        sizes = [len(batch) for batch in batches]
+        self._threads.choose(self._state.model, lambda: inputs, sum(sizes))
+        joined = len(tickets) == 1 or self._fusing.allows(self._state.model, self._loss, inputs, targets, sizes)
+        before = self._state.lend_buffers()
+        outputs: Any = self._state.model(inputs) if joined else None
+        own_buffers = self._state.take_buffers_back(before)
+        if not joined or not self._loss.separable(outputs, targets):
+            for ticket in tickets:
+                self._backward_alone(ticket, weights[ticket], result)
+            return
+        losses = self._loss.each(outputs, targets)
+        torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
+        result.passes.append(Pass(tickets, sizes, numbers(losses)))
+        if before:
+            result.buffers.append(BufferChange(sum((weights[t] for t in tickets), Fraction()), before, own_buffers))
+
+    def _fetch(self, tickets: list[Ticket], batches: list[Indices]) -> tuple[Any, Any]:
+        """The samples of all tickets. What a data set draws for each of them is what its worker would draw alone."""
+        if isinstance(self._data, TensorSamples):
+            return self._data.fetch(np.concatenate(batches) if len(batches) > 1 else batches[0])
+        items: list[Any] = []
+        for ticket, indices in zip(tickets, batches, strict=True):
+            self._draw_for(ticket)
+            items += self._data.items(indices)
+        return self._data.collate(items)
+
+    def _backward_alone(self, ticket: Ticket, weight: Fraction, result: Evaluated) -> None:
+        state = self._state
+        self._draw_for(ticket)
+        inputs, targets = to_device(self._data.fetch(self._samples[ticket]), self._device)
+        self._threads.choose(state.model, lambda: inputs, len(self._samples[ticket]))
+        before = state.lend_buffers()
+        outputs: Any = state.model(inputs)
+        own_buffers = state.take_buffers_back(before)
+        whole, each = self._loss.mean(outputs, targets)
+        if self._hooked:
+            self._backward_hooked(whole, float(weight))
+        else:
+            torch.autograd.backward(whole, torch.full_like(whole, float(weight)))
+        count = len(self._samples[ticket])
+        if each is None:
+            of_batch = self._loss.sum_and_weight(whole, outputs, targets, count)
+            result.passes.append(Pass([ticket], [count], numbers(whole.reshape(1)), *of_batch))
+        else:
+            result.passes.append(Pass([ticket], [count], numbers(each)))
+        if before:
+            result.buffers.append(BufferChange(weight, before, own_buffers))
+
+    def _backward_hooked(self, loss: Tensor, weight: float) -> None:
+        """Hooks are shown the gradient of the worker's own mini-batch, as they are where it is computed by a worker."""
+        parameters = self._state.parameters
+        sums = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        torch.autograd.backward(loss)
+        for parameter, total in zip(parameters, sums, strict=True):
+            if parameter.grad is not None and total is not None:
+                total.add_(parameter.grad, alpha=weight)
+            parameter.grad = total
+
+    def _draw_for(self, ticket: Ticket) -> None:
+        """What is drawn now belongs to a ticket."""
+        seed_generators(piece_seed(self._seed, ticket.worker, self._numbers[ticket]), self._device)
+
+    def _spread(self, tickets: list[Ticket], batches: list[Indices], weights: Weights, like: Tensor) -> Tensor:
+        """Each ticket's weight, spread evenly over its samples."""
+        pieces: list[Tensor] = []
+        begin = 0
+        while begin < len(tickets):
+            weight, size = weights[tickets[begin]], len(batches[begin])
+            end = begin + 1
+            while end < len(tickets) and weights[tickets[end]] is weight and len(batches[end]) == size:
+                end += 1
+            pieces.append(self._evenly(weight, size, end - begin, like))
+            begin = end
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _evenly(self, weight: Fraction, size: int, count: int, like: Tensor) -> Tensor:
+        key = weight, size, count
+        if key not in self._even:
+            if len(self._even) >= 1000:
+                self._even.clear()
+            value = float(weight / size)
+            self._even[key] = torch.full((size * count,), value, dtype=like.dtype, device=like.device)
+        return self._even[key]
+
+
+def evaluation_of(contributions: object) -> str | None:
+    """How gradients are computed, and why, where that is this process's to choose."""
+    return contributions.evaluation if isinstance(contributions, LazyContributions) else None
+
+
+def share_out(weights: Weights, spoiled: Collection[Ticket]) -> dict[Ticket, Fraction]:
+    """Leave tickets out and share their weight equally among the others of the same model version and weight.
+
+    The mean over a round so becomes the mean over those of the round that are finite. Where no other has the same
+    weight, those of the same version share it; where a version has no others, its weight is lost.
+    """
+    rest = {ticket: weight for ticket, weight in weights.items() if ticket not in spoiled}
+    for ticket in spoiled:
+        of_version = [other for other in rest if other.version == ticket.version]
+        others = [other for other in of_version if weights[other] == weights[ticket]] or of_version
+        for other in others:
+            rest[other] += weights[ticket] / len(others)
+    return rest
+
+
+def _ratio(weights: Weights, of: Weights) -> Fraction | None:
+    """The factor by which ``weights`` contains ``of``, if it does."""
+    ratio: Fraction | None = None
+    for ticket, weight in of.items():
+        if ticket not in weights or not weight:
+            return None
+        if ratio is None:
+            ratio = weights[ticket] / weight
+        elif weights[ticket] != ratio * weight:
+            return None
+    return ratio
+
+
+def _groups_of_samples(tickets: list[Ticket], samples: Mapping[Ticket, Indices]) -> Iterable[list[Ticket]]:
+    group: list[Ticket] = []
+    size = 0
+    for ticket in tickets:
+        if group and size + len(samples[ticket]) > FUSED_SAMPLES:
+            yield group
+            group, size = [], 0
+        group.append(ticket)
+        size += len(samples[ticket])
+    yield group
+
+
+def _unchanged(before: list[int], after: list[int]) -> list[int]:
+    return [number for number, (one, other) in enumerate(zip(before, after, strict=True)) if one == other]
+
+
+def _worker_order(ticket: Ticket) -> tuple[int, int]:
+    return ticket.worker, ticket.serial

@@ -1,0 +1,325 @@
+"""Contributions that workers compute and hand in, each in a row of a matrix: a step is one product with its weights.
+
+The model's weights lie in one of two slots. A ticket is given the slot itself to read where that is safe: nothing is
+copied then, and a synchronous run never copies weights at all. When the model is about to change while somebody still
+reads its slot, the model moves to the other slot first. While that other one is still read too, a ticket gets a copy of
+the weights, in the row that its own gradient will take. So every worker computes on exactly the version that its ticket
+names, however long it takes, and no weights are ever read while they change.
+
+Which row a ticket gets depends on nothing but the order of promises and settlements, and rows are summed up by worker:
+who was first to arrive makes no difference to the sum.
+"""
+
+import math
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from fractions import Fraction
+
+from torch import Tensor
+
+from paceline.core.codec import real, whole
+from paceline.core.errors import PacelineError
+from paceline.core.messages import Ticket
+from paceline.core.stateful import State
+from paceline.data.partition import Indices
+from paceline.learning.arena.arena import Brought, Segments
+from paceline.learning.gradients.lazy import Evaluated, Pass, Weights, share_out
+from paceline.learning.gradients.sums import Parts, RowSums
+from paceline.learning.model_state import BufferChange, ModelState, Snapshot, all_finite, like, norm
+from paceline.learning.packing import pack_samples, pack_tickets, unpack_samples, unpack_tickets
+
+SLOTS = 2
+LONGEST_STEP = 1e12  # a longer one might itself overflow
+LEVELS = 8  # rows a worker: how many of its contributions can be unsettled at once
+
+
+def segments_needed(workers: int) -> int:
+    """Two slots, a refuge and the rows of each worker. Only those that are used take memory."""
+    return SLOTS + workers + LEVELS * workers
+
+
+def free_row(worker: int, workers: int, first: int, taken: Collection[int]) -> int:
+    """A row of a worker that is not taken."""
+    for level in range(LEVELS):
+        row = first + level * workers + worker
+        if row not in taken:
+            return row
+    raise PacelineError(f"worker {worker} has {LEVELS} contributions that the strategy neither uses nor drops")
+
+
+class Promise:
+    """A ticket that is not settled."""
+
+    __slots__ = (
+        "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "number", "row", "samples", "source",
+        "unused", "used",
+    )  # fmt: skip
+
+    def __init__(self, indices: Indices, row: int, source: int, number: int = 0, began: Sequence[Tensor] = ()) -> None:
+        self.indices = indices
+        self.number = number  # of its worker's pieces of work
+        self.began = began  # the buffers that it was given to begin with
+        self.row = row  # its segment
+        self.source = source  # the segment with its weights
+        self.samples = len(indices)  # computed
+        self.handed_in = False
+        self.losses = 0  # handed in: one a sample, or one in all
+        self.loss_sum = 0.0
+        self.loss_weight = 0.0
+        self.used = False
+        self.unused: Collection[int] = ()  # parameters that it has no gradient of
+
+
+class RowContributions:
+    """Gives every ticket a row and weights to read, and sums rows up."""
+
+    def __init__(self, state: ModelState, segments: Segments, workers: int) -> None:
+        self._state = state
+        self._segments = segments
+        self._workers = workers
+        self._first_row = SLOTS + workers
+        self._sums = RowSums(segments.matrices(self._first_row))
+        self._norms: dict[int, float] = {}  # of rows that were handed in
+        self._foreseen: Parts = ()
+        self._own = state.gradients, [p.grad for p in state.parameters if p.grad is not None]
+        self._promises: dict[Ticket, Promise] = {}
+        self._taken: set[int] = set()
+        self._reading: dict[int, set[Ticket]] = {0: set(), 1: set()}  # running tickets that read a slot itself
+        self._partial = False  # has any row no gradient of some parameter?
+        self._interrupted: set[int] = set()  # workers that may still be writing for a ticket that was halted
+        self._spoiled: set[Ticket] = set()
+        self._lent = False  # do the gradients lie in a row?
+        self._slot = 0
+        self._published = False  # do the slot's buffers equal the model's?
+        self._began: Sequence[Tensor] = ()  # those of the model
+        for values, parameter in zip(segments[0].parameters, state.parameters, strict=True):
+            values.copy_(parameter.data)
+        self._read_from(0)
+
+    # A ticket's life: promised, handed in or not, settled.
+
+    def promise(self, ticket: Ticket, indices: Indices, number: int = 0) -> None:
+        row = free_row(ticket.worker, self._workers, self._first_row, self._taken)
+        self._taken.add(row)
+        if not self._published:
+            self._publish_buffers()
+        other = 1 - self._slot
+        if not self._reading[other]:
+            source = self._slot
+            self._reading[source].add(ticket)
+        else:
+            source = SLOTS + ticket.worker if ticket.worker in self._interrupted else row
+            self._segments[source].take(self._segments[self._slot])
+        self._promises[ticket] = Promise(indices, row, source, number, self._began)
+
+    def promised(self, ticket: Ticket) -> Promise:
+        return self._promises[ticket]
+
+    def hand_in(self, ticket: Ticket, brought: Brought) -> None:
+        """The row of a ticket was written."""
+        promise = self._promises[ticket]
+        promise.losses, promise.loss_sum, promise.loss_weight = brought.losses, brought.loss_sum, brought.loss_weight
+        promise.handed_in = True
+        self._norms[promise.row - self._first_row] = brought.norm
+        if brought.unused:
+            self._partial = True
+            promise.unused = self._segments[promise.row].unused.nonzero().flatten().tolist()
+        self._interrupted.discard(ticket.worker)
+        if promise.source < SLOTS:
+            self._reading[promise.source].discard(ticket)
+
+    def halt(self, ticket: Ticket) -> None:
+        """It will not be handed in; until the worker's next one is, it may still be written."""
+        self._interrupted.add(ticket.worker)
+        for reading in self._reading.values():
+            reading.discard(ticket)
+
+    def forget_worker(self, worker: int) -> None:
+        """It writes no more: its process is gone."""
+        self._interrupted.discard(worker)
+
+    def shorten(self, ticket: Ticket, samples: int) -> Indices:
+        promise = self._promises[ticket]
+        promise.samples = samples
+        return promise.indices[samples:]
+
+    def samples(self, ticket: Ticket) -> Indices:
+        promise = self._promises[ticket]
+        return promise.indices[: promise.samples]
+
+    def settle(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            promise = self._promises.pop(ticket)
+            self._taken.discard(promise.row)
+            self._spoiled.discard(ticket)
+
+    # The model.
+
+    def before_update(self) -> None:
+        """Leave the slot to those who still read it."""
+        if self._reading[self._slot]:
+            other = 1 - self._slot
+            self._segments[other].take(self._segments[self._slot])
+            self._read_from(other)
+        self._published = False
+
+    def _publish_buffers(self) -> None:
+        """A step may have given the model other buffers: put them where those who start now will read them."""
+        self._published = True
+        self._began = [buffer.data for buffer in self._state.buffers]  # a step gives the model others
+        for buffer, values in zip(self._segments[self._slot].buffers, self._state.buffers, strict=True):
+            buffer.copy_(values)
+
+    def _read_from(self, slot: int) -> None:
+        self._slot = slot
+        present = [buffer.data for buffer in self._state.buffers]
+        self._state.swap_in(Snapshot(self._segments[slot].parameters, present))
+
+    def detach(self) -> None:
+        """Give the model memory of its own, for when the run is over."""
+        self._state.swap_in(self._state.copy())
+        vectors, of_parameters = self._own
+        self._state.use_gradients(vectors, of_parameters)
+
+    def open_tickets(self) -> Collection[Ticket]:
+        return self._promises.keys()
+
+    # Put aside and taken up again. A ticket keeps its row: the order in which rows are summed up is that of their
+    # places. What was not handed in is kept without a row, for its samples are to be put back.
+
+    def state(self) -> State:
+        promises = self._promises.items()
+        rows = {
+            str(p.row): (self._segments[p.row], {"began": list(p.began), "unused": list(p.unused)})
+            for _, p in promises
+            if p.handed_in
+        }
+        return {
+            "samples": pack_samples({ticket: promise.indices for ticket, promise in promises}),
+            "promises": [[p.row, p.samples, p.losses, p.handed_in, p.used, p.loss_weight] for _, p in promises],
+            "rows": {
+                row: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses, **more}
+                for row, (s, more) in rows.items()
+            },
+            "spoiled": pack_tickets(sorted(self._spoiled)),
+        }
+
+    def restore(self, state: State) -> None:
+        samples = unpack_samples(state["samples"], sys.maxsize)
+        for (ticket, indices), (row, *rest) in zip(samples.items(), state["promises"], strict=True):
+            if row in self._taken or (row - self._first_row) % self._workers != ticket.worker:
+                raise ValueError(f"{ticket} cannot have the row {row}")
+            promise = self._promises[ticket] = Promise(indices, whole(row), row)
+            promise.samples, promise.losses = map(whole, rest[:2])
+            promise.handed_in, promise.used = map(bool, rest[2:4])
+            weight = real(rest[4]) if len(rest) > 4 and rest[4] != promise.losses else None  # older ones have none
+            self._taken.add(row)
+            if promise.handed_in:
+                own, saved = self._segments[row], state["rows"][str(row)]
+                for views, values in ((own.vectors, saved["vectors"]), (own.buffers, saved["buffers"])):
+                    for view, value in zip(views, like(views, values), strict=True):
+                        view.copy_(value)
+                own.losses.copy_(like([own.losses], [saved["losses"]])[0])
+                present = [buffer.data for buffer in self._state.buffers]  # for a checkpoint that does not tell
+                promise.began = like(present, saved.get("began", present))
+                unused = [whole(number) for number in saved.get("unused", ())]
+                own.unused.zero_()
+                own.unused[unused] = 1
+                self.hand_in(ticket, own.brought(promise.losses, weight, unused=len(unused)))
+        self._spoiled.update(unpack_tickets(state["spoiled"]))
+
+    # A step.
+
+    def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
+        """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
+        if self._spoiled and not self._spoiled.isdisjoint(weights):  # kept from a step that left them out already
+            weights = share_out(weights, self._spoiled.intersection(weights))
+        result = self._sum(weights, keep)
+        if not result.finite:
+            spoiled = [ticket for ticket in weights if not self._is_finite(ticket)]
+            self._spoiled.update(spoiled)
+            result = self._sum(share_out(weights, spoiled), keep)
+            result.spoiled = spoiled
+        for ticket in weights:
+            self._promises[ticket].used = True
+        return result
+
+    def _is_finite(self, ticket: Ticket) -> bool:
+        return all_finite(self._segments[self._promises[ticket].row].vectors)
+
+    def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
+        parts = self._parts(weights)
+        if len(parts) == 1 and parts[0][1] == 1.0 and not keep:  # where it lies; clipping may change it there
+            row = self._segments[parts[0][0] + self._first_row]
+            self._state.use_gradients(row.vectors, row.parameters)
+            self._lent = True
+        else:
+            if self._lent:
+                self._state.use_gradients(*self._own)
+                self._lent = False
+            self._sums.write(parts, self._state.gradients)
+        result = self._brought(weights)
+        if self._partial and weights:
+            every = [self._promises[ticket].unused for ticket in weights]
+            result.unused = sorted(set(every[0]).intersection(*every[1:]))
+        result.norm = norm(self._state.gradients)
+        result.finite = result.norm < math.inf or all_finite(self._state.gradients)
+        return result
+
+    def _parts(self, weights: Weights, factor: float = 1.0) -> Parts:
+        """The rows of tickets, each with its weight times a factor."""
+        parts: list[tuple[int, float]] = []
+        last: Fraction | None = None
+        number = 0.0
+        for ticket, weight in weights.items():
+            promise = self._promises[ticket]
+            if weight is not last:  # most are the same one, and to make a float of it takes longer than all else here
+                last, number = weight, factor * float(weight)
+            if promise.samples == (total := len(promise.indices)):
+                parts.append((promise.row - self._first_row, number))
+            else:
+                parts.append((promise.row - self._first_row, factor * float(weight * Fraction(total, promise.samples))))
+        parts.sort()
+        return tuple(parts)
+
+    def _brought(self, weights: Weights) -> Evaluated:
+        """What the contributions brought besides a gradient: losses, and the buffers of their workers."""
+        result = Evaluated([], [], [], 0.0, True)
+        promises = self._promises
+        for _, ticket in sorted((promises[ticket].row, ticket) for ticket in weights):
+            promise = promises[ticket]
+            row = self._segments[promise.row]
+            if row.buffers:
+                result.buffers.append(BufferChange(weights[ticket], promise.began, row.buffers))
+            if promise.used:
+                continue
+            losses = row.losses_array[: promise.losses]
+            result.passes.append(Pass((ticket,), (promise.samples,), losses, promise.loss_sum, promise.loss_weight))
+        return result
+
+    # A step that needs no sum: the model moves along the rows themselves.
+
+    def foresee(self, weights: Weights, rate: float) -> Evaluated | None:
+        """What ``evaluate`` would tell, where it is sure that a step of this rate is finite. Then ``descend`` takes it.
+
+        The sum is no longer than what its rows add up to, and each worker told how long its own row is.
+        """
+        if self._spoiled and not self._spoiled.isdisjoint(weights):
+            return None
+        parts = self._parts(weights, -rate)
+        norms = self._norms
+        if not sum([abs(factor) * norms.get(row, math.nan) for row, factor in parts]) <= LONGEST_STEP:
+            return None
+        self._foreseen = parts
+        result = self._brought(weights)
+        for ticket in weights:
+            self._promises[ticket].used = True
+        return result
+
+    def descend(self) -> None:
+        """Move the model, in one pass over memory: to the other slot while somebody still reads this one."""
+        slot = 1 - self._slot if self._reading[self._slot] else self._slot
+        self._sums.add(self._foreseen, self._segments[self._slot].vectors, self._segments[slot].vectors)
+        if slot != self._slot:
+            self._read_from(slot)
+        self._published = False

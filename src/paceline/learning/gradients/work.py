@@ -1,0 +1,165 @@
+"""What a worker does with a ticket: the gradient of a mini-batch, block by block, handed in as one row."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
+
+from paceline.core.errors import ConfigError
+from paceline.data.partition import Indices
+from paceline.data.samples import Samples
+from paceline.learning.arena.arena import NOTHING, Brought, Segment
+from paceline.learning.generators import seed_generators
+from paceline.learning.job import state_of
+from paceline.learning.loss import SampleLoss, copied, joined
+from paceline.learning.model_state import make_dense
+
+
+def _backward(values: Tensor, factors: Tensor) -> None:
+    """``torch.autograd.backward`` without its checks, which load sympy (seconds) and cost as much as a small model."""
+    _engine_run_backward((values,), (factors,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+class GradientWork:
+    r"""Computes $\frac1n \sum_{i \le n} \nabla \ell_i$ over the samples of a mini-batch, in blocks.
+
+    After $r$ of $s$ blocks the row holds what they contribute to the whole, not their own mean: whoever uses the row
+    of an unfinished batch multiplies it by (samples of the batch) / (samples computed).
+
+    Where the mean is one by other weights than the number of samples (class weights, targets that are ignored), blocks
+    are weighed by those. Where it is not known to be a mean at all, the model is passed through block by block, and the
+    loss of all outputs and its gradient are computed in the end: of the mini-batch, or of what of it was computed.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], samples: Samples, loss: SampleLoss
+    ) -> None:
+        self._model = model
+        self._parameters = parameters
+        self._buffers = state_of(model, loss.whole).buffers
+        self._samples = samples
+        self._loss = loss
+        self._in_the_end = False  # is the loss one that cannot be computed by blocks?
+        self._source: Segment | None = None
+        self._factors: dict[tuple[tuple[int, ...], float], Tensor] = {}
+
+    def compute(
+        self, source: Segment, row: Segment, indices: Indices, *, units: int, seed: int, go_on: Callable[[int], bool]
+    ) -> tuple[int, Brought]:
+        """Compute at the weights of a segment as many blocks as ``go_on(block)`` allows, and write them to a row.
+
+        Returns the number of blocks, and what is to be known of the row.
+        """
+        self._download(source, seed)
+        if not self._in_the_end:
+            done, brought = self._by_blocks(row, indices, units, go_on)
+        if self._in_the_end:  # which may have turned out only now
+            self._download(source, seed)
+            done, brought = self._together(row, indices, units, go_on)
+        return done, brought
+
+    def _by_blocks(
+        self, row: Segment, indices: Indices, units: int, go_on: Callable[[int], bool]
+    ) -> tuple[int, Brought]:
+        total, done, end = len(indices), 0, 0
+        told: list[slice] = []  # of the blocks whose samples' losses are told
+        loss_sum, loss_weight = 0.0, 0.0  # of the others
+        while done < units and go_on(done):
+            begin, end = end, total * (done + 1) // units
+            done += 1
+            inputs, targets = self._samples.fetch(indices[begin:end] if units > 1 else indices)
+            outputs: Any = self._model(inputs)
+            if self._loss.separable(outputs, targets):
+                each = self._loss.each(outputs, targets)
+                _backward(each, self._factor((end - begin,), 1 / total, each))
+                row.losses[begin:end].copy_(each.detach())
+                told.append(slice(begin, end))
+                continue
+            weight = self._loss.weight(outputs, targets, end - begin)
+            if weight is None and units > 1:
+                self._in_the_end = True
+                return 0, NOTHING
+            weight = float(total) if weight is None else weight
+            mean, _ = self._loss.mean(outputs, targets)
+            _backward(mean, self._factor((), weight / total if units > 1 else 1.0, mean))
+            loss_sum += float(mean.detach()) * weight
+            loss_weight += weight
+        if not done:
+            return 0, NOTHING
+        if len(told) == done:
+            unused = self._hand_in(row)
+            return done, row.brought(end, unused=unused)
+        loss_sum += sum(float(row.losses[part].sum()) for part in told)
+        loss_weight += sum(part.stop - part.start for part in told)
+        if units > 1 and loss_weight:
+            self._scale(end / loss_weight)
+        return done, self._hand_in_whole(row, loss_sum / loss_weight if loss_weight else 0.0, loss_weight)
+
+    def _together(
+        self, row: Segment, indices: Indices, units: int, go_on: Callable[[int], bool]
+    ) -> tuple[int, Brought]:
+        total, done, end = len(indices), 0, 0
+        passed: list[tuple[Any, Any]] = []
+        sizes: list[int] = []
+        while done < units and go_on(done):
+            begin, end = end, total * (done + 1) // units
+            done += 1
+            inputs, targets = self._samples.fetch(indices[begin:end])
+            passed.append((self._model(copied(inputs)), targets))  # what was fetched is written over by the next block
+            sizes.append(end - begin)
+        if not done:
+            return 0, NOTHING
+        pair = joined(passed, sizes)
+        if pair is None:
+            raise ConfigError(
+                "the loss is one number for a mini-batch, and the model's outputs are not tensors with a row for each "
+                "sample: it cannot be computed in blocks; let the loss return one value for each sample, or blocks=1"
+            )
+        mean, _ = self._loss.mean(*pair)
+        _backward(mean, self._factor((), end / total, mean))
+        return done, self._hand_in_whole(row, float(mean.detach()), end)
+
+    def _scale(self, factor: float) -> None:
+        with torch.no_grad():
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
+    def _hand_in_whole(self, row: Segment, mean: float, weight: float) -> Brought:
+        """Hand in a row of which only the loss of the whole batch is known."""
+        unused = self._hand_in(row)
+        row.losses[0] = mean
+        return row.brought(1, weight, unused=unused)
+
+    def _download(self, source: Segment, seed: int) -> None:
+        seed_generators(seed)
+        if source is not self._source:
+            for parameter, values in zip(self._parameters, source.parameters, strict=True):
+                parameter.data = values
+            self._source = source
+        for buffer, values in zip(self._buffers, source.buffers, strict=True):
+            buffer.copy_(values)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _factor(self, shape: tuple[int, ...], value: float, like: Tensor) -> Tensor:
+        known = self._factors.get((shape, value))
+        if known is None:
+            known = self._factors[shape, value] = torch.full(shape, value, dtype=like.dtype)
+        return known
+
+    def _hand_in(self, row: Segment) -> int:
+        """Returns how many parameters the loss does not depend on: without a gradient, and marked in the row."""
+        make_dense(self._parameters)
+        missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
+        with torch.no_grad():
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+            torch._foreach_copy_(row.parameters, gradients)
+            if missing:
+                row.unused.zero_()
+                row.unused[missing] = 1
+            for buffer, values in zip(row.buffers, self._buffers, strict=True):
+                buffer.copy_(values)
+        return len(missing)

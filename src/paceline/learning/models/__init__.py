@@ -1,0 +1,1 @@
+"""Workers that hand in models of their own."""

@@ -1,0 +1,158 @@
+"""MA-DNN: the workers' parameters are averaged."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.core.codec import whole
+from paceline.core.messages import Ticket
+from paceline.core.stateful import State
+from paceline.data.samples import to_device
+from paceline.learning.cost import Bill
+from paceline.learning.job import Job
+from paceline.learning.model_state import BufferChange, like
+from paceline.learning.models.local_training import LocalTrainer
+from paceline.learning.models.local_work import Beginning
+from paceline.learning.task import device_of
+from paceline.strategies.model_averaging import ModelAveraging
+
+
+class Averaging:
+    r"""Keeps the average, and the earlier averages that somebody still works on.
+
+    $$w \leftarrow w + \sum_k \alpha_k (w_k - w^{(k)}),$$
+
+    where worker $k$ began with $w^{(k)}$; where all began with $w$ and $\sum \alpha_k = 1$, $\sum_k \alpha_k w_k$.
+    Buffers move in the same way (``ModelState.move_buffers``).
+    """
+
+    def __init__(self, job: Job, strategy: ModelAveraging, trainers: Sequence[LocalTrainer]) -> None:
+        self.model: nn.Module = job.state.model
+        self._parameters = [parameter.data for parameter in job.state.parameters]
+        self._job = job
+        self._strategy = strategy
+        self._trainers = trainers
+        self._version = 0
+        self._users: Counter[int] = Counter()  # version -> pieces of work that began with it and are not settled
+        self._earlier: dict[int, list[Tensor]] = {}
+
+    def started(self, ticket: Ticket) -> None:
+        self._users[ticket.version] += 1
+
+    def bill(self, ticket: Ticket) -> Bill:
+        size = self._job.state.message_bytes
+        return Bill(download=size, mini_batches=ticket.work.units, forwards=0.0, upload=size)
+
+    def settled(self, ticket: Ticket) -> None:
+        self._users[ticket.version] -= 1
+        if not self._users[ticket.version]:
+            del self._users[ticket.version]
+            self._earlier.pop(ticket.version, None)
+
+    def beginning(self, ticket: Ticket) -> Beginning:
+        return Beginning(self._begun_with(ticket), [None] * ticket.work.units)
+
+    def combine(self, weights: Mapping[Ticket, Fraction], spoiled: Sequence[Ticket]) -> None:
+        """In worker order, so that runs repeat bit for bit."""
+        ordered = {ticket: weights[ticket] for ticket in sorted(weights, key=lambda ticket: ticket.worker)}
+        trainers = [self._trainers[ticket.worker] for ticket in ordered]
+        of_this_version = sum(ticket.version == self._version for ticket in ordered)
+        if self._users[self._version] > of_this_version:
+            self._earlier[self._version] = [value.clone() for value in self._values()]
+        self._add_up(ordered)
+        self._version += 1
+        if self._strategy.momentum == "averaged" and trainers:
+            self._average_momenta(trainers)
+        if self._strategy.recalibrate and trainers:
+            inputs = self._mini_batches([ticket.worker for ticket in ordered], self._strategy.recalibrate)
+            with torch.random.fork_rng(devices=[]):  # layers such as dropout must not move the run's random numbers
+                recalibrate(self.model, inputs)
+
+    def state(self) -> State:
+        return {
+            "model": self._job.state.state(),
+            "version": self._version,
+            "users": dict(self._users),
+            "earlier": dict(self._earlier),
+        }
+
+    def restore(self, state: State) -> None:
+        self._job.state.restore(state["model"])
+        self._version = whole(state["version"])
+        self._users.update({whole(version): whole(count) for version, count in state["users"].items()})
+        present = list(self._values())
+        self._earlier = {whole(version): like(present, values) for version, values in state["earlier"].items()}
+
+    def check_restored(self, tickets: Collection[Ticket], updates: int) -> None:
+        if self._version != updates or self._users != Counter(ticket.version for ticket in tickets):
+            raise ValueError("the versions of the average do not fit the work that began with them")
+        if missing := self._users.keys() - self._earlier.keys() - {self._version}:
+            raise ValueError(f"version {min(missing)} of the average is missing")
+
+    def _values(self) -> Iterable[Tensor]:
+        yield from self._parameters
+        yield from self._job.state.buffers
+
+    def _begun_with(self, ticket: Ticket) -> list[Tensor]:
+        return list(self._values()) if ticket.version == self._version else self._earlier[ticket.version]
+
+    def _add_up(self, weights: Mapping[Ticket, Fraction]) -> None:
+        whole = all(ticket.version == self._version for ticket in weights) and sum(weights.values()) == 1
+        begun = {ticket: self._begun_with(ticket) for ticket in weights}
+        parameters = len(self._parameters)
+        own_buffers = {ticket: list(self._trainers[ticket.worker].values())[parameters:] for ticket in weights}
+        changes = [BufferChange(weights[t], begun[t][parameters:], own) for t, own in own_buffers.items()]
+        for number, value in enumerate(self._parameters):  # one after the other: no second copy of the model
+            if all(torch.equal(self._trainers[t.worker].parameters[number], begun[t][number]) for t in weights):
+                continue  # nobody's loss depends on it: not even rounded
+            moved = torch.zeros_like(value, dtype=torch.promote_types(value.dtype, torch.float32))
+            for ticket, weight in weights.items():
+                own = self._trainers[ticket.worker].parameters[number].data
+                moved.add_(own if whole else own - begun[ticket][number], alpha=float(weight))
+            value.copy_(moved) if whole else value.add_(moved)
+        self._job.state.move_buffers(changes, fresh=whole)
+
+    def _average_momenta(self, trainers: Sequence[LocalTrainer]) -> None:
+        """Whatever floating-point tensors the optimizers keep for each parameter: of these, for all."""
+        for number in range(len(self._parameters)):
+            states = [trainer.optimizer.state.get(trainer.parameters[number], {}) for trainer in trainers]
+            names = dict.fromkeys(name for state in states for name in state)
+            kept = {name: [state[name] for state in states if name in state] for name in names}
+            averages = {  # of those that have used the parameter
+                name: torch.stack(values).mean(dim=0)
+                for name, values in kept.items()
+                if isinstance(values[0], Tensor) and values[0].is_floating_point()
+            }
+            for trainer in self._trainers if averages else ():
+                own = trainer.optimizer.state[trainer.parameters[number]]
+                own.update({name: average.clone() for name, average in averages.items()})
+
+    def _mini_batches(self, workers: Sequence[int], count: int) -> Iterator[Tensor]:
+        """The inputs of so many mini-batches, from all workers in turn."""
+        size, device = self._job.batch_size, device_of(self.model)
+        for number in range(count):
+            shard = self._job.shards[workers[number % len(workers)]]
+            begin = number // len(workers) * size % max(1, len(shard) - size)
+            yield to_device(self._job.unaugmented.fetch(shard[begin : begin + size])[0], device)
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, inputs: Iterable[Tensor]) -> None:
+    """Compute the running statistics of batch normalisation anew, as means over these inputs.
+
+    This is ``torch.optim.swa_utils.update_bn``, but what is in eval mode stays in it, and keeps its statistics.
+    """
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None
+    if layers:
+        for batch in inputs:
+            model(batch)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum

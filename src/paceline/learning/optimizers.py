@@ -1,0 +1,208 @@
+"""What an optimizer and its scheduler need to be stepped; and both put aside and taken up again exactly.
+
+``Optimizer.load_state_dict`` gives every state the type of its parameter, which changes how later steps round; here a
+state comes back as it was.
+"""
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer, SparseAdam
+from torch.optim.lr_scheduler import LRScheduler
+
+from paceline.core.codec import whole
+from paceline.core.errors import ConfigError
+from paceline.learning.plain_sgd import plain_sgd
+
+
+def refuse_closures(kind: type[Optimizer]) -> None:
+    """An optimizer that calls the loss itself has nothing to step along: workers hand in gradients, or models."""
+    if needed(kind.step):
+        raise ConfigError(
+            f"optimizer: {kind.__name__} evaluates the loss by itself, and cannot step along a given gradient: use one "
+            "that can, such as SGD, Adam or AdamW"
+        )
+
+
+def needed(function: Callable[..., Any]) -> list[str]:
+    """The arguments that a step has to be given."""
+    parameters = inspect.signature(function).parameters.values()
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind in by_place]
+    return [name for name in names if name != "self"]
+
+
+def step_of(optimizer: Optimizer) -> Callable[[], object]:
+    """What moves the parameters along their gradients. ``SparseAdam`` is given the rows that are not 0."""
+    if not isinstance(optimizer, SparseAdam):
+        return plain_sgd(optimizer) or optimizer.step
+    step: Callable[[], object] = optimizer.step  # as the scheduler has wrapped it
+
+    def step_along_rows() -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        dense = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = parameter.grad.to_sparse(1)
+        step()
+        for parameter, gradient in zip(parameters, dense, strict=True):
+            parameter.grad = gradient
+
+    return step_along_rows
+
+
+class Pace:
+    """A scheduler, stepped after each step of its optimizer; one that waits for a metric after each evaluation.
+
+    ``ReduceLROnPlateau`` is the one in torch. It looks at the loss with ``mode="min"``, at the accuracy with ``"max"``.
+    """
+
+    def __init__(self, scheduler: LRScheduler | None) -> None:
+        self.scheduler = scheduler
+        self.by_metric = scheduler is not None and bool(needed(scheduler.step))
+
+    def stepped(self) -> None:
+        if self.scheduler is not None and not self.by_metric:
+            self.scheduler.step()
+
+    def judged(self, updates: int, loss: float, accuracy: float) -> None:
+        """The model was evaluated. What it was before the first update is no progress yet."""
+        if self.scheduler is None or not self.by_metric:
+            return
+        largest = getattr(self.scheduler, "mode", "min") == "max"
+        metric = accuracy if largest else loss
+        if updates:
+            self.scheduler.step(metric)  # type: ignore[arg-type]
+        elif math.isnan(metric):
+            name = "accuracy" if largest else "loss"
+            raise ConfigError(
+                f"{type(self.scheduler).__name__} waits for the {name} to {'grow' if largest else 'fall'}, and the "
+                f"evaluation tells no {name}: let evaluate return it, or choose mode={'min' if largest else 'max'!r}"
+            )
+
+    def state(self) -> dict[str, Any] | None:
+        return None if self.scheduler is None else self.scheduler.state_dict()
+
+    def restore(self, state: Any) -> None:
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state)
+
+
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    packed = dict(optimizer.state_dict())
+    if more := packed.keys() - {"state", "param_groups"}:
+        raise ConfigError(
+            f"{type(optimizer).__name__} cannot be kept in a checkpoint: besides torch's own state it has {min(more)!r}"
+        )
+    return packed
+
+
+def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        if len(saved["params"]) != len(group["params"]):
+            raise ValueError(f"{len(saved['params'])} parameters of the optimizer, not {len(group['params'])}")
+        group.update({name: value for name, value in saved.items() if name != "params"})
+    optimizer.state.clear()
+    for number, values in state["state"].items():
+        optimizer.state[parameters[number]] = values
+
+
+# A state from a file may be anything.
+
+
+def check_states(
+    optimizer: Optimizer, scheduler: LRScheduler | None, state: Mapping[str, Any], scheduled: Mapping[str, Any] | None
+) -> None:
+    """Raise an error unless these can be states of an optimizer and its scheduler, both new, and be gone on with."""
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        _check_group(group, saved)
+    for number, values in state["state"].items():
+        whole(number)
+        _check_values(values)
+    if scheduler is not None:
+        own, saved = scheduler.state_dict(), scheduled
+        if saved is None or own.keys() != saved.keys():
+            raise ValueError("the scheduler has other values")
+        for name, value in own.items():
+            if _kind(value) != _kind(saved[name]) and not _unbounded(value):
+                raise ValueError(f"{name} of the scheduler is {str(saved[name])[:40]}, and was {str(value)[:40]}")
+    trial = copy.deepcopy(optimizer)
+    restore_optimizer(trial, copy.deepcopy(dict(state)))
+    _rehearse(trial)
+
+
+def _check_group(group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Settings may have been changed by a scheduler, but neither their names nor what kind of value they are."""
+    if group.keys() != saved.keys() and {*saved} - {*group} - {"initial_lr"}:
+        raise ValueError(f"the optimizer has no {', '.join(sorted(map(str, saved.keys() - group.keys())))}")
+    if missing := group.keys() - saved.keys():
+        raise ValueError(f"{', '.join(sorted(missing))} of the optimizer is missing")
+    for name, value in saved.items():
+        own = group.get(name, 0.0)
+        if name != "params" and _kind(value) != _kind(own):
+            raise ValueError(f"{name} of the optimizer is {str(value)[:40]}, and was made as {str(own)[:40]}")
+
+
+def _unbounded(value: object) -> bool:
+    """The best metric so far is infinite before there is one."""
+    return type(value) is float and not math.isfinite(value)
+
+
+def _kind(value: object) -> object:
+    """What one value of a setting has in common with another: numbers are numbers, finite ones."""
+    if isinstance(value, tuple | list):
+        return [_kind(each) for each in value]
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape
+    if type(value) in (int, float):
+        return math.isfinite(value)  # type: ignore[arg-type]
+    return type(value)
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            if not (value.is_floating_point() or value.is_complex()):
+                raise ValueError(f"{name} of the optimizer is {value.dtype}: it holds no fractions")
+        elif value is not None and type(value) not in (int, float, bool, list, dict):
+            raise ValueError(f"{name} of the optimizer is {str(value)[:40]}")
+
+
+def _rehearse(trial: Optimizer) -> None:
+    """Step once with a gradient of 0: whatever it cannot go on with raises an error now."""
+    if isinstance(trial, torch.optim.LBFGS):  # it would ask for the loss
+        return
+    for group in trial.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    step_of(trial)()
+
+
+def as_made(optimizer: Optimizer, scheduler: LRScheduler | None) -> dict[str, Any]:
+    """The settings of a new optimizer and its scheduler, by which another run's are told apart."""
+    settings: dict[str, Any] = {"optimizer": type(optimizer).__name__}
+    for number, group in enumerate(optimizer.param_groups):
+        where = "optimizer" if len(optimizer.param_groups) == 1 else f"optimizer, group {number}"
+        settings |= {f"{where}: {name}": value for name, value in group.items() if name != "params"}
+    settings["scheduler"] = None if scheduler is None else type(scheduler).__name__
+    if scheduler is not None:
+        settings |= {f"scheduler: {name}": value for name, value in scheduler.state_dict().items()}
+    return copy.deepcopy(settings)
+
+
+def check_as_made(made: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Refuse to go on with other settings: they would be ignored."""
+    for name in dict.fromkeys([*saved, *made]):
+        before, now = saved.get(name), made.get(name)
+        if not _same(before, now):
+            raise ConfigError(f"the run was begun with {name} = {before!r}, not {now!r}: resume it with the same")
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and torch.equal(one, other)
+    return bool(one == other)

@@ -1,0 +1,1 @@
+"""What can be said before a run, and where each number is from."""

@@ -1,1 +1,0 @@
-"""Which samples a worker trains on, and in what order."""

@@ -1,0 +1,119 @@
+"""A run as it lies on disk: whole, or as far as it came before it was killed."""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.codec import real
+from paceline.core.errors import ConfigError
+from paceline.engine.result import Row
+from paceline.files import read_regular
+from paceline.storage.run_directory import check_files, row_from
+from paceline.trace.record import Trace, read_trace
+
+LARGEST = 1 << 24  # bytes of a configuration or a summary
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """The directory of a run, read."""
+
+    path: Path
+    config: Mapping[str, Any]
+    rows: Sequence[Row]
+    summary: Mapping[str, Any] | None  # None: it did not come to its end
+    target: float | None
+    trace: Trace
+
+    @property
+    def strategy(self) -> str:
+        return str(self.config.get("strategy", "unknown strategy"))
+
+    @property
+    def ended(self) -> str:
+        return "not finished" if self.summary is None else str(self.summary.get("ended"))
+
+    @property
+    def stopped_at(self) -> float:
+        """When the clock ended the run, perhaps long after its last event; 0 if something else did."""
+        return (_stop(self.config, "seconds") or 0.0) if self.ended == "seconds" else 0.0
+
+    @property
+    def problem(self) -> str | None:
+        problem = None if self.summary is None else self.summary.get("problem")
+        return None if problem is None else str(problem)
+
+
+def read_run(path: Path) -> SavedRun:
+    """Read a run's directory; what a killed run did not write is missing, anything else that is missing an error."""
+    if not path.is_dir():
+        raise ConfigError(f"{path} is not the directory of a run: give one that paceline train left")
+    check_files(path)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path} is not the directory of a run: it has no config.json")
+    config = _object(path / "config.json")
+    summary = _object(path / "summary.json") if (path / "summary.json").exists() else None
+    trace = read_trace(path)
+    _ = trace.about
+    return SavedRun(path, config, _rows(path / "metrics.jsonl"), summary, _target(path, config), trace)
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Short names that differ: the directories' own, with as many of those above as that takes."""
+    parts = [path.absolute().parts for path in paths]
+    for depth in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(each[-depth:]) for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{path} ({number})" for number, path in enumerate(paths, start=1)]
+
+
+def _object(file: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(read_regular(file, LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"cannot read {file}: it holds no JSON object")
+    return value
+
+
+def _rows(file: Path) -> list[Row]:
+    if not file.exists():
+        return []
+    lines = read_regular(file).decode(errors="replace").splitlines()
+    rows: list[Row] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(row_from(json.loads(line)))
+        except (ValueError, TypeError, LookupError, RecursionError):
+            if number == len(lines):
+                break  # torn: the run was killed while it wrote
+            raise ConfigError(f"line {number} of {file} cannot be understood: {line[:60]!r}") from None
+    return rows
+
+
+def _target(path: Path, config: Mapping[str, Any]) -> float | None:
+    """The accuracy that the run was to reach, where its configuration names one."""
+    if (target := _stop(config, "target")) is not None:
+        return target
+    try:
+        if (path / "config.toml").is_file():
+            target = tomllib.loads(read_regular(path / "config.toml", LARGEST).decode()).get("target")
+            return None if target is None else float(real(target))
+    except (ValueError, TypeError, RecursionError):
+        pass
+    return None
+
+
+def _stop(config: Mapping[str, Any], name: str) -> float | None:
+    """A field of ``Stop(...)``, as the configuration spells it."""
+    found = re.search(rf"\b{name}=([0-9.eE+-]+)", str(config.get("stop", "")))
+    try:
+        return float(real(float(found[1]))) if found else None
+    except ValueError:
+        return None

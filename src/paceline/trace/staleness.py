@@ -1,0 +1,50 @@
+"""How old the gradients were that the model was moved along."""
+
+from paceline.core.codec import plain_ticket, real, ticket_from, whole
+from paceline.core.messages import Ticket
+from paceline.core.stateful import State
+from paceline.engine.loop import Update
+
+
+class Staleness:
+    """How many updates were made between a contribution's download of the model and its first use.
+
+    Of an update: the mean over the contributions that it uses for the first time. Of a run: the mean over its updates.
+    """
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self.total = 0.0
+        self.maximum = 0
+        self._kept: frozenset[Ticket] = frozenset()
+        self._row_updates, self._row_total = 0, 0.0
+
+    def count(self, update: Update) -> None:
+        version, step = update.version, update.step
+        kept = self._kept
+        ages = [version - ticket.version for ticket in step.weights if ticket not in kept]
+        if ages:
+            self.total += sum(ages) / len(ages)
+            self.maximum = max(self.maximum, *ages)
+        if step.keep or kept:
+            self._kept = (kept - step.weights.keys()) | frozenset(step.keep)
+        self.updates += 1
+
+    def state(self) -> State:
+        totals = [self.updates, self.maximum, self.total, self._row_updates, self._row_total]
+        return {"totals": totals, "kept": [plain_ticket(ticket) for ticket in sorted(self._kept)]}
+
+    def restore(self, state: State) -> None:
+        updates, maximum, total, row_updates, row_total = state["totals"]
+        self.updates, self.maximum, self._row_updates = map(whole, (updates, maximum, row_updates))
+        self.total, self._row_total = map(real, (total, row_total))
+        self._kept = frozenset(map(ticket_from, state["kept"]))
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.updates if self.updates else 0.0
+
+    def mean_since_last_row(self) -> float:
+        updates, total = self.updates - self._row_updates, self.total - self._row_total
+        self._row_updates, self._row_total = self.updates, self.total
+        return total / updates if updates else 0.0
