@@ -18,7 +18,7 @@ from pathlib import Path
 from measuring import save
 
 import paceline as pl
-from paceline.engine.loop import Loop, NoHands, seldom_collecting
+from paceline.engine.loop import Loop, NoLearner, seldom_collecting
 from paceline.trace.record import TraceWriter
 
 EVENTS = {16: 30_000, 10_000: 80_000}
@@ -49,7 +49,7 @@ class NoTrace(TraceWriter):
 
 def events_per_second(strategy: pl.Strategy, workers: int, trace: TraceWriter) -> float:
     fleet = pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02), workers=workers)
-    loop = Loop(strategy, fleet.open(0), NoHands(), trace)
+    loop = Loop(strategy, fleet.open(0), NoLearner(), trace)
     wait, counted, most = loop._crew.wait, 0, EVENTS[workers]
 
     def counting() -> object:

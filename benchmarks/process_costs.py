@@ -94,7 +94,7 @@ def deaths() -> list[float]:
     """Milliseconds; each worker dies four times, for after five without work in between there is no replacement."""
     chosen = CASES["logistic regression"]
     job = job_of(pl.Task(chosen.make(), cross_entropy, chosen.data()), [], chosen.batch)
-    crew, _ = pl.ProcessFleet(2).hire(job, seed=0)
+    crew, _ = pl.ProcessFleet(2).launch(job, seed=0)
     noticed = []
     with closing(crew):
         crew.wait()

@@ -186,7 +186,7 @@ def over_pure(address: str, rounds: int) -> dict[str, float]:
 def milliseconds_to_notice(address: str, near: bool) -> float:
     """From kill -9 of a worker that has nothing to do to the event."""
     fleet = pl.RayFleet(WORKERS, address=address, share_memory=near)
-    crew, _ = fleet.hire(job_of(trivial(), [], 8), seed=0)
+    crew, _ = fleet.launch(job_of(trivial(), [], 8), seed=0)
     noticed = []
     with closing(crew):
         crew.wait()

@@ -31,7 +31,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.core.messages import Arrived, Event, Instruction, Start, Ticket
-from paceline.engine.loop import Loop, NoHands, Update, seldom_collecting
+from paceline.engine.loop import Loop, NoLearner, Update, seldom_collecting
 from paceline.learning.model_state import message_bytes
 from paceline.trace.record import TraceWriter
 
@@ -118,7 +118,7 @@ def simulated(model: str, name: str, workers: int, server_seconds: float) -> Row
     tally = Tally(delays, NETWORK.seconds(BYTES[model]))
     settling, enough = True, SETTLING * workers
     with seldom_collecting():
-        for update in Loop(strategies(workers)[name], fleet.open(0, BYTES[model]), NoHands(), tally):
+        for update in Loop(strategies(workers)[name], fleet.open(0, BYTES[model]), NoLearner(), tally):
             tally.updated(update)
             if tally.arrived >= enough:
                 if not settling:

@@ -139,8 +139,8 @@ class Tormented:
     def workers(self) -> int:
         return int(self.fleet.workers)
 
-    def hire(self, job: Any, seed: int) -> Any:
-        return self._struck(self.fleet.hire(job, seed))
+    def launch(self, job: Any, seed: int) -> Any:
+        return self._struck(self.fleet.launch(job, seed))
 
     def hire_trainers(self, bench: Any) -> Any:
         return self._struck(self.fleet.hire_trainers(bench))
@@ -251,7 +251,7 @@ def run_case(name: str, on_ray: bool, faults: int, seed: int, place: Path) -> No
     strategy, orders, directory = STRATEGIES[name], place / "orders", place / "run"
     shutil.rmtree(orders, ignore_errors=True)
     orders.mkdir(parents=True)
-    deadline = pl.Deadline(factor=8.0, at_least=4.0, at_first=120.0)
+    deadline = pl.SilenceTimeout(factor=8.0, at_least=4.0, at_first=120.0)
     slow = {worker: pl.LogNormal(0.01, 0.5) for worker in range(WORKERS)}
     with ExitStack() as stack:
         nodes, fleet = None, pl.ProcessFleet(WORKERS, slow=slow, deadline=deadline, threads=1)

@@ -1,4 +1,4 @@
-"""Add a rule of your own in one file: ``Deadline`` waits so many seconds, then goes on with whatever has arrived.
+"""Add a rule of your own in one file: ``SilenceTimeout`` waits so many seconds, then goes on with whatever has arrived.
 
     python examples/custom_strategy.py          # trains with it, and with Synchronous to compare
     pytest examples/custom_strategy.py          # checks that it keeps the contract of a strategy
@@ -18,7 +18,7 @@ from paceline.testing import StrategyContract
 
 
 @dataclass(frozen=True)
-class Deadline(pl.Strategy):
+class SilenceTimeout(pl.Strategy):
     r"""Step on the mean of what has arrived when a round is ``seconds`` old, or earlier if everybody is in.
 
     $$w_{t+1} = w_t - \frac{\eta}{|A_t|} \sum_{i \in A_t} g_i,$$
@@ -46,11 +46,11 @@ class Deadline(pl.Strategy):
 
 
 class TestDeadline(StrategyContract):
-    strategy = Deadline(seconds=2.0)
+    strategy = SilenceTimeout(seconds=2.0)
 
 
 class TestDeadlineInGroups(StrategyContract):
-    strategy = pl.Grouped([[0, 1], [2, 3, 4]], inside=Deadline(seconds=2.0))
+    strategy = pl.Grouped([[0, 1], [2, 3, 4]], inside=SilenceTimeout(seconds=2.0))
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
     usually_a_second = [pl.LogNormal(median=1.0, sigma=0.2)] * 7
     fleet = pl.SimulatedFleet(delays=[*usually_a_second, pl.LogNormal(median=4.0, sigma=0.2)])
     print("8 workers, one of them four times as slow; 60 seconds of virtual time")
-    for strategy in (pl.Synchronous(), Deadline(seconds=1.5)):
+    for strategy in (pl.Synchronous(), SilenceTimeout(seconds=1.5)):
         run = pl.train(
             task,
             strategy=strategy,

@@ -101,7 +101,9 @@ def test_the_core_and_the_strategies_know_no_clock_and_no_chance(file: Path) -> 
     } == set()
 
 
-@pytest.mark.parametrize("file", files("delays", "data.batches", "data.partition", "trace", "core", "strategies"), ids=ids)
+@pytest.mark.parametrize(
+    "file", files("delays", "data.batches", "data.partition", "trace", "core", "strategies"), ids=ids
+)
 def test_delays_sampling_and_traces_need_no_torch(file: Path) -> None:
     assert {name for name in reaches(file) if belongs_to(name, "torch")} == set()
 

@@ -68,8 +68,8 @@ def test_a_fleet_that_tells_no_speeds_needs_groups() -> None:
     class Slowly:
         workers = 4
 
-        def hire(self, job: object, seed: int) -> Any:
-            return FLEET.hire(job, seed)  # type: ignore[arg-type]
+        def launch(self, job: object, seed: int) -> Any:
+            return FLEET.launch(job, seed)  # type: ignore[arg-type]
 
     with pytest.raises(pl.ConfigError, match="Slowly does not tell how fast its workers are: name the groups"):
         run(strategy="gsgd", fleet=Slowly())
@@ -177,8 +177,8 @@ def test_an_argument_of_another_kind_is_refused(given: dict[str, Any], said: str
         (lambda: any_pl.ProcessFleet("4"), "ProcessFleet cannot have workers='4': give a whole number"),
         (lambda: any_pl.ProcessFleet(4, slow=[3]), "does not say who is slow"),
         (lambda: any_pl.ProcessFleet(4, slow={1: "very"}), "'very' is no distribution of durations"),
-        (lambda: any_pl.ProcessFleet(4, deadline=5.0), "deadline=5.0 is none: give Deadline"),
-        (lambda: any_pl.Deadline(factor="10"), "Deadline cannot have factor='10': give a number"),
+        (lambda: any_pl.ProcessFleet(4, deadline=5.0), "deadline=5.0 is none: give SilenceTimeout"),
+        (lambda: any_pl.SilenceTimeout(factor="10"), "SilenceTimeout cannot have factor='10': give a number"),
         (lambda: any_pl.RayFleet(4.0), "RayFleet cannot have workers=4.0: give a whole number"),
         (lambda: any_pl.simulate("ssgd", FLEET, 100), "stop=100 is a number: give Stop(updates=100)"),
         (lambda: any_pl.simulate("ssgd", 4, pl.Stop(updates=1)), "fleet=4 is a number"),

@@ -12,7 +12,7 @@ from paceline.core.messages import Joined, Left
 from paceline.delays import Constant, LogNormal, ShiftedExponential
 from paceline.engine.result import Stop
 from paceline.fleets.processes.fleet import ProcessFleet
-from paceline.fleets.processes.timeouts import Deadline
+from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
@@ -289,7 +289,7 @@ updates = 3
 def test_a_fleet_of_processes() -> None:
     config = parse_config(PROCESSES)
     assert config.fleet == ProcessFleet(
-        4, slow={3: 4.0, 2: LogNormal(0.1, 0.5)}, threads=1, min_workers=2, deadline=Deadline(factor=5.0)
+        4, slow={3: 4.0, 2: LogNormal(0.1, 0.5)}, threads=1, min_workers=2, deadline=SilenceTimeout(factor=5.0)
     )
     assert parse_config(write_config(config)) == config
     assert config.fleet.medians == (1.0, 1.0, 0.1, 4.0)
@@ -304,7 +304,7 @@ def test_a_fleet_of_processes() -> None:
         ("times = 4", "times = 0.5", "fleet: worker 3 cannot be 0.5 times as slow"),
         ("worker = 3\n", "", "fleet.slow[0]: 'worker' is missing"),
         ("threads = 1", "thread = 1", "fleet: unknown key 'thread': did you mean 'threads'?"),
-        ("factor = 5", "factor = 1", "fleet.deadline: Deadline(factor=1.0"),
+        ("factor = 5", "factor = 1", "fleet.deadline: SilenceTimeout(factor=1.0"),
     ],
 )
 def test_impossible_fleets_of_processes_are_refused(old: str, new: str, why: str) -> None:

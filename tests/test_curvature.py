@@ -170,7 +170,7 @@ def test_what_has_no_curvature_says_so() -> None:
     assert math.isinf(Effort().seconds)
 
 
-class Attentive(nn.Module):
+class ObservesMembership(nn.Module):
     """Attention over the rows of an image, through torch's fused function or the bare kernel behind it."""
 
     def __init__(self, kernel: bool) -> None:
@@ -188,7 +188,7 @@ class Attentive(nn.Module):
 
 def test_attention_will_do() -> None:
     inputs, targets = (each[:50] for each in digits()[0])
-    model = seeded(Attentive, False).double()
+    model = seeded(ObservesMembership, False).double()
     found = curvature(pl.Task(model, cross_entropy, (inputs, targets)), PRECISE)
     with sdpa_kernel(SDPBackend.MATH):
         assert found.value == pytest.approx(largest(dense(model, inputs, targets)), rel=1e-6)
@@ -197,4 +197,4 @@ def test_attention_will_do() -> None:
 def test_a_model_without_second_derivatives_is_refused_in_one_line() -> None:
     inputs, targets = (each[:50] for each in digits()[0])
     with pytest.raises(ConfigError, match=r"no second derivatives: derivative for .* is not implemented"):
-        curvature(pl.Task(seeded(Attentive, True).double(), cross_entropy, (inputs, targets)))
+        curvature(pl.Task(seeded(ObservesMembership, True).double(), cross_entropy, (inputs, targets)))

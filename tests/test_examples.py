@@ -51,7 +51,7 @@ def run_here(script: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_custom_strategy_makes_more_updates_than_waiting_for_everybody(capsys: pytest.CaptureFixture[str]) -> None:
     printed = run_here("custom_strategy.py", capsys)
     updates = {name: int(count) for name, count in re.findall(r"^(\w+)\(.*?\) +(\d+) updates", printed, re.M)}
-    assert updates["Deadline"] > updates["Synchronous"] > 0
+    assert updates["SilenceTimeout"] > updates["Synchronous"] > 0
     assert printed.count("accuracy") == 2
 
 

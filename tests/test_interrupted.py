@@ -14,7 +14,7 @@ import pytest
 
 import paceline as pl
 from paceline.cli.main import main
-from paceline.engine.evaluation import Judge
+from paceline.engine.evaluation import Evaluator
 from support.resumable import Case
 from test_cli import ROOT, tiny
 from test_disk import TRAIN, Failing, evaluated_by, one_line
@@ -80,14 +80,14 @@ def test_ctrl_c_while_the_processes_of_a_comparison_import_torch_is_one_line(tin
 @pytest.fixture
 def asked_by(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let a signal come when the model is judged for the third time."""
-    look, signals = Judge.look, [0]
+    look, signals = Evaluator.look, [0]
 
-    def looks(self: Judge, seconds: float) -> Any:
+    def looks(self: Evaluator, seconds: float) -> Any:
         if len(self.history) == 2 and (number := signals.pop()):
             os.kill(os.getpid(), number)
         return look(self, seconds)
 
-    monkeypatch.setattr(Judge, "look", looks)
+    monkeypatch.setattr(Evaluator, "look", looks)
     return signals.append
 
 
@@ -107,7 +107,7 @@ def test_sigterm_ends_a_run_with_one_line_that_says_how_to_go_on(
 def test_sigterm_before_a_run_has_begun_is_one_line(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.engine.train.hire", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("paceline.engine.train.launch", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
     assert main([*TRAIN, "--directory", "run"]) == 143
     assert one_line(capsys) == "terminated; nothing was written\n"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -165,13 +165,13 @@ def test_a_run_that_nobody_watches_writes_a_plain_line_each_minute(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("paceline.callbacks.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
-    look = Judge.count
+    look = Evaluator.count
 
-    def counts(self: Judge, update: Any) -> Any:
+    def counts(self: Evaluator, update: Any) -> Any:
         now[0] += 25.0  # seconds for each update
         return look(self, update)
 
-    monkeypatch.setattr(Judge, "count", counts)
+    monkeypatch.setattr(Evaluator, "count", counts)
     evaluated_by(Failing(100), tmp_path / "run")
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(", ")[1] for line in lines] == ["update 4/12", "update 7/12", "update 10/12"]

@@ -159,7 +159,7 @@ def test_ctrl_c_before_anything_was_measured(
     def interrupted(*arguments: Any, **named: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profiling, "hire", interrupted)
+    monkeypatch.setattr(profiling, "launch", interrupted)
     assert main(["profile", str(three)]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted; nothing was written"
     assert not Path("profiles").exists()
@@ -168,14 +168,14 @@ def test_ctrl_c_before_anything_was_measured(
 def test_the_model_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the user's nor the server's copy: with a step of 0 the weights are the same to the bit."""
     servers: list[Any] = []
-    hire = paceline.engine.build.hire
+    launch = paceline.engine.build.launch
 
     def watched(*arguments: Any, **named: Any) -> Any:
-        crew, server = hire(*arguments, **named)
+        crew, server = launch(*arguments, **named)
         servers.append(server)
         return crew, server
 
-    monkeypatch.setattr(profiling, "hire", watched)
+    monkeypatch.setattr(profiling, "launch", watched)
     train, test = digits()
     task = pl.Task(linear(), torch.nn.functional.cross_entropy, train, test)
     before = {name: value.clone() for name, value in task.model.state_dict().items()}

@@ -17,7 +17,7 @@ from torch import nn
 import paceline as pl
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Assign, Decision, Remember, Step, WakeAt
-from support.digits import Recorded, digits, linear, rows, weights
+from support.digits import Noted, digits, linear, rows, weights
 from support.resumable import CASES, FLEET, GROUPS, Case, sgd
 
 FILES = (
@@ -178,7 +178,7 @@ def test_checkpoints_are_written_as_often_as_asked(tmp_path: Path, monkeypatch: 
 
 
 def test_what_has_no_state_is_refused_where_a_checkpoint_is_asked_for(tmp_path: Path) -> None:
-    case = Case(sampling=Recorded())
+    case = Case(sampling=Noted())
     said = "its sampling \\(_Recording\\) has no state\\(\\) and restore\\(\\)"
     with pytest.raises(pl.ConfigError, match=said):
         case.run(tmp_path / "asked", pl.Stop(updates=3), checkpoint=pl.Every(updates=1))

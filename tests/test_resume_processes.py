@@ -25,7 +25,7 @@ def case(name: str) -> Case:
 @pytest.mark.parametrize(
     "case",
     [*map(case, ["synchronous", "asynchronous", "compensation", "grouped compensation"]),
-     replace(case("compensation"), sampling=pl.HandedOn(PRUNING))],
+     replace(case("compensation"), sampling=pl.ReassignShards(PRUNING))],
     ids=lambda each: f"{type(each.strategy).__name__}, {each.sampling}"[:60],
 )  # fmt: skip
 def test_a_run_that_was_resumed_follows_from_its_trace_bit_for_bit(case: Case, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from paceline.core.messages import Ticket
 from paceline.learning.loss import Loss
 from paceline.trace.record import Spoiled
 from support import repeatable
-from support.digits import Recorded, digits, digits_task, linear, rows, train, weights
+from support.digits import Noted, digits, digits_task, linear, rows, train, weights
 from support.quadratic import Consecutive, half_square, quadratic
 from support.updates import update_times, updates
 
@@ -62,7 +62,7 @@ def sgd(lr: float = 0.1, **settings: Any) -> Callable[[Iterable[nn.Parameter]], 
 
 def by_hand(
     model: nn.Module,
-    recorded: Recorded,
+    recorded: Noted,
     *,
     loss: Loss = cross_entropy,
     rounds: int,
@@ -238,9 +238,9 @@ def test_lgc_computes_every_gradient_once() -> None:
 
 def test_mini_batches_are_identical_across_strategies() -> None:
     """Every worker goes through one sequence, however far it comes; one that was stopped begins again where it was."""
-    recorded: list[Recorded] = []
+    recorded: list[Noted] = []
     for strategy in STRATEGIES:
-        recorded.append(Recorded())
+        recorded.append(Noted())
         train(digits_task(), strategy, random_fleet(recall="complete"), updates=12, sampling=recorded[-1])
     for worker in range(5):
         sequences = []
@@ -255,7 +255,7 @@ def test_mini_batches_are_identical_across_strategies() -> None:
 
 def test_a_stopped_worker_gets_its_batch_again() -> None:
     """Worker 2 is always late: it is given the same batch ten times; the others never see a batch twice in an epoch."""
-    recorded = Recorded()
+    recorded = Noted()
     fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.0), pl.Constant(5.0)])
     train(digits_task(), pl.FastestK(2), fleet, updates=10, sampling=recorded)
     first = recorded.draws[2][0]
@@ -267,7 +267,7 @@ def test_a_stopped_worker_gets_its_batch_again() -> None:
 
 
 def test_what_arrives_late_and_is_dropped_is_given_again() -> None:
-    recorded = Recorded()
+    recorded = Noted()
     fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.0), pl.Constant(1.5)])
     train(digits_task(), pl.FastestK(2, stop_late=False), fleet, updates=10, sampling=recorded)
     assert len(recorded.draws[2]) >= 6
@@ -276,7 +276,7 @@ def test_what_arrives_late_and_is_dropped_is_given_again() -> None:
 
 def test_the_blocks_that_were_not_done_are_given_first() -> None:
     """Worker 1 does 3 of 4 blocks (24 of 32 samples): its next batch begins with the other 8."""
-    recorded = Recorded()
+    recorded = Noted()
     fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(2.0)], recall="block")
     train(digits_task(), pl.LiveCompensation(1, blocks=4), fleet, updates=2, sampling=recorded)
     first, second = recorded.draws[1][:2]
@@ -286,7 +286,7 @@ def test_the_blocks_that_were_not_done_are_given_first() -> None:
 
 
 def test_a_worker_that_leaves_gives_its_batch_back() -> None:
-    recorded = Recorded()
+    recorded = Noted()
     fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.0)], changes=[pl.Left(0.5, 1), pl.Joined(1.5, 1)])
     train(digits_task(), pl.Synchronous(), fleet, updates=3, sampling=recorded)
     assert recorded.draws[1][1] == recorded.draws[1][0]
@@ -295,7 +295,7 @@ def test_a_worker_that_leaves_gives_its_batch_back() -> None:
 @pytest.mark.parametrize("evaluation", ["fused", "exact"])
 def test_the_losses_of_single_samples_are_handed_to_the_sampling(evaluation: str) -> None:
     """Those of the first round, at the initial model, to 1e-12; and one observation for every gradient used."""
-    recorded = Recorded()
+    recorded = Noted()
     run = train(digits_task(), pl.Synchronous(), random_fleet(evaluation=evaluation), updates=4, sampling=recorded)
     (x, y), _ = digits()
     for worker in range(5):
@@ -308,7 +308,7 @@ def test_the_losses_of_single_samples_are_handed_to_the_sampling(evaluation: str
 
 
 def test_under_lgc_the_losses_of_a_sample_are_observed_once_and_only_if_it_was_done() -> None:
-    recorded = Recorded()
+    recorded = Noted()
     fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(2.0)], recall="block")
     train(digits_task(), pl.LiveCompensation(1, blocks=4), fleet, updates=3, sampling=recorded)
     assert [indices for indices, _ in recorded.losses[0]] == recorded.draws[0][:3]
@@ -349,7 +349,7 @@ def test_synchronous_training_is_the_loop_one_would_write(
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer], evaluation: str
 ) -> None:
     """To 1e-6, after 15 updates."""
-    recorded = Recorded()
+    recorded = Noted()
     run = pl.train(
         digits_task(),
         strategy=pl.Synchronous(),
@@ -365,7 +365,7 @@ def test_synchronous_training_is_the_loop_one_would_write(
 
 def test_asynchronous_training_is_the_loop_one_would_write() -> None:
     """Each gradient is that of the model its worker downloaded: to 1e-10, after 40 updates."""
-    recorded = Recorded()
+    recorded = Noted()
     run = train(digits_task(), pl.Asynchronous(), random_fleet(4), updates=40, sampling=recorded)
     (x, y), _ = digits()
     model = linear()
@@ -385,7 +385,7 @@ def test_asynchronous_training_is_the_loop_one_would_write() -> None:
 
 
 def test_the_scheduler_steps_once_an_update() -> None:
-    recorded, schedule = Recorded(), lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5)
+    recorded, schedule = Noted(), lambda optimizer: StepLR(optimizer, step_size=2, gamma=0.5)
     run = pl.train(
         digits_task(),
         strategy=pl.Synchronous(),
@@ -449,7 +449,7 @@ LOSSES: dict[str, Loss] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_any_loss_trains_as_in_a_loop_by_hand(name: str, evaluation: str) -> None:
     """To 1e-10, after 10 updates, whether the loss is the mean of the samples' losses or not."""
-    recorded, loss = Recorded(), LOSSES[name]
+    recorded, loss = Noted(), LOSSES[name]
     run = train(
         digits_task(loss=loss),
         pl.Synchronous(),
@@ -471,7 +471,7 @@ def test_targets_to_ignore_that_the_first_batch_does_not_have_are_ignored(evalua
     y = y[:1000].clone()
     y[600:] = -100
     task = pl.Task(linear(), nn.CrossEntropyLoss(), train=(x[:1000], y), test=test)
-    recorded = Recorded()
+    recorded = Noted()
     run = pl.train(
         task,
         strategy=pl.Asynchronous(),
@@ -510,7 +510,7 @@ def test_class_weights_count_even_if_the_first_batch_has_only_a_class_of_weight_
     """Every worker has one class, and that of worker 0 has weight 1, where weighted and plain means agree."""
     (x, y), test = digits()
     loss = nn.CrossEntropyLoss(weight=CLASS_WEIGHTS)
-    recorded = Recorded()
+    recorded = Noted()
     run = pl.train(
         pl.Task(linear(), loss, train=(x, y), test=test),
         strategy=pl.Asynchronous(),
@@ -546,7 +546,7 @@ class Normalised(nn.Module):
         return torch.as_tensor(self.layers(inputs))
 
 
-def normalised_by_hand(recorded: Recorded, rounds: Sequence[Iterable[int]]) -> nn.Module:
+def normalised_by_hand(recorded: Noted, rounds: Sequence[Iterable[int]]) -> nn.Module:
     """Each contributor passes its batch through a copy of its own; gradients and float buffers are averaged."""
     (x, y), _ = digits()
     model = Normalised()
@@ -570,7 +570,7 @@ def normalised_by_hand(recorded: Recorded, rounds: Sequence[Iterable[int]]) -> n
 @pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.FastestK(2)], ids=repr)
 def test_batch_normalisation_sees_each_workers_batch_alone(strategy: pl.Strategy, evaluation: str) -> None:
     """To 1e-10: parameters, running means and variances averaged over contributors, the counter counts updates."""
-    recorded = Recorded()
+    recorded = Noted()
     fleet = pl.SimulatedFleet(
         [pl.Empirical([1.0 + 0.3 * ((i + k) % 3) for k in range(3)], in_order=True) for i in range(3)],
         evaluation=evaluation,  # type: ignore[arg-type]
@@ -783,7 +783,7 @@ def train_with_nan(task: pl.Task, strategy: pl.Strategy, updates: int, **setting
 def test_a_contribution_that_is_not_finite_is_left_out_of_the_mean_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    recorded, task = Recorded(), with_nan(1)
+    recorded, task = Noted(), with_nan(1)
     with caplog.at_level(logging.WARNING, logger="paceline"):
         run = train_with_nan(task, pl.Synchronous(), 6, sampling=recorded)
     assert isinstance(task.train, tuple)

@@ -3,6 +3,7 @@
 Importing this package imports neither torch nor numpy: each name is loaded when it is first used.
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,13 @@ if TYPE_CHECKING:
     from paceline.core.messages import Joined, Left, distilled_steps, local_steps
     from paceline.data.batches import Resampled, Shuffled
     from paceline.data.partition import Dirichlet, Equal, Pathological
-    from paceline.data.reassign import HandedOn
+    from paceline.data.reassign import ReassignShards
     from paceline.delays import Constant, Empirical, LogNormal, Pareto, ShiftedExponential
     from paceline.engine.replay import replay
     from paceline.engine.result import Every, Run, Stop
     from paceline.engine.train import simulate, train
     from paceline.fleets.processes.fleet import ProcessFleet
-    from paceline.fleets.processes.timeouts import Deadline
+    from paceline.fleets.processes.timeouts import SilenceTimeout
     from paceline.fleets.ray.fleet import RayFleet
     from paceline.fleets.simulated.fleet import Network, SimulatedFleet
     from paceline.learning.task import Task
@@ -42,7 +43,7 @@ _HOME = {
     "paceline.core.errors": ("CannotWrite", "ConfigError", "IllegalDecision", "ImpossibleEvent", "PacelineError"),
     "paceline.core.messages": ("Joined", "Left", "distilled_steps", "local_steps"),
     "paceline.delays": ("Constant", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"),
-    "paceline.fleets.processes.timeouts": ("Deadline",),
+    "paceline.fleets.processes.timeouts": ("SilenceTimeout",),
     "paceline.fleets.processes.fleet": ("ProcessFleet",),
     "paceline.fleets.ray.fleet": ("RayFleet",),
     "paceline.fleets.simulated.fleet": ("Network", "SimulatedFleet"),
@@ -52,7 +53,7 @@ _HOME = {
     "paceline.pruning.with_indices": ("WithIndices",),
     "paceline.engine.result": ("Every", "Run", "Stop"),
     "paceline.data.batches": ("Resampled", "Shuffled"),
-    "paceline.data.reassign": ("HandedOn",),
+    "paceline.data.reassign": ("ReassignShards",),
     "paceline.data.partition": ("Dirichlet", "Equal", "Pathological"),
     "paceline.strategies.asynchronous": ("Asynchronous",),
     "paceline.strategies.ensemble_compression": ("EnsembleCompression", "FinalEnsemble"),
@@ -69,18 +70,67 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Asynchronous", "CannotWrite", "ConfigError", "Constant", "Deadline", "Dirichlet", "Empirical",
-    "EnsembleCompression", "Equal", "Every", "FastestK", "FinalEnsemble", "FinePruning", "Grouped", "HandedOn",
-    "IllegalDecision", "ImpossibleEvent",
-    "Joined", "Left", "LiveCompensation", "LogNormal", "ModelAveraging", "Network", "PacelineError", "Pareto",
-    "Pathological", "ProcessFleet", "RandomPruning", "RayFleet", "Regrouped", "Resampled", "Run", "ShiftedExponential",
+    "Asynchronous",
+    "CannotWrite",
+    "ConfigError",
+    "Constant",
+    "Dirichlet",
+    "Empirical",
+    "EnsembleCompression",
+    "Equal",
+    "Every",
+    "FastestK",
+    "FinalEnsemble",
+    "FinePruning",
+    "Grouped",
+    "IllegalDecision",
+    "ImpossibleEvent",
+    "Joined",
+    "Left",
+    "LiveCompensation",
+    "LogNormal",
+    "ModelAveraging",
+    "Network",
+    "PacelineError",
+    "Pareto",
+    "Pathological",
+    "ProcessFleet",
+    "RandomPruning",
+    "RayFleet",
+    "ReassignShards",
+    "Regrouped",
+    "Resampled",
+    "Run",
+    "ShiftedExponential",
     "Shuffled",
-    "SimulatedFleet", "SoftPruning", "Stop", "Strategy", "Synchronous", "Task", "WithIndices", "distilled_steps",
-    "groups_by_label", "groups_by_speed", "load", "local_steps", "read_trace", "replay", "simulate", "train",
+    "SilenceTimeout",
+    "SimulatedFleet",
+    "SoftPruning",
+    "Stop",
+    "Strategy",
+    "Synchronous",
+    "Task",
+    "WithIndices",
+    "distilled_steps",
+    "groups_by_label",
+    "groups_by_speed",
+    "load",
+    "local_steps",
+    "read_trace",
+    "replay",
+    "simulate",
+    "train",
 ]  # fmt: skip
 
 
+_FORMER = {"Deadline": "SilenceTimeout", "HandedOn": "ReassignShards"}  # kept for one release
+
+
 def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        now = _FORMER[name]
+        warnings.warn(f"paceline.{name} is now paceline.{now}", DeprecationWarning, stacklevel=2)
+        name = now
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     value = getattr(import_module(_MODULE_OF[name]), name)

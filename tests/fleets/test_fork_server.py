@@ -21,7 +21,7 @@ import paceline as pl
 from paceline.core.messages import Event, Joined, Left
 from paceline.fleets.processes import fork_server
 from paceline.fleets.processes.fork_server import NURSERY
-from paceline.fleets.processes.group import ProcessCrew
+from paceline.fleets.processes.group import ProcessWorkers
 from paceline.learning.job import job_of
 from support import faults
 from support.digits import digits_task, linear
@@ -30,14 +30,14 @@ TESTS = Path(__file__).parents[1]
 
 
 @contextmanager
-def crew_of(workers: int, task: pl.Task | None = None, **options: Any) -> Iterator[ProcessCrew]:
-    crew, _ = pl.ProcessFleet(workers, **options).hire(job_of(task or digits_task(), [], 32), seed=0)
+def crew_of(workers: int, task: pl.Task | None = None, **options: Any) -> Iterator[ProcessWorkers]:
+    crew, _ = pl.ProcessFleet(workers, **options).launch(job_of(task or digits_task(), [], 32), seed=0)
     with closing(crew):
         crew.wait()
         yield crew
 
 
-def heard(crew: ProcessCrew, until: set[int]) -> list[Event]:
+def heard(crew: ProcessWorkers, until: set[int]) -> list[Event]:
     """What happens until these workers have joined."""
     events: list[Event] = []
     while not until <= {event.worker for event in events if isinstance(event, Joined)}:
@@ -159,7 +159,7 @@ class SlowToUnpack(nn.Module):
 def test_a_replacement_may_take_as_long_to_start_as_a_first_worker(tmp_path: Path) -> None:
     slow, going_on = tmp_path / "slow", tmp_path / "going on"
     task = digits_task(SlowToUnpack(linear(), slow, going_on))
-    deadline = pl.Deadline(factor=2.0, at_least=0.1, at_first=120.0)
+    deadline = pl.SilenceTimeout(factor=2.0, at_least=0.1, at_first=120.0)
     with crew_of(1, task, deadline=deadline) as crew:
         (member,) = crew._roster.members
         member.past.add(0.001)  # a mini-batch took no time at all

@@ -17,8 +17,8 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def hire(workers: int) -> None:
-    crew, _ = pl.ProcessFleet(workers).hire(job_of(digits_task(), [], 32), seed=0)
+def launch(workers: int) -> None:
+    crew, _ = pl.ProcessFleet(workers).launch(job_of(digits_task(), [], 32), seed=0)
     crew.close()
 
 
@@ -27,20 +27,20 @@ def test_too_few_are_told_with_how_many_are_needed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resource, "getrlimit", lambda which: (48, before + 72))
     expected = rf"^16 workers need (\d+) open files, and this process may have {before + 72}: raise the limit "
     with pytest.raises(pl.ConfigError, match=expected + r"\(ulimit -n \1\), or have at most \d+ workers$") as refused:
-        hire(16)
+        launch(16)
     assert open_files() == before
     fewer = int(str(refused.value).split()[-2])
     assert 1 <= fewer < 16
     set_to: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: set_to.append(limits))
-    hire(fewer)  # what it says is possible is
+    launch(fewer)  # what it says is possible is
     assert all(48 < soft <= hard == before + 72 for soft, hard in set_to)  # the soft limit was raised
     assert set_to
 
 
 @pytest.mark.parametrize("name", ["eventfd", "memfd_create", "pipe", "dup"])
 def test_when_they_run_out_on_the_way_none_is_left_open(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hire(1)  # whatever stays open for later
+    launch(1)  # whatever stays open for later
     before, usual, calls = open_files(), getattr(os, name), list[object]()
 
     def scarce(*arguments: object) -> object:
@@ -53,6 +53,6 @@ def test_when_they_run_out_on_the_way_none_is_left_open(name: str, monkeypatch: 
     with pytest.raises(
         pl.ConfigError, match=r"^3 workers need more open files than there may be \(Too many open files"
     ):
-        hire(3)
+        launch(3)
     monkeypatch.undo()
     assert open_files() == before

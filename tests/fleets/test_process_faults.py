@@ -28,7 +28,7 @@ from support.digits import digits_task, linear
 from support.processes import reaped
 
 TESTS = Path(__file__).parents[1]
-SOON = pl.Deadline(factor=5.0, at_least=2.0, at_first=60.0)
+SOON = pl.SilenceTimeout(factor=5.0, at_least=2.0, at_first=60.0)
 STRATEGIES = [
     pl.Synchronous(),
     pl.Asynchronous(),
@@ -127,7 +127,7 @@ def test_what_was_handed_in_before_death_counts(tmp_path: Path) -> None:
 
 def test_death_is_noticed_within_100_milliseconds() -> None:
     noticed = []
-    crew, _ = pl.ProcessFleet(3).hire(job_of(digits_task(), [], 32), seed=0)
+    crew, _ = pl.ProcessFleet(3).launch(job_of(digits_task(), [], 32), seed=0)
     with closing(crew):
         crew.wait()
         for number in range(12):  # four each: after five without work in between there is no replacement

@@ -18,7 +18,7 @@ from support.digits import digits_task, weights
 from support.local_models import mlp, sgd
 
 EC = pl.EnsembleCompression
-SOON = pl.Deadline(factor=5.0, at_least=1.5, at_first=60.0)
+SOON = pl.SilenceTimeout(factor=5.0, at_least=1.5, at_first=60.0)
 FAULTS = [faults.die, faults.die_before_telling, faults.die_after_handing_in]
 STRATEGIES = [
     pl.ModelAveraging(4),
@@ -138,7 +138,7 @@ def test_a_fleet_that_cannot_train_models_is_refused() -> None:
     class GradientsOnly:
         workers = 2
 
-        def hire(self, *job: Any) -> Any:
+        def launch(self, *job: Any) -> Any:
             raise AssertionError("nobody is hired for what cannot be done")
 
     with pytest.raises(pl.ConfigError, match="GradientsOnly cannot run ModelAveraging: its workers hand in gradients"):

@@ -24,7 +24,7 @@ from paceline.core.errors import WorkerFailed
 from paceline.core.messages import Arrived, Joined, Recall, Start, Ticket
 from paceline.learning.job import job_of
 from support.ddp import train_with_ddp
-from support.digits import Recorded, digits, digits_task
+from support.digits import Noted, digits, digits_task
 
 
 def train(
@@ -56,7 +56,7 @@ def test_synchronous_equals_ddp_on_the_same_batches(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     (x, y), _ = digits()
     ways: list[dict[str, Any]] = [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}]
-    sampling, runs = Recorded(), list[pl.Run]()
+    sampling, runs = Noted(), list[pl.Run]()
     for sgd in ways:
         optimizer = partial(torch.optim.SGD, **sgd)
         task = pl.Task(model, cross_entropy, (x.float(), y))
@@ -120,7 +120,7 @@ def test_mixed_precision_parameters_are_summed_each_in_its_own_type() -> None:
 
 
 def test_samplers_that_watch_see_every_sample_s_loss() -> None:
-    seen = [Recorded(), Recorded()]
+    seen = [Noted(), Noted()]
     train(digits_task(), pl.Synchronous(), pl.ProcessFleet(2), 5, sampling=seen[0])
     train(digits_task(), pl.Synchronous(), exact(2), 5, sampling=seen[1])
     for worker in range(2):
@@ -199,7 +199,7 @@ def test_impossible_fleets_are_refused(asked: dict[str, Any], why: str) -> None:
 @pytest.mark.parametrize("asked", [{"factor": 1.0}, {"at_least": 0.0}, {"at_first": float("inf")}])
 def test_impossible_deadlines_are_refused(asked: dict[str, float]) -> None:
     with pytest.raises(pl.ConfigError, match=next(iter(asked))):
-        pl.Deadline(**asked)
+        pl.SilenceTimeout(**asked)
 
 
 # Time
@@ -224,7 +224,7 @@ def test_workers_can_be_made_slow() -> None:
 def test_workers_may_be_ready_before_the_server_listens() -> None:
     """Then it hears of a process's birth, and from the process itself, at the same moment."""
     for _ in range(2):  # torch is loaded where processes come from only when the first are needed
-        crew, _ = pl.ProcessFleet(2).hire(job_of(digits_task(), [], 32), seed=0)
+        crew, _ = pl.ProcessFleet(2).launch(job_of(digits_task(), [], 32), seed=0)
         with closing(crew):
             time.sleep(1.0)
             assert [event.worker for event in crew.wait() if isinstance(event, Joined)] == [0, 1]
@@ -260,7 +260,7 @@ def test_a_recalled_worker_hands_in_its_finished_blocks_within_one_block() -> No
 
 def test_nobody_burns_the_processor_while_waiting() -> None:
     fleet = pl.ProcessFleet(2, slow={0: pl.Constant(1.5), 1: pl.Constant(1.5)})
-    crew, contributions = fleet.hire(job_of(digits_task(), [], 32), seed=0)
+    crew, contributions = fleet.launch(job_of(digits_task(), [], 32), seed=0)
     with closing(crew):
         crew.wait()
         pids = [*crew.pids.values(), os.getpid()]

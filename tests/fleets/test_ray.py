@@ -33,7 +33,7 @@ pytestmark = [
 TESTS = Path(__file__).parent.parent
 FAULTS = [faults.die_before_the_answer, faults.die_around_the_answer]
 MODELS = [pl.ModelAveraging(every=4), pl.EnsembleCompression(every=4)]
-SOON = pl.Deadline(factor=5.0, at_least=3.0, at_first=120.0)
+SOON = pl.SilenceTimeout(factor=5.0, at_least=3.0, at_first=120.0)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_death_is_noticed_at_once(near: bool, cluster: Nodes) -> None:
     Where nobody else needs the processor it takes about 60 ms: benchmarks/ray_fleet.py.
     """
     fleet = pl.RayFleet(2, share_memory=near, address=cluster.address)
-    crew, _ = fleet.hire(job_of(digits_task(), [], 32), seed=0)
+    crew, _ = fleet.launch(job_of(digits_task(), [], 32), seed=0)
     noticed = []
     with closing(crew):
         crew.wait()

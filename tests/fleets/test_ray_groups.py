@@ -160,7 +160,7 @@ class TestLabelled:
             for node in cluster.cluster.list_all_nodes()
         }
         assert sorted(map(str, raylets.values())) == ["None", "a100", "t4"]
-        crew, _ = fleet.hire(job_of(digits_task(), [], 32), seed=0)
+        crew, _ = fleet.launch(job_of(digits_task(), [], 32), seed=0)
         with closing(crew):
             crew.wait()
             parents = [psutil.Process(pid).ppid() for pid in crew.pids.values()]

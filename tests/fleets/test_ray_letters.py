@@ -13,13 +13,13 @@ from torch import nn
 from paceline.core.messages import Ticket, gradient
 from paceline.fleets.processes.channel import FAILED, RECORD, Order
 from paceline.fleets.processes.launch import Premises
-from paceline.fleets.processes.supervisor import Member
-from paceline.fleets.processes.timeouts import Deadline
+from paceline.fleets.processes.supervisor import WorkerHandle
+from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.ray.actor import Answer
 from paceline.fleets.ray.chunks import PIECE, WITH_THE_CALL, cut, pieces_of
 from paceline.fleets.ray.connection import Gone
 from paceline.fleets.ray.process import Hand
-from paceline.fleets.ray.remote import FarMailbox, Weights
+from paceline.fleets.ray.remote import RemoteChannel, Weights
 from paceline.learning.arena.arena import Brought, Layout, Segments
 from paceline.learning.arena.blobs import Letters
 
@@ -60,14 +60,14 @@ class Desk:
         self.segments = Segments(layout, torch.zeros(4 * layout.stride, dtype=torch.uint8))
         self.calls, self.store = Calls(), Store()
         self.hand = Hand(self.calls, 1.0, has_place=lambda: True, keep=lambda handle: False)  # type: ignore[arg-type]
-        self.member = Member(7, None, Deadline())  # type: ignore[arg-type]
+        self.member = WorkerHandle(7, None, SilenceTimeout())  # type: ignore[arg-type]
         self.paper = Letters()
         self.post, self.theirs = os.pipe()
         os.set_blocking(self.post, False)
         weights = Weights(self.segments, self.store, once_a_version=True)  # type: ignore[arg-type]
         memories = SimpleNamespace(letters=self.paper.descriptor)
         premises = Premises(memories, self.segments, None, self.theirs)  # type: ignore[arg-type]
-        self.letters = FarMailbox(self.member, self.hand, 3, premises, weights)
+        self.letters = RemoteChannel(self.member, self.hand, 3, premises, weights)
 
     def give(self, serial: int, version: int = 0) -> Ticket:
         ticket = Ticket(serial, 7, version, gradient(2))

@@ -38,7 +38,7 @@ def cluster() -> Iterator[Nodes]:
 def refused(fleet: pl.RayFleet, task: pl.Task | None = None) -> str:
     """The one line in which a fleet refuses to work."""
     with pytest.raises(pl.ConfigError) as caught:
-        fleet.hire(job_of(digits_task() if task is None else task, [], 32), seed=0)
+        fleet.launch(job_of(digits_task() if task is None else task, [], 32), seed=0)
     line = str(caught.value)
     assert "\n" not in line
     return line
@@ -67,7 +67,7 @@ def test_without_ray() -> None:
     code = (
         "import sys; sys.modules['ray'] = None; import paceline as pl, torch\n"
         "from support.digits import digits_task\nfrom paceline.learning.job import job_of\n"
-        "try: pl.RayFleet(2).hire(job_of(digits_task(), [], 32), seed=0)\n"
+        "try: pl.RayFleet(2).launch(job_of(digits_task(), [], 32), seed=0)\n"
         "except pl.ConfigError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, text=True, check=True)
@@ -129,7 +129,7 @@ def test_another_version_of_ray(cluster: Nodes) -> None:
     code = (
         "import ray; ray.__version__ = '2.59.0'; import paceline as pl\n"
         "from support.digits import digits_task\nfrom paceline.learning.job import job_of\n"
-        f"try: pl.RayFleet(1, address={cluster.address!r}).hire(job_of(digits_task(), [], 32), seed=0)\n"
+        f"try: pl.RayFleet(1, address={cluster.address!r}).launch(job_of(digits_task(), [], 32), seed=0)\n"
         "except pl.ConfigError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, text=True, check=True)

@@ -17,7 +17,7 @@ from paceline.core.errors import IllegalDecision
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Assign, Decision, Step
 from paceline.strategies.weights import mean
-from support.digits import Recorded, digits, weights
+from support.digits import Noted, digits, weights
 from support.gloo_averaging import MOMENTUM, PERIOD, ROUNDS
 from support.local_models import fleet, mlp, run, sgd, trained_by_hand
 
@@ -36,7 +36,7 @@ def close(first: nn.Module, second: nn.Module, within: float = 1e-12) -> None:
 
 
 def test_every_round_begins_with_the_average_of_the_last() -> None:
-    record = Recorded()
+    record = Noted()
     result = run(pl.ModelAveraging(every=3), on=fleet(2), sampling=record, updates=4)
     expected = mlp()
     for number in range(4):
@@ -46,7 +46,7 @@ def test_every_round_begins_with_the_average_of_the_last() -> None:
 
 
 def test_torchs_periodic_averager_on_two_real_processes_gets_the_same(tmp_path: Path) -> None:
-    record = Recorded()
+    record = Noted()
     optimizer = sgd(momentum=MOMENTUM)
     result = run(pl.ModelAveraging(PERIOD), on=fleet(2), sampling=record, optimizer=optimizer, updates=ROUNDS)
     for rank in range(2):
@@ -70,7 +70,7 @@ def test_torchs_periodic_averager_on_two_real_processes_gets_the_same(tmp_path: 
 
 
 def test_the_models_of_the_fastest_are_averaged_and_the_late_ones_begin_again_with_the_average() -> None:
-    record = Recorded()
+    record = Noted()
     slow_at_first = pl.Empirical([9.0] * 2 + [1.0] * 20, in_order=True)
     unequal = pl.SimulatedFleet([pl.Constant(1.0), slow_at_first, pl.Constant(1.0)])
     result = run(pl.ModelAveraging(2, waits=pl.FastestK(2)), on=unequal, sampling=record, updates=2)
@@ -85,7 +85,7 @@ def test_the_models_of_the_fastest_are_averaged_and_the_late_ones_begin_again_wi
 @pytest.mark.parametrize("waits", [pl.Grouped([[0], [1, 2, 3]]), pl.Grouped([[0, 1], [2, 3]])], ids=repr)
 def test_groups_add_what_they_learnt_to_a_model_that_moved_on(waits: pl.Grouped) -> None:
     r"""Each update is $w + \frac1{|G|} \sum (w_k - w^{(k)})$."""
-    record = Recorded()
+    record = Noted()
     speeds = [pl.Constant(1.0), pl.Constant(1.0 if len(waits.groups[0]) > 1 else 2.5), *[pl.Constant(2.5)] * 2]
     result = run(pl.ModelAveraging(2, waits=waits), on=pl.SimulatedFleet(speeds), sampling=record, updates=8)
     versions, done = [mlp()], [0, 0, 0, 0]
@@ -121,7 +121,7 @@ def test_asynchronous_averaging_keeps_as_many_earlier_models_as_are_in_use() -> 
 
 
 def test_momentum_is_kept_by_each_worker_or_averaged_with_the_models() -> None:
-    record = Recorded()
+    record = Noted()
     optimizer = sgd(momentum=0.9)
     results = {
         how: run(pl.ModelAveraging(3, momentum=how), on=fleet(2), sampling=record, optimizer=optimizer, updates=2)
@@ -167,7 +167,7 @@ def test_whatever_an_optimizer_keeps_is_averaged() -> None:
 
 
 def test_float_buffers_are_averaged_and_counters_become_the_largest() -> None:
-    record = Recorded()
+    record = Noted()
     model = mlp(norm=True)
     result = run(pl.ModelAveraging(3), model=model, on=fleet(2), sampling=record, updates=1)
     apart = [trained_by_hand(mlp(norm=True), record.draws[worker][:3]) for worker in range(2)]

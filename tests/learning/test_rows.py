@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 import paceline as pl
 from paceline.core.messages import Step, Ticket
 from paceline.data.batches import Shuffled
-from paceline.fleets.processes.inline import ProcessUnderstudy
-from paceline.learning.gradients.server import Recipe, Server
+from paceline.fleets.processes.inline import ProcessInlineWorker
+from paceline.learning.gradients.server import GradientServer, Recipe
 from paceline.learning.gradients.shared import SLOTS, Promise, RowContributions
 from paceline.learning.gradients.sums import RowSums
 from paceline.learning.job import job_of
@@ -53,7 +53,7 @@ class Timing:
         fleet = pl.ProcessFleet(WORKERS, threads=1)
         worker, contributions = fleet.understudy(job, seed=0)
         recipe = Recipe(lambda p: optimizer(p, lr=0.05))  # type: ignore[call-arg]
-        server = Server(job.state, recipe, Shuffled().open(shards, 8, 0), contributions, WORKERS)
+        server = GradientServer(job.state, recipe, Shuffled().open(shards, 8, 0), contributions, WORKERS)
         serials = iter(range(1000))
         bystanders = [self._bystander(server, worker, serials, number) for number in (2, 3)]
         sources: set[str] = set()
@@ -72,7 +72,9 @@ class Timing:
         assert sources == {self.source}
         return {name: value.clone() for name, value in server.model.state_dict().items()}
 
-    def _bystander(self, server: Server, worker: ProcessUnderstudy, serials: Iterator[int], number: int) -> Ticket:
+    def _bystander(
+        self, server: GradientServer, worker: ProcessInlineWorker, serials: Iterator[int], number: int
+    ) -> Ticket:
         """A ticket that is never used; while it is not handed in, its worker reads the weights."""
         ticket = Ticket(next(serials), number, 0)
         server.start(ticket)

@@ -30,7 +30,7 @@ from paceline.learning.copies import copied
 from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
 from paceline.learning.models.averaging import recalibrate
 from paceline.learning.models.ensemble import Ensemble
-from support.digits import Recorded
+from support.digits import Noted
 
 UPDATES = 6
 
@@ -209,7 +209,7 @@ def close(model: nn.Module, expected: nn.Module, within: float) -> None:
 @pytest.mark.parametrize("how", ["fused", "exact", "models"])
 @pytest.mark.parametrize("name", FEATURES)
 def test_trains_as_in_a_plain_loop(name: str, how: str) -> None:
-    case, recorded = FEATURES[name], Recorded()
+    case, recorded = FEATURES[name], Noted()
     strategy: pl.Strategy = pl.ModelAveraging(every=2) if how == "models" else pl.Synchronous()
     run = trained(case, strategy, simulated("exact" if how == "exact" else "fused"), recorded)
     assert run.problem is None
@@ -217,7 +217,7 @@ def test_trains_as_in_a_plain_loop(name: str, how: str) -> None:
 
 
 def on_a_process(name: str, strategy: pl.Strategy) -> None:
-    case, recorded = FEATURES[name], Recorded()
+    case, recorded = FEATURES[name], Noted()
     run = trained(case, strategy, pl.ProcessFleet(workers=1), recorded)
     assert run.problem is None
     close(run.model, by_hand(case, recorded.draws[0][:UPDATES]), case.within)
@@ -339,7 +339,7 @@ def test_recalibration_is_that_of_torch() -> None:
 @pytest.mark.parametrize("how", ["gradients", "models"])
 def test_a_scheduler_that_waits_for_a_metric_sees_every_evaluation(how: str, mode: str) -> None:
     """As in a loop that evaluates after every second update and steps the scheduler with what it found."""
-    recorded = Recorded()
+    recorded = Noted()
     case = Case(mlp)
 
     def scheduler(optimizer: torch.optim.Optimizer) -> ReduceLROnPlateau:
@@ -420,7 +420,7 @@ def test_any_optimizer_of_torch_trains_as_in_a_plain_loop(name: str) -> None:
         lambda parameters: getattr(torch.optim, name)(list(parameters), lr=0.03),
     )
     for strategy in (pl.Synchronous(), pl.ModelAveraging(every=2)):
-        recorded = Recorded()
+        recorded = Noted()
         run = trained(case, strategy, simulated(), recorded)
         close(run.model, by_hand(case, recorded.draws[0][:UPDATES]), case.within)
 
@@ -499,7 +499,7 @@ def test_compiled_models_train_as_they_are() -> None:
         model: nn.Module = torch.compile(mlp(), backend="eager")  # type: ignore[assignment]
         return model
 
-    case, recorded = Case(compiled), Recorded()
+    case, recorded = Case(compiled), Noted()
     run = trained(case, pl.Synchronous(), simulated(), recorded)
     close(run.model, by_hand(case, recorded.draws[0][:UPDATES]), case.within)
 

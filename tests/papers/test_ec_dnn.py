@@ -14,7 +14,7 @@ from paceline.core.messages import Start, Step, Ticket, local_steps
 from paceline.learning.models.averaging import Averaging
 from paceline.learning.models.ensemble import Ensemble, NormalEquations
 from paceline.trace.record import Fact
-from support.digits import Recorded, digits, rows, weights
+from support.digits import Noted, digits, rows, weights
 from support.local_models import fleet, members, mlp, run, sgd, trained_by_hand, trainers
 
 EC = pl.EnsembleCompression
@@ -201,7 +201,7 @@ def test_a_model_that_cannot_draw_weights_is_told_of(caplog: pytest.LogCaptureFi
 
 def test_e_dnn_is_training_apart() -> None:
     """Each member is what torch makes of the same mini-batches."""
-    record = Recorded()
+    record = Noted()
     start = mlp()
     result = run(pl.FinalEnsemble(12, same_start=True), model=start, sampling=record)
     for worker, member in enumerate(members(result)):

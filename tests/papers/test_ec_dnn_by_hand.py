@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 import paceline as pl
 from paceline.data.partition import Indices
-from support.digits import Recorded, digits, digits_task, weights
+from support.digits import Noted, digits, digits_task, weights
 from support.local_models import fleet, members, mlp
 
 WORKERS, STEPS = 3, 15
@@ -37,7 +37,7 @@ def scheduler(of: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler
 
 
 def train(
-    strategy: pl.Strategy, record: Recorded, *, updates: int | None = None, clip_norm: float | None = None
+    strategy: pl.Strategy, record: Noted, *, updates: int | None = None, clip_norm: float | None = None
 ) -> pl.Run:
     return pl.train(
         digits_task(mlp()),
@@ -143,7 +143,7 @@ class AwayFrom(NamedTuple):
         return -self.alpha * distances.mean()
 
 
-def ec_dnn(strategy: pl.EnsembleCompression, record: Recorded, p: int) -> list[Worker]:
+def ec_dnn(strategy: pl.EnsembleCompression, record: Noted, p: int) -> list[Worker]:
     """Algorithms 1 and 2: compression first, then local training, of every ``every`` steps but the first."""
     workers = [Worker(record.draws[number]) for number in range(WORKERS)]
     for worker in workers:
@@ -181,7 +181,7 @@ def ensembles(**settings: object) -> pl.EnsembleCompression:
     ids=str,
 )
 def test_ec_dnn_is_its_algorithm_step_by_step(strategy: pl.EnsembleCompression, p: int) -> None:
-    record = Recorded()
+    record = Noted()
     run = train(strategy, record)
     workers = ec_dnn(strategy, record, p)
     for own, worker in zip(members(run), workers, strict=True):
@@ -200,7 +200,7 @@ def test_ec_dnn_is_its_algorithm_step_by_step(strategy: pl.EnsembleCompression, 
 def test_model_averaging_is_its_algorithm_with_scheduler_and_clipping() -> None:
     """Each worker clips, steps and lowers its learning rate by itself; only parameters are averaged."""
     every, rounds, clip_norm = 3, 3, 0.9
-    record = Recorded()
+    record = Noted()
     run = train(pl.ModelAveraging(every), record, updates=rounds, clip_norm=clip_norm)
     workers = [Worker(record.draws[number]) for number in range(WORKERS)]
     for _ in range(rounds):

@@ -19,7 +19,7 @@ import paceline as pl
 from paceline.core.messages import Ticket
 from paceline.delays import Delay
 from paceline.engine.build import warn_of_settings_without_effect
-from support.digits import Recorded, digits, digits_task, linear, rows, train, weights
+from support.digits import Noted, digits, digits_task, linear, rows, train, weights
 from support.quadratic import path, quadratic, rounds_of
 from support.updates import answers, arrivals, update_times, updates
 
@@ -198,7 +198,7 @@ def test_lgc_with_momentum_and_weight_decay_is_the_algorithm_written_out(
     evaluation: Literal["fused", "exact"],
 ) -> None:
     """To 1e-10, against gradients taken worker by worker, e_t kept by hand, and torch's SGD on a model of its own."""
-    recorded, workers, quorum, rounds = Recorded(), 5, 3, 12
+    recorded, workers, quorum, rounds = Noted(), 5, 3, 12
     crew = pl.SimulatedFleet(RANDOM, workers=workers, recall="complete", evaluation=evaluation)
     run = pl.train(
         digits_task(),
@@ -541,7 +541,7 @@ def test_unscaled_with_nothing_done_lgc_walks_the_path_of_k_sgd() -> None:
 def test_a_partial_gradient_is_the_mean_over_the_samples_of_the_blocks_done() -> None:
     """One late worker with samples b = 0, 0, 10, 10 in two blocks, of which one is done: g = x - 0, never x - 5."""
     task = quadratic([1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 10.0, 10.0])
-    recorded = Recorded()
+    recorded = Noted()
     run = pl.train(
         task,
         strategy=pl.LiveCompensation(1, blocks=2, scale=False),

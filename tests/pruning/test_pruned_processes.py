@@ -70,7 +70,7 @@ def test_the_shard_of_a_killed_worker_is_pruned_on_by_others(tmp_path: Path) -> 
     task = replace(digits_task(model), evaluate=lambda model: {"loss": 0.0})
     arguments: dict[str, Any] = {
         "strategy": pl.Synchronous(), "fleet": replace(FLEET, replace=False), "optimizer": sgd(0.1),
-        "sampling": pl.HandedOn(pl.FinePruning(samples=1500, **PASSES)),
+        "sampling": pl.ReassignShards(pl.FinePruning(samples=1500, **PASSES)),
     }  # fmt: skip
     run = pl.train(task, **arguments, stop=pl.Stop(updates=40), directory=tmp_path / "run", progress=False)
     (left,) = (fact for fact in run.trace if isinstance(fact, Left))

@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.data.batches import Attentive
+from paceline.data.batches import ObservesMembership
 from paceline.data.partition import Indices
-from support.digits import Recorded, digits_task
+from support.digits import Noted, digits_task
 
 SHARDS = [np.arange(worker * 100, worker * 100 + 100) for worker in range(4)]
 
 
-def opened(shards: Sequence[Indices] = SHARDS) -> Attentive:
-    batches = pl.HandedOn().open(shards, 10, seed=0)
-    assert isinstance(batches, Attentive)
+def opened(shards: Sequence[Indices] = SHARDS) -> ObservesMembership:
+    batches = pl.ReassignShards().open(shards, 10, seed=0)
+    assert isinstance(batches, ObservesMembership)
     return batches
 
 
-def homes(batches: Attentive, worker: int, draws: int) -> list[int]:
+def homes(batches: ObservesMembership, worker: int, draws: int) -> list[int]:
     return [int(batches.draw(worker)[0]) // 100 for _ in range(draws)]
 
 
@@ -67,11 +67,11 @@ def test_every_shard_is_in_exactly_one_hand_while_anybody_is_here(moves: list[tu
 
 def test_a_run_goes_through_the_shards_of_those_who_left() -> None:
     def unseen(handed_on: bool) -> int:
-        recorded = Recorded()
+        recorded = Noted()
         fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=3, changes=[pl.Left(1.5, 1)])
         pl.train(
             digits_task(), strategy=pl.Synchronous(), fleet=fleet, stop=pl.Stop(updates=60),
-            sampling=pl.HandedOn(recorded) if handed_on else recorded,
+            sampling=pl.ReassignShards(recorded) if handed_on else recorded,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         )  # fmt: skip
         return 1500 - len({index for draws in recorded.draws.values() for batch in draws for index in batch})

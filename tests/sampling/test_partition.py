@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from paceline.data.partition import Indices, Partition, deal
-from support.digits import Recorded, digits, digits_task, train
+from support.digits import Noted, digits, digits_task, train
 
 
 class Labels:
@@ -212,7 +212,7 @@ def test_the_partition_of_a_run_depends_on_its_seed_only() -> None:
         (pl.Asynchronous(), pl.LogNormal(1.0, 1.0), 1),
         (pl.Synchronous(), pl.Constant(1.0), 2),
     ):
-        recorded = Recorded()
+        recorded = Noted()
         fleet = pl.SimulatedFleet(delay, workers=4)
         train(digits_task(), strategy, fleet, updates=3, batch_size=375, sampling=recorded, seed=seed)
         seen.append([frozenset(recorded.draws[worker][0]) for worker in range(4)])

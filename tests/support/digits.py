@@ -44,7 +44,7 @@ def train(
     fleet: pl.SimulatedFleet,
     *,
     updates: int,
-    sampling: "Recorded | None" = None,
+    sampling: "Noted | None" = None,
     lr: float = 0.1,
     batch_size: int = 32,
     seed: int = 0,
@@ -73,7 +73,7 @@ def rows(run: pl.Run) -> list[tuple[float | None, ...]]:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Noted:
     """``Shuffled``, or another sampling, that writes down what every worker draws, puts back, and observes."""
 
     sampling: pl.Shuffled | pl.Resampled = field(default_factory=pl.Shuffled)
@@ -89,7 +89,7 @@ class Recorded:
 
 
 class _Recording:
-    def __init__(self, record: Recorded, batches: Batches) -> None:
+    def __init__(self, record: Noted, batches: Batches) -> None:
         self._record = record
         self._batches = batches
 

@@ -11,7 +11,7 @@ from paceline.data.partition import Indices
 from paceline.learning.gradients.server import MakeOptimizer, Recipe
 from paceline.learning.job import Job, job_of
 from paceline.learning.models.local_training import LocalTrainer
-from support.digits import Recorded, digits, digits_task, weights
+from support.digits import Noted, digits, digits_task, weights
 
 
 def mlp(*, dropout: float = 0.0, norm: bool = False, seed: int = 0) -> nn.Sequential:
@@ -37,7 +37,7 @@ def run(
     on: pl.SimulatedFleet | None = None,
     optimizer: MakeOptimizer | None = None,
     updates: int | None = None,
-    sampling: Recorded | None = None,
+    sampling: Noted | None = None,
     seed: int = 0,
 ) -> pl.Run:
     """On digits, with mini-batches of 16, judged after every update."""

@@ -30,7 +30,7 @@ def main(address: str, directory: Path) -> None:
 
     fleet = pl.RayFleet(
         2, address=address, slow={0: pl.Constant(0.02), 1: pl.Constant(0.02)},
-        deadline=pl.Deadline(factor=5.0, at_least=2.0, at_first=200.0),
+        deadline=pl.SilenceTimeout(factor=5.0, at_least=2.0, at_first=200.0),
     )  # fmt: skip
     train = partial(
         pl.train, replace(digits_task(), evaluate=judge), strategy=pl.Asynchronous(), fleet=fleet, progress=False,

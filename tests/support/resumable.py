@@ -242,12 +242,12 @@ CASES: Mapping[str, Case] = {
     "every delay": Case(pl.FastestK(4), pl.SimulatedFleet(DELAYS)),
     "every delay, asynchronous": Case(pl.Asynchronous(), pl.SimulatedFleet(DELAYS)),
     "resampled": Case(pl.FastestK(3), sampling=pl.Resampled(), partition=pl.Dirichlet(2.0)),
-    "handed on": Case(LGC, replace(FLEET, changes=CHANGES), sampling=pl.HandedOn()),
+    "handed on": Case(LGC, replace(FLEET, changes=CHANGES), sampling=pl.ReassignShards()),
     "watchful": Case(pl.FastestK(3), sampling=Hardest()),
     "pruned": Case(LGC, sampling=PRUNING, every=pl.Every(updates=2)),
     "pruned, asynchronous": Case(pl.Asynchronous(), sampling=PRUNING),
     "pruned at random": Case(pl.FastestK(3), sampling=pl.RandomPruning(samples=400, **PASSES)),
-    "pruned and handed on": Case(BOTH, replace(FLEET, changes=CHANGES), sampling=pl.HandedOn(PRUNING)),
+    "pruned and handed on": Case(BOTH, replace(FLEET, changes=CHANGES), sampling=pl.ReassignShards(PRUNING)),
     "judged by updates": Case(every=pl.Every(updates=3), clip_norm=0.5),
     "judged by seconds": Case(pl.Asynchronous(), every=pl.Every(seconds=0.04)),
 }
@@ -268,7 +268,7 @@ MODELS: Mapping[str, Case] = {
     ),
     "averages, asynchronous": Case(pl.ModelAveraging(2, waits=pl.Asynchronous()), optimizer=sgd(momentum=0.9)),
     "averages in groups": Case(
-        pl.ModelAveraging(2, waits=pl.Grouped(GROUPS)), replace(FLEET, changes=CHANGES), sampling=pl.HandedOn()
+        pl.ModelAveraging(2, waits=pl.Grouped(GROUPS)), replace(FLEET, changes=CHANGES), sampling=pl.ReassignShards()
     ),
     "averages, busy server": Case(
         pl.ModelAveraging(2, waits=pl.FastestK(3, stop_late=False)), replace(COSTLY, server_seconds=0.05)
@@ -291,7 +291,7 @@ PROCESSES = Case(
     pl.ProcessFleet(workers=5, slow={4: pl.Constant(0.01)}, threads=1),
     model=normalised,
     optimizer=sgd(momentum=0.9),
-    sampling=pl.HandedOn(),
+    sampling=pl.ReassignShards(),
 )
 
 

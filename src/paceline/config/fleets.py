@@ -10,7 +10,7 @@ from paceline.core.messages import Joined, Left
 from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, ShiftedExponential
 from paceline.fleets.base import check_number
 from paceline.fleets.processes.fleet import ProcessFleet
-from paceline.fleets.processes.timeouts import Deadline
+from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.ray.fleet import RayFleet
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
 
@@ -151,7 +151,7 @@ def _real(table: dict[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
         "slow": dict(
             _slow(dict(as_table(each, where)), where) for i, each in enumerate(slow) for where in [f"fleet.slow[{i}]"]
         ),
-        "deadline": build(Deadline, as_table(table.get("deadline", {}), "fleet.deadline"), "fleet.deadline"),
+        "deadline": build(SilenceTimeout, as_table(table.get("deadline", {}), "fleet.deadline"), "fleet.deadline"),
         **{name: read_value(kind, table[name], f"fleet.{name}") for name, kind in choices.items() if name in table},
     }
 

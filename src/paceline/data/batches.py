@@ -35,7 +35,7 @@ class Batches(Protocol):
 
 
 @runtime_checkable
-class Watchful(Batches, Protocol):
+class ObservesLosses(Batches, Protocol):
     """Mini-batches that are chosen by how the samples perform."""
 
     def observe(self, worker: int, indices: Indices, losses: Losses) -> None:
@@ -44,7 +44,7 @@ class Watchful(Batches, Protocol):
 
 
 @runtime_checkable
-class Attentive(Batches, Protocol):
+class ObservesMembership(Batches, Protocol):
     """Mini-batches that depend on who is here."""
 
     def left(self, worker: int) -> None: ...

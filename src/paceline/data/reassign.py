@@ -8,12 +8,12 @@ import numpy as np
 
 from paceline.core.codec import whole
 from paceline.core.stateful import State, check_stateful
-from paceline.data.batches import Batches, Losses, Sampling, Shuffled, Watchful
+from paceline.data.batches import Batches, Losses, ObservesLosses, Sampling, Shuffled
 from paceline.data.partition import Indices
 
 
 @dataclass(frozen=True)
-class HandedOn:
+class ReassignShards:
     """Those who are here take turns through their own shards and those of workers that left.
 
     Each such shard goes to whoever then has the fewest, and back to its worker when that one (or its replacement) joins
@@ -23,15 +23,15 @@ class HandedOn:
     sampling: Sampling = Shuffled()
 
     def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
-        return HandedOnBatches(self.sampling.open(shards, batch_size, seed), shards)
+        return ReassigningBatches(self.sampling.open(shards, batch_size, seed), shards)
 
 
-class HandedOnBatches:
+class ReassigningBatches:
     """Mini-batches of shards that may change hands."""
 
     def __init__(self, batches: Batches, shards: Sequence[Indices]) -> None:
         self.inner = batches
-        self._watchful = batches if isinstance(batches, Watchful) else None
+        self._watchful = batches if isinstance(batches, ObservesLosses) else None
         self._home = np.zeros(max((int(shard.max()) for shard in shards if len(shard)), default=0) + 1, dtype=np.int64)
         for worker, shard in enumerate(shards):
             self._home[shard] = worker

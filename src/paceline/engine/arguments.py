@@ -25,7 +25,7 @@ EXAMPLES = {
     "scheduler": "a function: lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)",
     "directory": 'a path, such as "runs/first"',
 }
-METHODS = {"task": "judge", "fleet": "hire", "partition": "shards", "sampling": "open"}
+METHODS = {"task": "judge", "fleet": "launch", "partition": "shards", "sampling": "open"}
 TYPES = {"stop": Stop, "every": Every, "checkpoint": Every, "directory": str | os.PathLike | RunDirectory}
 NUMBERS: Mapping[str, tuple[type, ...]] = {
     "batch_size": (int,),

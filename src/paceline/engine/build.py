@@ -5,14 +5,14 @@ import logging
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.data.batches import Batches
-from paceline.fleets.base import Crew, Fleet, TrainersFleet
-from paceline.learning.gradients.server import Recipe, Server
+from paceline.fleets.base import Fleet, TrainersFleet, WorkerGroup
+from paceline.learning.gradients.server import GradientServer, Recipe
 from paceline.learning.job import Job
 from paceline.learning.models.averaging import Averaging
 from paceline.learning.models.ensembling import Ensembling
 from paceline.learning.models.local_training import LocalTrainer
 from paceline.learning.models.local_work import Bench
-from paceline.learning.models.server import Aggregation, ModelHands
+from paceline.learning.models.server import Aggregation, ModelServer
 from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
@@ -22,14 +22,14 @@ from paceline.strategies.regrouped import Regrouped
 log = logging.getLogger("paceline")
 
 
-def hire(
+def launch(
     strategy: Strategy, fleet: Fleet, job: Job, recipe: Recipe, *, batches: Batches, seed: int
-) -> tuple[Crew, Server | ModelHands]:
+) -> tuple[WorkerGroup, GradientServer | ModelServer]:
     """The workers of a run, and what carries instructions out on the model: by gradients, or by models of their own."""
     _refuse_models_inside(strategy)
     if not isinstance(strategy, ModelAveraging | EnsembleCompression):
-        crew, contributions = fleet.hire(job, seed)
-        return crew, Server(job.state, recipe, batches, contributions, fleet.workers)
+        crew, contributions = fleet.launch(job, seed)
+        return crew, GradientServer(job.state, recipe, batches, contributions, fleet.workers)
     if not isinstance(fleet, TrainersFleet):
         raise ConfigError(
             f"{type(fleet).__name__} cannot run {type(strategy).__name__}: its workers hand in gradients only; "
@@ -49,7 +49,7 @@ def hire(
         trainers.insert(0, LocalTrainer(job, recipe, 0, seed, model=job.state.model))
         aggregation = Ensembling(job, strategy, trainers)
     crew, pieces = fleet.hire_trainers(Bench(job, recipe, trainers, seed, aggregation.bill))
-    return crew, ModelHands(job, batches, trainers, aggregation, pieces)
+    return crew, ModelServer(job, batches, trainers, aggregation, pieces)
 
 
 def warn_of_settings_without_effect(strategy: Strategy, fleet: Fleet) -> None:

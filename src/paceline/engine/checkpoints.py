@@ -8,10 +8,10 @@ from paceline.core.errors import CannotWrite, ConfigError, PacelineError
 from paceline.core.stateful import State, Stateful, check_stateful
 from paceline.data.batches import Batches
 from paceline.engine.loop import Loop
-from paceline.engine.result import Agenda, Every, Row
-from paceline.fleets.base import Crew
-from paceline.learning.gradients.server import Server
-from paceline.learning.models.server import ModelHands
+from paceline.engine.result import Every, Interval, Row
+from paceline.fleets.base import WorkerGroup
+from paceline.learning.gradients.server import GradientServer
+from paceline.learning.models.server import ModelServer
 from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
 from paceline.storage.run_directory import RunDirectory
 from paceline.trace.record import TraceWriter
@@ -22,7 +22,9 @@ log = logging.getLogger("paceline")
 UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def changing_parts(server: Server | ModelHands, batches: Batches, crew: Crew, *, needed: bool) -> Mapping[str, object]:
+def changing_parts(
+    server: GradientServer | ModelServer, batches: Batches, crew: WorkerGroup, *, needed: bool
+) -> Mapping[str, object]:
     """What changes in a run, and can be put aside. None of it if something cannot, unless that is ``needed``."""
     parts: dict[str, object] = {
         "server": server, "sampling": batches, "crew": crew, "contributions": server.contributions
@@ -42,7 +44,7 @@ class Checkpoints:
         self._trace = trace
         self._parts = check_stateful({**parts, "metrics": directory, "trace": trace})
         self._every = every
-        self._agenda = Agenda(every)
+        self._agenda = Interval(every)
         self._resumed = False
 
     def due(self, updates: int, seconds: float) -> bool:

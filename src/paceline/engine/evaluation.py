@@ -8,9 +8,9 @@ from paceline.core.codec import real
 from paceline.core.errors import Diverged
 from paceline.core.stateful import State
 from paceline.engine.loop import Update
-from paceline.engine.result import Agenda, Every, Row
-from paceline.learning.gradients.server import Server
-from paceline.learning.models.server import ModelHands
+from paceline.engine.result import Every, Interval, Row
+from paceline.learning.gradients.server import GradientServer
+from paceline.learning.models.server import ModelServer
 from paceline.learning.task import Task
 from paceline.trace.staleness import Staleness
 
@@ -29,17 +29,17 @@ class EvaluationFailed(Exception):
         self.error = error
 
 
-class Judge:
+class Evaluator:
     """Counts updates and their staleness; adds a row to the history when one is due."""
 
     def __init__(
-        self, task: Task, server: Server | ModelHands, every: Every | None, listeners: Sequence[Listener]
+        self, task: Task, server: GradientServer | ModelServer, every: Every | None, listeners: Sequence[Listener]
     ) -> None:
         self.server = server
         self.staleness = Staleness()
         self.history: list[Row] = []
         self._judge = task.judge()
-        self._agenda = Agenda(every)
+        self._agenda = Interval(every)
         self._overdue: float | None = None  # when the model was to be judged, and could not be
         self._listeners = listeners
 
@@ -52,7 +52,7 @@ class Judge:
         return self.catch_up()
 
     def catch_up(self) -> Row | None:
-        """Judge what was due when the evaluation failed, if it did."""
+        """Evaluator what was due when the evaluation failed, if it did."""
         if self._overdue is None:
             return None
         row = self.look(self._overdue)

@@ -28,13 +28,13 @@ from paceline.core.messages import (
     WakeAt,
 )
 from paceline.core.rules import check_events
-from paceline.fleets.base import Crew, RealTime
+from paceline.fleets.base import RealTime, WorkerGroup
 from paceline.trace.format import plain_facts, tickets_of
 from paceline.trace.reading import facts_from
 from paceline.trace.record import TraceWriter
 
 
-class Hands(Protocol):
+class Learner(Protocol):
     """What carries instructions out on the model."""
 
     def attend(self, event: Joined | Left, /) -> None:
@@ -54,7 +54,7 @@ class Hands(Protocol):
         ...
 
 
-class NoHands:
+class NoLearner:
     """For when only time and order matter, and there is no model."""
 
     def attend(self, event: Joined | Left) -> None:
@@ -75,7 +75,7 @@ class NoHands:
 
 @runtime_checkable
 class KnowsTickets(Protocol):
-    """Hands, or their contributions, that tell what they hold: what was started, and neither used up nor dropped."""
+    """Learner, or their contributions, that tell what they hold: what was started, and neither used up nor dropped."""
 
     def open_tickets(self) -> Collection[Ticket]: ...
 
@@ -125,7 +125,7 @@ class Loop:
     """
 
     def __init__(
-        self, strategy: Strategy, crew: Crew, hands: Hands, trace: TraceWriter, seconds: float | None = None
+        self, strategy: Strategy, crew: WorkerGroup, hands: Learner, trace: TraceWriter, seconds: float | None = None
     ) -> None:
         self.coordinator = Coordinator(strategy)
         self.version = 0

@@ -25,7 +25,7 @@ from paceline.engine.arguments import check_arguments, strategy_for
 from paceline.engine.result import AtUpdates, Every, Run, Stop
 from paceline.engine.train import settings_of, train
 from paceline.fleets.base import Fleet
-from paceline.fleets.replayed import Recorded
+from paceline.fleets.replayed import Replayed
 from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task
 from paceline.storage.reading import SavedRun, read_run
@@ -79,7 +79,7 @@ def replay(
         run = train(
             task,
             strategy=strategy,
-            fleet=Recorded(fleet, saved.trace),
+            fleet=Replayed(fleet, saved.trace),
             optimizer=optimizer,
             scheduler=scheduler,
             stop=Stop(updates=updates),

@@ -66,7 +66,7 @@ class AtUpdates(Every):
         """Any will do."""
 
 
-class Agenda:
+class Interval:
     """Tells when a judgement is due. Without a wish: at first after each update, then whenever they grew by 5 %."""
 
     GROWTH = 1.05

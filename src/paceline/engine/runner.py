@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from paceline.callbacks.progress import Progress
 from paceline.core.errors import CannotWrite, ConfigError, Diverged, TooFewWorkers
 from paceline.engine.checkpoints import Checkpoints
-from paceline.engine.evaluation import EvaluationFailed, Judge
+from paceline.engine.evaluation import EvaluationFailed, Evaluator
 from paceline.engine.loop import Loop
 from paceline.engine.result import Row, Stop
 from paceline.engine.signals import Interrupts
@@ -23,10 +23,12 @@ class Ended:
     error: Exception | None = None
 
 
-class Ending:
+class Runner:
     """Runs the loop until it is time to stop, judging the model on the way and at both ends."""
 
-    def __init__(self, stop: Stop, loop: Loop, judge: Judge, epoch_samples: int, pruned: PrunedShards | None) -> None:
+    def __init__(
+        self, stop: Stop, loop: Loop, judge: Evaluator, epoch_samples: int, pruned: PrunedShards | None
+    ) -> None:
         self._stop = stop
         self._loop = loop
         self._judge = judge
@@ -73,7 +75,7 @@ class Ending:
             raise failed.error from None  # nothing was trained: there is nothing to keep
 
     def _look_last(self, ended: Ended, seconds: float) -> Ended:
-        """Judge the model at the end; or say that it cannot be."""
+        """Evaluator the model at the end; or say that it cannot be."""
         if ended.error is None:
             try:
                 self._judge.look(seconds)

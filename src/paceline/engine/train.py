@@ -15,21 +15,21 @@ from paceline.core.errors import CannotWrite, ConfigError
 from paceline.data.batches import Sampling, Shuffled
 from paceline.data.partition import Equal, Partition, deal
 from paceline.engine.arguments import check_arguments, strategy_for, whole
-from paceline.engine.build import hire, warn_of_settings_without_effect
+from paceline.engine.build import launch, warn_of_settings_without_effect
 from paceline.engine.checkpoints import Checkpoints, changing_parts
-from paceline.engine.evaluation import Judge, Listener
-from paceline.engine.loop import Loop, NoHands, seldom_collecting
+from paceline.engine.evaluation import Evaluator, Listener
+from paceline.engine.loop import Loop, NoLearner, seldom_collecting
 from paceline.engine.result import Every, Run, Stop
-from paceline.engine.runner import Ended, Ending
+from paceline.engine.runner import Ended, Runner
 from paceline.engine.signals import end_by
 from paceline.fleets.base import Fleet
-from paceline.fleets.replayed import Recorded, RecordedCrew
-from paceline.fleets.simulated.fleet import SimulatedCrew, SimulatedFleet
+from paceline.fleets.replayed import Replayed, ReplayedWorkers
+from paceline.fleets.simulated.fleet import SimulatedFleet, SimulatedWorkers
 from paceline.learning.generators import Generators, own_generators
 from paceline.learning.gradients.lazy import evaluation_of
 from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.job import Job, job_of
-from paceline.learning.models.server import ModelHands
+from paceline.learning.models.server import ModelServer
 from paceline.learning.task import Task, device_of
 from paceline.learning.threads import own_threads
 from paceline.pruning.saved import write_pruning
@@ -112,7 +112,7 @@ def train(
         job = job_of(task, shards, batch_size)
         batches = sampling.open(shards, batch_size, seed)
         pruned = pruned_shards(batches)
-        crew, server = hire(strategy, fleet, job, recipe, batches=batches, seed=seed)
+        crew, server = launch(strategy, fleet, job, recipe, batches=batches, seed=seed)
         stack.callback(crew.close)
         changing = changing_parts(server, batches, crew, needed=checkpoint is not None or resume)
         opened = None if directory is None else place_of(directory).open(config, resume=resume)
@@ -121,12 +121,12 @@ def train(
         goes_on = opened is not None and opened.goes_on
         writer = TraceWriter(opened.trace if opened else None, crew.about, goes_on=goes_on)
         stack.callback(writer.release)
-        if isinstance(crew, SimulatedCrew | RecordedCrew):
+        if isinstance(crew, SimulatedWorkers | ReplayedWorkers):
             crew.announce = writer.note
         loop = Loop(strategy, crew, server, writer, stop.seconds)
         line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
         listeners: list[Listener] = [line] if opened is None else [opened, line]
-        judge = Judge(replace(task, loss=job.loss.whole), server, every, listeners)
+        judge = Evaluator(replace(task, loss=job.loss.whole), server, every, listeners)
         checkpoints = None
         if opened is not None and changing:
             parts = {**changing, "loop": loop, "judge": judge, "random": Generators(device_of(server.model))}
@@ -137,7 +137,7 @@ def train(
             after = judge.history[-1].updates if judge.history else None
             listeners.append(stack.enter_context(TensorBoard(opened.path / "tensorboard", after)))
         whole_epoch = sum(len(shard) // batch_size * batch_size for shard in shards)
-        ended = Ending(stop, loop, judge, whole_epoch, pruned).come(line, checkpoints)
+        ended = Runner(stop, loop, judge, whole_epoch, pruned).come(line, checkpoints)
         run = Run(
             model=server.model,
             loss=job.trained_loss,
@@ -150,8 +150,8 @@ def train(
             spoiled=server.spoiled,
             directory=opened.path if opened else None,
             evaluation=evaluation_of(server.contributions),
-            local=server.best_local() if isinstance(server, ModelHands) else None,
-            costs=crew.costs if isinstance(server, ModelHands) and isinstance(crew, SimulatedCrew) else None,
+            local=server.best_local() if isinstance(server, ModelServer) else None,
+            costs=crew.costs if isinstance(server, ModelServer) and isinstance(crew, SimulatedWorkers) else None,
             pruning=pruned.record if pruned else None,
         )
         if opened is not None:
@@ -163,7 +163,7 @@ def train(
 @contextmanager
 def _surroundings(fleet: Fleet, seed: int) -> Iterator[None]:
     """Random numbers and threads of a run's own; those of the process are as they were when it ends."""
-    own = fleet.fleet if isinstance(fleet, Recorded) else fleet
+    own = fleet.fleet if isinstance(fleet, Replayed) else fleet
     threads = own_threads(own.threads) if isinstance(own, SimulatedFleet) else nullcontext()
     with seldom_collecting(), own_generators(seed), threads:
         yield
@@ -171,7 +171,7 @@ def _surroundings(fleet: Fleet, seed: int) -> Iterator[None]:
 
 def _check_together(strategy: Strategy, fleet: Fleet, batch_size: int) -> None:
     check_fits(strategy, fleet.workers, batch_size)
-    if not isinstance(fleet, Recorded):  # it was said when that run began
+    if not isinstance(fleet, Replayed):  # it was said when that run began
         warn_of_settings_without_effect(strategy, fleet)
 
 
@@ -248,7 +248,7 @@ def simulate(
     writer = TraceWriter(Path(trace).resolve() if trace else None, crew.about)
     crew.announce = writer.note
     with seldom_collecting():
-        for update in Loop(strategy, crew, NoHands(), writer, stop.seconds):
+        for update in Loop(strategy, crew, NoLearner(), writer, stop.seconds):
             if update.version + 1 == stop.updates:
                 break
     return writer.close()

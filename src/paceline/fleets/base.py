@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST_WORKERS = 1_000_000
 
 
-class Crew(Protocol):
+class WorkerGroup(Protocol):
     """The workers of one run, at work."""
 
     @property
@@ -66,7 +66,7 @@ class Fleet(Protocol):
     @property
     def workers(self) -> int: ...
 
-    def hire(self, job: "Job", seed: int) -> tuple[Crew, "Contributions"]:
+    def launch(self, job: "Job", seed: int) -> tuple[WorkerGroup, "Contributions"]:
         """The workers for a job, and what they contribute to it."""
         ...
 
@@ -75,12 +75,12 @@ class Fleet(Protocol):
 class TrainersFleet(Protocol):
     """A fleet whose workers can train models of their own: see ``paceline.learning.models.local_work``."""
 
-    def hire_trainers(self, bench: "Bench") -> tuple[Crew, "Pieces"]:
+    def hire_trainers(self, bench: "Bench") -> tuple[WorkerGroup, "Pieces"]:
         """The workers, and the pieces of training that they hand in."""
         ...
 
 
-class Understudy(Protocol):
+class InlineWorker(Protocol):
     """Does the workers' work in this process, when a recorded run is replayed."""
 
     def hand_in(self, ticket: Ticket, done: int, /) -> None:
@@ -98,7 +98,7 @@ class Understudy(Protocol):
 class Repeatable(Protocol):
     """A fleet whose runs can be replayed."""
 
-    def understudy(self, job: "Job", seed: int) -> "tuple[Understudy, Contributions]":
+    def understudy(self, job: "Job", seed: int) -> "tuple[InlineWorker, Contributions]":
         """Somebody who does the same arithmetic as the workers, and what it contributes to a job."""
         ...
 
@@ -107,7 +107,7 @@ class Repeatable(Protocol):
 class RepeatableTrainers(Protocol):
     """The same, for runs in which workers train models of their own."""
 
-    def understudy_trainers(self, bench: "Bench") -> "tuple[Understudy, Pieces]": ...
+    def understudy_trainers(self, bench: "Bench") -> "tuple[InlineWorker, Pieces]": ...
 
 
 @runtime_checkable
@@ -137,7 +137,7 @@ def check_labels(labels: Sequence[str], workers: int) -> None:
         raise ConfigError(f"{len(labels)} labels for {workers} workers: give one for each, or none")
 
 
-class NoUnderstudy:
+class NoInlineWorker:
     """For contributions that are computed when a step asks for them: there is nothing to do before."""
 
     def hand_in(self, ticket: Ticket, done: int) -> None:

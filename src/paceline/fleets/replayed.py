@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Arrived, Event, Joined, Ticket
-from paceline.fleets.base import Fleet, Repeatable, RepeatableTrainers, Understudy
+from paceline.fleets.base import Fleet, InlineWorker, Repeatable, RepeatableTrainers
 from paceline.trace.record import Billed, Trace
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Replayed:
     """The same fleet once more: its events are those of the trace, its work is done in this process."""
 
     fleet: Fleet
@@ -26,29 +26,29 @@ class Recorded:
     def workers(self) -> int:
         return self.fleet.workers
 
-    def hire(self, job: "Job", seed: int) -> "tuple[RecordedCrew, Contributions]":
+    def launch(self, job: "Job", seed: int) -> "tuple[ReplayedWorkers, Contributions]":
         if not isinstance(self.fleet, Repeatable):
             raise ConfigError(f"{type(self.fleet).__name__} cannot be replayed: it has no understudy()")
         understudy, contributions = self.fleet.understudy(job, seed)
-        return RecordedCrew(self.trace, understudy), contributions
+        return ReplayedWorkers(self.trace, understudy), contributions
 
-    def hire_trainers(self, bench: "Bench") -> "tuple[RecordedCrew, Pieces]":
+    def hire_trainers(self, bench: "Bench") -> "tuple[ReplayedWorkers, Pieces]":
         if not isinstance(self.fleet, RepeatableTrainers):
             raise ConfigError(
                 f"{type(self.fleet).__name__} cannot be replayed where workers train models of their own: it has no "
                 "understudy_trainers()"
             )
         understudy, pieces = self.fleet.understudy_trainers(bench)
-        return RecordedCrew(self.trace, understudy), pieces
+        return ReplayedWorkers(self.trace, understudy), pieces
 
 
-class RecordedCrew:
+class ReplayedWorkers:
     """Tells the recorded events again. What happened at one instant is told together.
 
     ``announce`` is told again how long a piece took that was billed: the trace tells that too.
     """
 
-    def __init__(self, trace: Trace, understudy: Understudy) -> None:
+    def __init__(self, trace: Trace, understudy: InlineWorker) -> None:
         self.about: Mapping[str, object] = {name: v for name, v in trace.about.items() if name != "paceline_trace"}
         self._moments = moments(trace)
         self._understudy = understudy

@@ -19,13 +19,13 @@ from paceline.core.errors import Diverged
 from paceline.data.batches import Shuffled
 from paceline.data.partition import Equal, deal
 from paceline.delays import Constant
-from paceline.engine.build import hire
+from paceline.engine.build import launch
 from paceline.engine.loop import Loop
-from paceline.fleets.simulated.fleet import Network, SimulatedCrew, SimulatedFleet
+from paceline.fleets.simulated.fleet import Network, SimulatedFleet, SimulatedWorkers
 from paceline.learning.cost import Costs
 from paceline.learning.gradients.server import Recipe
 from paceline.learning.job import job_of
-from paceline.learning.models.server import ModelHands
+from paceline.learning.models.server import ModelServer
 from paceline.learning.task import Task
 from paceline.papers.cifar import ChannelsLast, Cifar10, cifar10
 from paceline.papers.ec_dnn_looks import look, training_losses
@@ -127,9 +127,9 @@ class Run:
         )
         batches = Shuffled().open(shards, BATCH, seed)
         fleet = fleet_of(training)
-        crew, hands = hire(self.strategy, fleet, job_of(task, shards, BATCH), recipe, batches=batches, seed=seed)
-        assert isinstance(hands, ModelHands)
-        assert isinstance(crew, SimulatedCrew)
+        crew, hands = launch(self.strategy, fleet, job_of(task, shards, BATCH), recipe, batches=batches, seed=seed)
+        assert isinstance(hands, ModelServer)
+        assert isinstance(crew, SimulatedWorkers)
         self.crew, self.hands = crew, hands
 
     @property

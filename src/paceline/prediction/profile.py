@@ -11,7 +11,7 @@ from paceline.core.errors import Diverged, TooFewWorkers
 from paceline.data.batches import Shuffled
 from paceline.data.partition import Equal, Partition, deal
 from paceline.engine.arguments import check_arguments, whole
-from paceline.engine.build import hire
+from paceline.engine.build import launch
 from paceline.engine.loop import Loop, seldom_collecting
 from paceline.engine.signals import Interrupts
 from paceline.engine.train import settings_of
@@ -71,7 +71,7 @@ def profile(
         stack.enter_context(seldom_collecting())
         stack.enter_context(own_generators(seed))
         batches = Shuffled().open(shards, batch_size, seed)
-        crew, server = hire(rule, fleet, job_of(task, shards, batch_size), UNMOVED, batches=batches, seed=seed)
+        crew, server = launch(rule, fleet, job_of(task, shards, batch_size), UNMOVED, batches=batches, seed=seed)
         stack.callback(crew.close)
         if place is not None:
             stack.enter_context(place.open({**settings, "profile": seconds}, resume=False))

@@ -9,7 +9,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Arrived, Event, Halt, Instruction, Joined, Left, Recall, Start, Step, Ticket
 from paceline.delays import Empirical
-from paceline.engine.loop import Loop, NoHands, seldom_collecting
+from paceline.engine.loop import Loop, NoLearner, seldom_collecting
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
 from paceline.strategies.checks import check_fits
 from paceline.trace.measure import INSTANT, MeasureReader, Measures
@@ -165,7 +165,7 @@ def _simulated(strategy: Strategy, fleet: SimulatedFleet, seconds: float, seed: 
     writer = _Measuring(crew.about)
     crew.announce = writer.note
     with seldom_collecting():
-        for _ in Loop(strategy, crew, NoHands(), writer, seconds):
+        for _ in Loop(strategy, crew, NoLearner(), writer, seconds):
             pass
     return writer.reader.measures()
 

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.core.stateful import State
 from paceline.data.batches import Batches, Losses, ShardBatches
 from paceline.data.partition import Indices
-from paceline.data.reassign import HandedOnBatches
+from paceline.data.reassign import ReassigningBatches
 from paceline.pruning.memory import Memory
 from paceline.pruning.passes import Passes
 from paceline.pruning.record import PruningRecord, new_record
@@ -20,7 +20,7 @@ from paceline.randomness import stream
 
 
 class PrunedShards:
-    """The mini-batches of one run (``Watchful``), and how many samples were skipped."""
+    """The mini-batches of one run (``ObservesLosses``), and how many samples were skipped."""
 
     def __init__(self, memory: Callable[[int], Memory], shards: Sequence[Indices], batch_size: int, seed: int) -> None:
         size = 1 + max(int(shard.max()) for shard in shards)
@@ -72,6 +72,6 @@ class PrunedShards:
 
 def pruned_shards(batches: Batches) -> PrunedShards | None:
     """Those behind the mini-batches of a run, if it prunes."""
-    while isinstance(batches, HandedOnBatches):
+    while isinstance(batches, ReassigningBatches):
         batches = batches.inner
     return batches if isinstance(batches, PrunedShards) else None

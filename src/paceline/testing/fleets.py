@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.messages import Arrived, Event, Halt, Joined, Left, Recall, Start, Ticket
-from paceline.fleets.base import Crew, Fleet
+from paceline.fleets.base import Fleet, WorkerGroup
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
@@ -159,15 +159,15 @@ class Spied:
     def workers(self) -> int:
         return self.fleet.workers
 
-    def hire(self, job: "Job", seed: int) -> "tuple[SpiedCrew, Contributions]":
-        crew, contributions = self.fleet.hire(job, seed)
+    def launch(self, job: "Job", seed: int) -> "tuple[SpiedCrew, Contributions]":
+        crew, contributions = self.fleet.launch(job, seed)
         return SpiedCrew(crew, self), contributions
 
 
 class SpiedCrew:
     """Writes down what is asked of a crew, and what it tells."""
 
-    def __init__(self, crew: Crew, spied: Spied) -> None:
+    def __init__(self, crew: WorkerGroup, spied: Spied) -> None:
         self._crew = crew
         self._spied = spied
         self.about = crew.about

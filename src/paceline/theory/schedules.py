@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Step
-from paceline.engine.loop import Loop, NoHands
+from paceline.engine.loop import Loop, NoLearner
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.theory.histogram import check_momentum
 from paceline.theory.stability import check_step
@@ -82,7 +82,7 @@ def simulated_schedule(strategy: Strategy, fleet: SimulatedFleet, updates: int =
     if check is not None:
         check(fleet.workers, None)
     found = list[Weights]()
-    for update in Loop(strategy, fleet.open(seed), NoHands(), TraceWriter(None, {})):
+    for update in Loop(strategy, fleet.open(seed), NoLearner(), TraceWriter(None, {})):
         found.append(_ages(update.version, update.step))
         if len(found) == updates:
             break

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paceline.core.coordinator import Strategy
 from paceline.core.messages import Ticket
-from paceline.engine.loop import Loop, NoHands, Update, seldom_collecting
+from paceline.engine.loop import Loop, NoLearner, Update, seldom_collecting
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.theory.estimate import Estimate
 from paceline.theory.net_weights import NetWeights
@@ -67,7 +67,7 @@ def _mean(values: NDArray[np.float64]) -> Estimate:
     return Estimate(float(values.mean()), "simulation", float(np.std(batches, ddof=1)) / math.sqrt(BATCHES))
 
 
-class _Counting(NoHands):
+class _Counting(NoLearner):
     """Counts what was given out."""
 
     started = 0

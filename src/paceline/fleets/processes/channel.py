@@ -59,7 +59,7 @@ class Shape:
         return self.workers * self.stride
 
 
-class Mailbox:
+class Channel:
     """One worker's."""
 
     def __init__(self, memory: SharedMemory, shape: Shape, worker: int, wake: int) -> None:

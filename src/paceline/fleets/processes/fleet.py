@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
 from paceline.delays import Delay
-from paceline.fleets.processes.timeouts import Deadline
+from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.real import check_workers, medians_of
 
 if TYPE_CHECKING:
-    from paceline.fleets.processes.group import ProcessCrew
-    from paceline.fleets.processes.inline import ProcessUnderstudy
+    from paceline.fleets.processes.group import ProcessWorkers
+    from paceline.fleets.processes.inline import ProcessInlineWorker
     from paceline.learning.gradients.shared import RowContributions
     from paceline.learning.job import Job
     from paceline.learning.models.local_work import Bench
@@ -38,14 +38,14 @@ class ProcessFleet:
     threads: int | None = None
     replace: bool = True
     min_workers: int = 1
-    deadline: Deadline = Deadline()
+    deadline: SilenceTimeout = SilenceTimeout()
     labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_workers(self.workers, self.min_workers, self.slow, self.labels)
-        if not isinstance(self.deadline, Deadline):
-            raise ConfigError(f"deadline={shown(self.deadline)} is none: give Deadline(at_least=5.0)")
+        if not isinstance(self.deadline, SilenceTimeout):
+            raise ConfigError(f"deadline={shown(self.deadline)} is none: give SilenceTimeout(at_least=5.0)")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads={self.threads} is not possible: at least 1, or none for a share of the cores")
         if sys.platform != "linux":
@@ -55,25 +55,25 @@ class ProcessFleet:
     def medians(self) -> tuple[float, ...]:
         return medians_of(self.slow, self.workers)
 
-    def hire(self, job: "Job", seed: int) -> "tuple[ProcessCrew, RowContributions]":
+    def launch(self, job: "Job", seed: int) -> "tuple[ProcessWorkers, RowContributions]":
         """Start the workers; the run begins when all of them are ready."""
-        from paceline.fleets.processes.launch import hire
+        from paceline.fleets.processes.launch import launch
 
-        return hire(self, job, seed)
+        return launch(self, job, seed)
 
-    def understudy(self, job: "Job", seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
+    def understudy(self, job: "Job", seed: int) -> "tuple[ProcessInlineWorker, RowContributions]":
         """Somebody who does in this process what the workers do in theirs."""
         from paceline.fleets.processes.inline import understudy
 
         return understudy(self, job, seed)
 
-    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessCrew, PieceRows]":
+    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessWorkers, PieceRows]":
         """The same, for workers that train models of their own."""
         from paceline.fleets.processes.launch import hire_trainers
 
         return hire_trainers(self, bench)
 
-    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessUnderstudy, PieceRows]":
+    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessInlineWorker, PieceRows]":
         from paceline.fleets.processes.inline import understudy_trainers
 
         return understudy_trainers(self, bench)

@@ -21,7 +21,7 @@ from paceline.core.errors import TooFewWorkers, WorkerFailed
 from paceline.core.messages import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.stateful import State
 from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
-from paceline.fleets.processes.supervisor import ATTEMPTS, Member, Orders, Roster
+from paceline.fleets.processes.supervisor import ATTEMPTS, Orders, Supervisor, WorkerHandle
 from paceline.learning.arena.arena import Brought
 from paceline.learning.generators import piece_seed
 from paceline.learning.gradients.shared import Promise
@@ -52,11 +52,11 @@ class Rows(Protocol):
         ...
 
 
-class ProcessCrew:
+class ProcessWorkers:
     """The workers of one run, at work."""
 
     def __init__(
-        self, roster: Roster, contributions: Rows, post: int, seed: int, *, minimum: int, replace: bool,
+        self, roster: Supervisor, contributions: Rows, post: int, seed: int, *, minimum: int, replace: bool,
         delays: Mapping[int, Iterator[float]],
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {"clock": "real", "workers": len(roster.members), "transfer_seconds": 0.0}
@@ -85,7 +85,7 @@ class ProcessCrew:
         self._poll = select.epoll()
         os.set_blocking(post, False)
         self._poll.register(post, select.EPOLLIN)
-        self._by_sentinel: dict[int, Member] = {}
+        self._by_sentinel: dict[int, WorkerHandle] = {}
 
     # What the loop asks for.
 
@@ -239,7 +239,7 @@ class ProcessCrew:
             if len(records) < READ_AT_ONCE:
                 return
 
-    def _receive(self, member: Member, ticket: Ticket, done: int) -> None:
+    def _receive(self, member: WorkerHandle, ticket: Ticket, done: int) -> None:
         self._contributions.hand_in(ticket, member.mailbox.brought)
         if self.announce is not None:
             self.announce(Computed(ticket, member.mailbox.spent))
@@ -247,7 +247,7 @@ class ProcessCrew:
         self._fruitful = True
         self._events.append(Arrived(self.now, ticket, done))
 
-    def _welcome(self, member: Member) -> None:
+    def _welcome(self, member: WorkerHandle) -> None:
         self._has_ended(member)  # it may not be known yet that it has begun
         member.here = True
         self._contributions.forget_worker(member.number)
@@ -255,7 +255,7 @@ class ProcessCrew:
 
     # Those who come and go.
 
-    def _start(self, member: Member) -> None:
+    def _start(self, member: WorkerHandle) -> None:
         self._roster.start(member, self._listened)
         assert member.process is not None
         self._watch(member.process.sentinel, member)
@@ -273,7 +273,7 @@ class ProcessCrew:
             left = f"{expected} of {len(self._roster.members)} workers are left, and min_workers={self._minimum}"
             self._too_few = f"{left}: {'; '.join(self._reasons[-3:])}"
 
-    def _has_ended(self, member: Member) -> bool:
+    def _has_ended(self, member: WorkerHandle) -> bool:
         """What a sentinel tells: that a process has ended, or that there is another one to be watched from now on."""
         assert member.process is not None
         before, ended = member.process.sentinel, member.process.has_ended()
@@ -281,14 +281,14 @@ class ProcessCrew:
             self._watch(after, member, instead_of=before)
         return ended
 
-    def _watch(self, sentinel: int, member: Member, instead_of: int | None = None) -> None:
+    def _watch(self, sentinel: int, member: WorkerHandle, instead_of: int | None = None) -> None:
         if instead_of is not None:
             self._poll.unregister(instead_of)
             del self._by_sentinel[instead_of]
         self._by_sentinel[sentinel] = member
         self._poll.register(sentinel, select.EPOLLIN)
 
-    def _miss(self, member: Member) -> None:
+    def _miss(self, member: WorkerHandle) -> None:
         """A process has ended: tell of it, and have another one unless there is no hope."""
         assert member.process is not None
         del self._by_sentinel[member.process.sentinel]

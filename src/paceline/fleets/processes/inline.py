@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 NO_LETTERS = Letters(descriptor=-1)  # gradients need none
 
 
-def understudy(fleet: "RowsFleet", job: Job, seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
+def understudy(fleet: "RowsFleet", job: Job, seed: int) -> "tuple[ProcessInlineWorker, RowContributions]":
     segments = _segments(job, rows.segments_needed(fleet.workers))
     contributions = RowContributions(job.state, segments, fleet.workers)
     model, loss = job.for_a_worker()
     equipment = GradientEquipment(model, job.samples, loss)
-    return ProcessUnderstudy(fleet, _desk(equipment, segments, NO_LETTERS), contributions, seed), contributions
+    return ProcessInlineWorker(fleet, _desk(equipment, segments, NO_LETTERS), contributions, seed), contributions
 
 
-def understudy_trainers(fleet: "RowsFleet", bench: Bench) -> "tuple[ProcessUnderstudy, PieceRows]":
+def understudy_trainers(fleet: "RowsFleet", bench: Bench) -> "tuple[ProcessInlineWorker, PieceRows]":
     job, letters = bench.job, Letters()
     segments = _segments(job, piece_rows.segments_needed(fleet.workers))
     pieces = PieceRows(bench.trainers, segments, letters)
     model, loss = job.for_a_worker()
     equipment = TrainingEquipment(model, job.samples, loss, job.batch_size, bench.recipe)
-    return ProcessUnderstudy(fleet, _desk(equipment, segments, letters), pieces, bench.seed), pieces
+    return ProcessInlineWorker(fleet, _desk(equipment, segments, letters), pieces, bench.seed), pieces
 
 
 def _segments(job: Job, count: int) -> Segments:
@@ -53,7 +53,7 @@ def _desk(equipment: GradientEquipment | TrainingEquipment, segments: Segments, 
     return opened.open(parameters, segments, letters)
 
 
-class ProcessUnderstudy:
+class ProcessInlineWorker:
     """Computes a ticket when the trace says that it arrived, on what its worker had been given to begin with."""
 
     def __init__(self, fleet: "RowsFleet", desk: Desk, contributions: Rows, seed: int) -> None:

@@ -11,12 +11,12 @@ from paceline.core.errors import ConfigError
 from paceline.delays import Delay
 from paceline.fleets.processes.channel import IN_ORDER, SPIN, Shape
 from paceline.fleets.processes.fork_server import NURSERY
-from paceline.fleets.processes.group import ProcessCrew, Rows
+from paceline.fleets.processes.group import ProcessWorkers, Rows
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.processes.payload import Equipment, GradientEquipment, TrainingEquipment
 from paceline.fleets.processes.serialization import pack
-from paceline.fleets.processes.supervisor import Forked, Memories, Roster, Starter
-from paceline.fleets.processes.timeouts import Deadline
+from paceline.fleets.processes.supervisor import Forked, Memories, Starter, Supervisor
+from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.processes.worker import Instructions
 from paceline.fleets.real import open_files_for
 from paceline.learning.arena.arena import Layout, Segments
@@ -68,12 +68,12 @@ class RowsFleet(Protocol):
     def min_workers(self) -> int: ...
 
     @property
-    def deadline(self) -> Deadline: ...
+    def deadline(self) -> SilenceTimeout: ...
 
 
-def hire(
+def launch(
     fleet: RowsFleet, job: Job, seed: int, starter: MakeStarter | None = None
-) -> tuple[ProcessCrew, RowContributions]:
+) -> tuple[ProcessWorkers, RowContributions]:
     """Start the workers of a job. They get ready while the server does, and the run begins when all are."""
     equipment = GradientEquipment(job.state.model, job.samples, job.loss, hung_on(job.state.parameters))
 
@@ -85,7 +85,9 @@ def hire(
     return _hire(fleet, job, seed, equipment=equipment, segments=needed, contributions=contributions, starter=starter)
 
 
-def hire_trainers(fleet: RowsFleet, bench: Bench, starter: MakeStarter | None = None) -> tuple[ProcessCrew, PieceRows]:
+def hire_trainers(
+    fleet: RowsFleet, bench: Bench, starter: MakeStarter | None = None
+) -> tuple[ProcessWorkers, PieceRows]:
     """The same for workers that train models of their own."""
     if starter is None:
         NURSERY.load_optimizers()
@@ -105,7 +107,7 @@ def hire_trainers(fleet: RowsFleet, bench: Bench, starter: MakeStarter | None = 
 def _hire(
     fleet: RowsFleet, job: Job, seed: int, *, equipment: Equipment, segments: int,
     contributions: Callable[[Segments, Letters], Handed], starter: MakeStarter | None,
-) -> tuple[ProcessCrew, Handed]:  # fmt: skip
+) -> tuple[ProcessWorkers, Handed]:  # fmt: skip
     state = job.state
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
         raise ConfigError(f"worker processes train on the CPU, and the model is on {', '.join(elsewhere)}")
@@ -136,11 +138,11 @@ def _hire(
             undo.callback(os.close, end)
         started_by = Forked() if starter is None else starter(Premises(memories, shared, job, theirs))
         undo.callback(started_by.close)
-        roster = Roster(shape, fleet.deadline, memories, theirs, started_by)
+        roster = Supervisor(shape, fleet.deadline, memories, theirs, started_by)
         undo.callback(roster.close_mailboxes)
         handed_in = contributions(shared, letters)
         undo.callback(handed_in.detach)
-        crew = ProcessCrew(
+        crew = ProcessWorkers(
             roster, handed_in, post, seed, minimum=fleet.min_workers, replace=fleet.replace, delays=_delays(fleet, seed)
         )
         undo.pop_all()

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.messages import Ticket
-from paceline.fleets.processes.channel import Mailbox, Order, Shape
+from paceline.fleets.processes.channel import Channel, Order, Shape
 from paceline.fleets.processes.fork_server import NURSERY
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.timeouts import Deadline, Past
+from paceline.fleets.processes.timeouts import DurationHistory, SilenceTimeout
 from paceline.learning.arena.arena import Brought
 
 ATTEMPTS = 5  # so many times in a row a worker may end without handing anything in; then it is not replaced any more
@@ -101,14 +101,14 @@ class Orders(Protocol):
     def clear(self) -> None: ...
 
 
-class Member:
+class WorkerHandle:
     """One worker: a number that stays, and a process that may be replaced."""
 
-    def __init__(self, number: int, mailbox: Mailbox, deadline: Deadline) -> None:
+    def __init__(self, number: int, mailbox: Channel, deadline: SilenceTimeout) -> None:
         self.number = number
         self.shared_mailbox = mailbox
         self.mailbox: Orders = mailbox  # or another one, where its process shares no memory
-        self.past = Past(deadline)
+        self.past = DurationHistory(deadline)
         self._at_first = deadline.at_first
         self.process: Process | None = None
         self.here = False
@@ -169,7 +169,7 @@ class Member:
 class Starter(Protocol):
     """Where the processes of a run come from."""
 
-    def start(self, member: Member, descriptors: list[int], /) -> Process: ...
+    def start(self, member: WorkerHandle, descriptors: list[int], /) -> Process: ...
 
     def close(self) -> None:
         """All have ended."""
@@ -179,36 +179,36 @@ class Starter(Protocol):
 class Forked:
     """Processes of this machine."""
 
-    def start(self, member: Member, descriptors: list[int]) -> Process:
+    def start(self, member: WorkerHandle, descriptors: list[int]) -> Process:
         return NURSERY.fork(member.number, descriptors)
 
     def close(self) -> None:
         pass  # the nursery is for other runs too
 
 
-class Roster:
+class Supervisor:
     """Starts, replaces and ends the processes of a run."""
 
     def __init__(
-        self, shape: Shape, deadline: Deadline, memories: Memories, post: int,
+        self, shape: Shape, deadline: SilenceTimeout, memories: Memories, post: int,
         starter: Starter = Forked(),
     ) -> None:  # fmt: skip
         self._memories = memories
         self._post = post
         self._starter = starter
-        self.members: list[Member] = []
+        self.members: list[WorkerHandle] = []
         try:
             for number in range(shape.workers):
-                mailbox = Mailbox(memories.mailboxes, shape, number, os.eventfd(0))
-                self.members.append(Member(number, mailbox, deadline))
+                mailbox = Channel(memories.mailboxes, shape, number, os.eventfd(0))
+                self.members.append(WorkerHandle(number, mailbox, deadline))
         except BaseException:
             self.close_mailboxes()
             raise
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[WorkerHandle]:
         return iter(self.members)
 
-    def expected(self, now: float) -> list[Member]:
+    def expected(self, now: float) -> list[WorkerHandle]:
         """Those who are here or on their way."""
         running = [(member, member.process) for member in self.members if member.process is not None]
         return [member for member, process in running if member.here or now - member.since < process.patience]
@@ -217,7 +217,7 @@ class Roster:
         """Is somebody on the way?"""
         return not all(member.here for member in self.expected(now))
 
-    def start(self, member: Member, now: float) -> None:
+    def start(self, member: WorkerHandle, now: float) -> None:
         """Have a process for a member that has none."""
         member.mailbox = member.shared_mailbox
         member.mailbox.clear()

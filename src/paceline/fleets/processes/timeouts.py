@@ -11,7 +11,7 @@ REMEMBERED = 32
 
 
 @dataclass(frozen=True)
-class Deadline:
+class SilenceTimeout:
     """A worker is given up when a ticket takes ``factor`` times as long as the slowest of its last 32.
 
     It is never given up before ``at_least`` seconds; while it has finished nothing yet, after ``at_first`` seconds.
@@ -30,10 +30,10 @@ class Deadline:
                 raise ConfigError(f"{self}: {name} must be positive and finite, not {seconds}")
 
 
-class Past:
+class DurationHistory:
     """What one worker took for its last tickets, and so how long the next one may take."""
 
-    def __init__(self, deadline: Deadline) -> None:
+    def __init__(self, deadline: SilenceTimeout) -> None:
         self._deadline = deadline
         self._seconds: deque[float] = deque(maxlen=REMEMBERED)
         self.add = self._seconds.append

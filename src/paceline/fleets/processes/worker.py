@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from paceline.fleets.processes.channel import FAILED, READY, RECORD, Mailbox, Order, Shape
+from paceline.fleets.processes.channel import FAILED, READY, RECORD, Channel, Order, Shape
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.processes.payload import Equipment
 from paceline.fleets.processes.serialization import unpack
@@ -41,7 +41,7 @@ def main(number: int, descriptors: Sequence[int]) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which lets its workers go
     how: Instructions = unpack(SharedMemory(descriptor=instructions), ())
-    mailbox = Mailbox(SharedMemory(descriptor=mailboxes), how.mailboxes, number, wake)
+    mailbox = Channel(SharedMemory(descriptor=mailboxes), how.mailboxes, number, wake)
     worker = Worker(number, mailbox, post, how)
     order: Order | None = None
     try:
@@ -59,7 +59,7 @@ def main(number: int, descriptors: Sequence[int]) -> int:
 
 
 class Worker:
-    def __init__(self, number: int, mailbox: Mailbox, post: int, how: Instructions) -> None:
+    def __init__(self, number: int, mailbox: Channel, post: int, how: Instructions) -> None:
         self.last = -1
         self._number = number
         self._mailbox = mailbox

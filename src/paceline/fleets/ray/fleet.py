@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Literal
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
 from paceline.delays import Delay
-from paceline.fleets.processes.timeouts import Deadline
+from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.real import check_workers, medians_of
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from paceline.fleets.processes.group import ProcessCrew
-    from paceline.fleets.processes.inline import ProcessUnderstudy
+    from paceline.fleets.processes.group import ProcessWorkers
+    from paceline.fleets.processes.inline import ProcessInlineWorker
     from paceline.fleets.ray.launch import Standing
     from paceline.learning.gradients.shared import RowContributions
     from paceline.learning.job import Job
@@ -48,14 +48,14 @@ class RayFleet:
     slow: Mapping[int, float | Delay] = field(default_factory=dict)
     replace: bool = True
     min_workers: int = 1
-    deadline: Deadline = Deadline()
+    deadline: SilenceTimeout = SilenceTimeout()
     trust_address: bool = field(default=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_workers(self.workers, self.min_workers, self.slow, self.labels)
-        if not isinstance(self.deadline, Deadline):
-            raise ConfigError(f"deadline={shown(self.deadline)} is none: give Deadline(at_least=5.0)")
+        if not isinstance(self.deadline, SilenceTimeout):
+            raise ConfigError(f"deadline={shown(self.deadline)} is none: give SilenceTimeout(at_least=5.0)")
         if self.placement not in ("spread", "pack"):
             raise ConfigError(f"placement={self.placement!r} is unknown: 'spread' or 'pack'")
         if self.address is not None and self.address.startswith("ray://"):
@@ -95,25 +95,25 @@ class RayFleet:
 
         return standing(self)
 
-    def hire(self, job: "Job", seed: int) -> "tuple[ProcessCrew, RowContributions]":
+    def launch(self, job: "Job", seed: int) -> "tuple[ProcessWorkers, RowContributions]":
         """Have the workers placed and started, and come back when all of them are ready."""
-        from paceline.fleets.ray.launch import hire
+        from paceline.fleets.ray.launch import launch
 
-        return hire(self, job, seed)
+        return launch(self, job, seed)
 
-    def understudy(self, job: "Job", seed: int) -> "tuple[ProcessUnderstudy, RowContributions]":
+    def understudy(self, job: "Job", seed: int) -> "tuple[ProcessInlineWorker, RowContributions]":
         """Somebody who does in this process what the workers do in theirs."""
         from paceline.fleets.processes.inline import understudy
 
         return understudy(self, job, seed)
 
-    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessCrew, PieceRows]":
+    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessWorkers, PieceRows]":
         """The same, for workers that train models of their own."""
         from paceline.fleets.ray.launch import hire_trainers
 
         return hire_trainers(self, bench)
 
-    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessUnderstudy, PieceRows]":
+    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessInlineWorker, PieceRows]":
         from paceline.fleets.processes.inline import understudy_trainers
 
         return understudy_trainers(self, bench)

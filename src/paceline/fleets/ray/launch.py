@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.fleets.processes import launch as processes_launch
-from paceline.fleets.processes.group import ProcessCrew
-from paceline.fleets.processes.inline import ProcessUnderstudy
+from paceline.fleets.processes.group import ProcessWorkers
+from paceline.fleets.processes.inline import ProcessInlineWorker
 from paceline.fleets.processes.launch import Premises
 from paceline.fleets.processes.supervisor import Starter
 from paceline.fleets.ray.fleet import RayFleet
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from paceline.fleets.ray.session import Office
 
 
-def hire(fleet: RayFleet, job: Job, seed: int, office: "Office | None" = None) -> tuple[ProcessCrew, RowContributions]:
+def launch(
+    fleet: RayFleet, job: Job, seed: int, office: "Office | None" = None
+) -> tuple[ProcessWorkers, RowContributions]:
     """Have the workers of a job placed and started, or those that stay in an office."""
-    return processes_launch.hire(fleet, job, seed, partial(_agency, fleet, office, True))
+    return processes_launch.launch(fleet, job, seed, partial(_agency, fleet, office, True))
 
 
-def hire_trainers(fleet: RayFleet, bench: Bench, office: "Office | None" = None) -> tuple[ProcessCrew, PieceRows]:
+def hire_trainers(fleet: RayFleet, bench: Bench, office: "Office | None" = None) -> tuple[ProcessWorkers, PieceRows]:
     """The same for workers that train models of their own."""
     return processes_launch.hire_trainers(fleet, bench, partial(_agency, fleet, office, False))
 
@@ -74,14 +76,14 @@ class Standing:
     def medians(self) -> tuple[float, ...]:
         return self.fleet.medians
 
-    def hire(self, job: Job, seed: int) -> tuple[ProcessCrew, RowContributions]:
-        return hire(self.fleet, job, seed, self.office)
+    def launch(self, job: Job, seed: int) -> tuple[ProcessWorkers, RowContributions]:
+        return launch(self.fleet, job, seed, self.office)
 
-    def hire_trainers(self, bench: Bench) -> tuple[ProcessCrew, PieceRows]:
+    def hire_trainers(self, bench: Bench) -> tuple[ProcessWorkers, PieceRows]:
         return hire_trainers(self.fleet, bench, self.office)
 
-    def understudy(self, job: Job, seed: int) -> tuple[ProcessUnderstudy, RowContributions]:
+    def understudy(self, job: Job, seed: int) -> tuple[ProcessInlineWorker, RowContributions]:
         return self.fleet.understudy(job, seed)
 
-    def understudy_trainers(self, bench: Bench) -> tuple[ProcessUnderstudy, PieceRows]:
+    def understudy_trainers(self, bench: Bench) -> tuple[ProcessInlineWorker, PieceRows]:
         return self.fleet.understudy_trainers(bench)

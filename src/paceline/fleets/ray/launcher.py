@@ -7,13 +7,13 @@ from paceline.data.samples import TensorSamples
 from paceline.fleets.processes.channel import READY, RECORD
 from paceline.fleets.processes.launch import Premises
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.supervisor import Member
+from paceline.fleets.processes.supervisor import WorkerHandle
 from paceline.fleets.ray import local
 from paceline.fleets.ray.actor import Greeting, versions
 from paceline.fleets.ray.connection import ALIVE, Gone
 from paceline.fleets.ray.fleet import RayFleet
 from paceline.fleets.ray.process import Hand
-from paceline.fleets.ray.remote import FarMailbox, Weights
+from paceline.fleets.ray.remote import RemoteChannel, Weights
 from paceline.fleets.ray.session import Office
 
 
@@ -32,7 +32,7 @@ class Agency:
         # may the workers of a node look at the same samples? Code of a data set might write to them
         self._shared = isinstance(premises.job.samples, TensorSamples)
 
-    def start(self, member: Member, descriptors: list[int]) -> Hand:
+    def start(self, member: WorkerHandle, descriptors: list[int]) -> Hand:
         """An actor for a worker; what it comes to is told by its sentinel and on the common pipe."""
         office, number = self._office, member.number
         hand = Hand(
@@ -54,7 +54,7 @@ class Agency:
 
     # The switchboard's thread.
 
-    def _meet(self, member: Member, hand: Hand, answer: list[Greeting] | Gone) -> None:
+    def _meet(self, member: WorkerHandle, hand: Hand, answer: list[Greeting] | Gone) -> None:
         if isinstance(answer, Gone):
             hand.gone(answer.why)
             return
@@ -70,16 +70,16 @@ class Agency:
             self._stored = self._stored or [self._office.connection.put(_array(each)) for each in self._parcels]
             hand.handle.ask(partial(self._begin, member, hand), "prepare", self._run, *self._stored, self._shared)
 
-    def _begin(self, member: Member, hand: Hand, answer: list[str] | Gone) -> None:
+    def _begin(self, member: WorkerHandle, hand: Hand, answer: list[str] | Gone) -> None:
         if isinstance(answer, Gone):
             hand.gone(answer.why)
         elif answer[0]:
             self._refuse(member, hand, answer[0])
         elif not hand.over:
-            member.mailbox = FarMailbox(member, hand, self._run, self._premises, self._weights)
+            member.mailbox = RemoteChannel(member, hand, self._run, self._premises, self._weights)
             os.write(self._premises.post, RECORD.pack(member.number, READY, 0))
 
-    def _refuse(self, member: Member, hand: Hand, why: str) -> None:
+    def _refuse(self, member: WorkerHandle, hand: Hand, why: str) -> None:
         member.complaint = why
         hand.gone("ended")
 

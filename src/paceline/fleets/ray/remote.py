@@ -13,7 +13,7 @@ from typing import Any, cast
 from paceline.core.messages import Ticket
 from paceline.fleets.processes.channel import FAILED, RECORD, Order
 from paceline.fleets.processes.launch import Premises
-from paceline.fleets.processes.supervisor import Member
+from paceline.fleets.processes.supervisor import WorkerHandle
 from paceline.fleets.ray.actor import Answer, FarOrder
 from paceline.fleets.ray.chunks import WITH_THE_CALL, cut, pieces_of
 from paceline.fleets.ray.connection import ASIDE, Connection, Gone
@@ -42,10 +42,10 @@ class Weights:
         return self._sent
 
 
-class FarMailbox:
+class RemoteChannel:
     """One worker's."""
 
-    def __init__(self, member: Member, hand: Hand, run: int, premises: Premises, weights: Weights) -> None:
+    def __init__(self, member: WorkerHandle, hand: Hand, run: int, premises: Premises, weights: Weights) -> None:
         self.taken = 0
         self.brought = NOTHING
         self.spent = 0.0

@@ -9,8 +9,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
 from paceline.core.messages import Joined, Left, Ticket
 from paceline.delays import Delay, check_delay
-from paceline.fleets.base import NoUnderstudy, check_labels, check_number
-from paceline.fleets.simulated.workers import SimulatedCrew
+from paceline.fleets.base import NoInlineWorker, check_labels, check_number
+from paceline.fleets.simulated.workers import SimulatedWorkers
 from paceline.learning.cost import Bill
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.learning.job import Job
     from paceline.learning.models.local_work import Bench, Pieces
 
-__all__ = ["Network", "SimulatedCrew", "SimulatedFleet"]
+__all__ = ["Network", "SimulatedFleet", "SimulatedWorkers"]
 CHOICES = {
     "recall": ("complete", "block", "abandon"),
     "ties": ("index", "reverse", "batch"),
@@ -129,27 +129,29 @@ class SimulatedFleet:
         """What a mini-batch typically takes each worker, transfers left aside."""
         return tuple(delay.median for delay in self._delays)
 
-    def open(self, seed: int, message_bytes: int = 0, bills: Callable[[Ticket], Bill] | None = None) -> SimulatedCrew:
+    def open(
+        self, seed: int, message_bytes: int = 0, bills: Callable[[Ticket], Bill] | None = None
+    ) -> SimulatedWorkers:
         """The workers of a run without a model, or of one whose messages have that size, or as each is billed."""
-        return SimulatedCrew(self, seed, message_bytes, bills)
+        return SimulatedWorkers(self, seed, message_bytes, bills)
 
-    def hire_trainers(self, bench: "Bench") -> "tuple[SimulatedCrew, Pieces]":
+    def hire_trainers(self, bench: "Bench") -> "tuple[SimulatedWorkers, Pieces]":
         """The workers of a run in which each trains a model of its own, when a step asks for it."""
         return self.open(bench.seed, bills=bench.bill), self.understudy_trainers(bench)[1]
 
-    def understudy_trainers(self, bench: "Bench") -> "tuple[NoUnderstudy, Pieces]":
+    def understudy_trainers(self, bench: "Bench") -> "tuple[NoInlineWorker, Pieces]":
         from paceline.learning.models.local_work import LazyPieces
         from paceline.learning.threads import Threads
 
-        return NoUnderstudy(), LazyPieces(bench.trainers, Threads(self.threads))
+        return NoInlineWorker(), LazyPieces(bench.trainers, Threads(self.threads))
 
-    def hire(self, job: "Job", seed: int) -> "tuple[SimulatedCrew, Contributions]":
+    def launch(self, job: "Job", seed: int) -> "tuple[SimulatedWorkers, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
         return self.open(seed, job.state.message_bytes), self.understudy(job, seed)[1]
 
-    def understudy(self, job: "Job", seed: int) -> "tuple[NoUnderstudy, Contributions]":
+    def understudy(self, job: "Job", seed: int) -> "tuple[NoInlineWorker, Contributions]":
         from paceline.learning.gradients.lazy import LazyContributions
         from paceline.learning.threads import Threads
 
         fused, threads = self.evaluation == "fused", Threads(self.threads)
-        return NoUnderstudy(), LazyContributions(job, fused=fused, seed=seed, threads=threads)
+        return NoInlineWorker(), LazyContributions(job, fused=fused, seed=seed, threads=threads)

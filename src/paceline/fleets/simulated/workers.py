@@ -33,7 +33,7 @@ MOST_DRAWN = 10**10  # in a run: half a day of nothing else; only a forged check
 ARRIVAL, AT_SERVER, CHANGE, ALARM, TURN = range(5)  # what comes first of things at one instant
 
 
-class SimulatedCrew:
+class SimulatedWorkers:
     """The workers of one simulated run. ``announce`` is told how long each piece takes that is billed."""
 
     def __init__(

@@ -12,7 +12,7 @@ from paceline.core.codec import whole
 from paceline.core.errors import ConfigError, Diverged
 from paceline.core.messages import Joined, Left, Step, Ticket
 from paceline.core.stateful import State
-from paceline.data.batches import Attentive, Batches, Watchful
+from paceline.data.batches import Batches, ObservesLosses, ObservesMembership
 from paceline.learning.generators import PieceNumbers
 from paceline.learning.gradients.lazy import Contributions, Evaluated, RowsAtHand
 from paceline.learning.model_state import ModelState, all_finite
@@ -75,7 +75,7 @@ class Recipe:
         return optimizer, Pace(scheduler)
 
 
-class Server:
+class GradientServer:
     """Carries the coordinator's instructions out on the model."""
 
     def __init__(
@@ -93,8 +93,8 @@ class Server:
         self._at_hand = contributions if isinstance(contributions, RowsAtHand) and recipe.clip_norm is None else None
         self._rate = plain_rate(self._optimizer, self._model_state.parameters)
         self._batches = batches
-        self._watchful = batches if isinstance(batches, Watchful) else None
-        self._attentive = batches if isinstance(batches, Attentive) else None
+        self._watchful = batches if isinstance(batches, ObservesLosses) else None
+        self._attentive = batches if isinstance(batches, ObservesMembership) else None
         self._workers = workers
         self._kept: set[Ticket] = set()
         self._numbers = PieceNumbers()

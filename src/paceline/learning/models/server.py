@@ -14,7 +14,7 @@ from paceline.core.codec import whole
 from paceline.core.errors import Diverged, IllegalDecision
 from paceline.core.messages import Joined, Left, Step, Ticket
 from paceline.core.stateful import State
-from paceline.data.batches import Attentive, Batches, Watchful
+from paceline.data.batches import Batches, ObservesLosses, ObservesMembership
 from paceline.data.partition import Indices
 from paceline.learning.cost import Bill
 from paceline.learning.gradients.lazy import share_out
@@ -65,7 +65,7 @@ class Aggregation(Protocol):
         ...
 
 
-class ModelHands:
+class ModelServer:
     """Draws the mini-batches of each piece of local training, combines the models that come of them, and counts.
 
     ``contributions`` are the pieces, which know where they are trained; ``trainers`` what each worker has come to.
@@ -83,7 +83,7 @@ class ModelHands:
         self.contributions = contributions
         self._job = job
         self._batches = batches
-        self._watchful = batches if isinstance(batches, Watchful) else None
+        self._watchful = batches if isinstance(batches, ObservesLosses) else None
         self._promised: dict[Ticket, list[Indices]] = {}
         self._spoiled_in_a_row = 0
         self._loss_sum, self._loss_weight = 0.0, 0.0
@@ -93,7 +93,7 @@ class ModelHands:
         return self.aggregation.model
 
     def attend(self, event: Joined | Left) -> None:
-        if isinstance(self._batches, Attentive):
+        if isinstance(self._batches, ObservesMembership):
             (self._batches.joined if isinstance(event, Joined) else self._batches.left)(event.worker)
 
     def start(self, ticket: Ticket) -> None:
