@@ -228,3 +228,12 @@ def test_plans_and_soft_pruning_refuse_what_cannot_be() -> None:
         SoftRule(1.5)
     with pytest.raises(pl.ConfigError, match="until=-3"):
         SoftRule(0.5, until=-3)
+
+
+def test_schedules_and_plans_are_values_that_nobody_changes_behind_a_check() -> None:
+    schedule, same = Schedule(3, 4, 2, window=10), Schedule(3, 4, 2, window=10)
+    plan = plan_of(schedule, 0.3, 100, 20)
+    assert len({schedule, same}) == len({plan, plan_of(same, 0.3, 100, 20)}) == 1
+    for made, name in ((schedule, "count"), (plan, "samples")):
+        with pytest.raises(AttributeError, match="cannot assign"):
+            setattr(made, name, 99)

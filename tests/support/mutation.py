@@ -71,7 +71,7 @@ TESTS: dict[str, Sequence[str]] = {
     "strategies/handing_in": ("core/test_handing_in.py",),
     "theory": ("theory",),  # or tests/theory/test_MODULE.py
     "theory/recursion": ("theory/test_sdde.py", "theory/test_rates.py"),
-    "theory/roots": ("theory/test_stability.py", "theory/test_rates.py"),
+    "theory/roots": ("theory/test_variance.py", "theory/test_rates.py"),
     "theory/group_bound": ("papers/test_reproduce_group_sgd.py", "theory/test_rates.py"),
     "theory/grid_delays": ("theory/test_sdde.py", "theory/test_moments.py"),
     "theory/histogram": ("theory/test_stability.py", "theory/test_moments.py"),
@@ -85,6 +85,8 @@ TESTS: dict[str, Sequence[str]] = {
     "pruning": ("pruning/test_samplers.py",),
     "pruning/shards": ("pruning/test_train_pruned.py",),
     "pruning/saved": ("pruning/test_train_pruned.py",),
+    "pruning/passes": ("pruning/test_train_pruned.py",),
+    "pruning/record": ("pruning/test_train_pruned.py", "reports/test_pruning_section.py"),
     "pruning/plan": ("pruning/test_plan.py", "pruning/test_samplers.py"),
     "pruning/formulas": ("pruning/test_plan.py", "pruning/test_memory.py"),
     "pruning/rules": ("pruning/test_memory.py", "pruning/test_samplers.py"),
@@ -100,6 +102,23 @@ TESTS: dict[str, Sequence[str]] = {
     "learning/model_hands": _MODELS,
     "learning/relabelling": ("learning/test_relabelling.py", *_MODELS),
     "learning/curvature": ("test_curvature.py",),
+    "learning/contributions": ("learning/test_unused.py", "learning/test_fusing.py", "test_train.py"),
+    "learning/copies": ("learning/test_copies.py", "learning/test_buffers.py"),
+    "learning/data": ("learning/test_loss.py", "learning/test_torch_features.py"),
+    "learning/fusing": ("learning/test_fusing.py",),
+    "learning/generators": ("learning/test_generators.py",),
+    "learning/gradient_work": ("learning/test_rows.py", "learning/test_loss.py"),
+    "learning/letters": ("fleets/test_ray_letters.py",),
+    "learning/loss": ("learning/test_loss.py",),
+    "learning/model_state": ("learning/test_buffers.py", "learning/test_copies.py"),
+    "learning/optimizer_state": ("test_resume.py", "learning/test_torch_features.py"),
+    "learning/packing": ("test_resume.py",),
+    "learning/piece_rows": ("fleets/test_process_models.py",),
+    "learning/plain_sgd": ("learning/test_unused.py", "learning/test_torch_features.py"),
+    "learning/segments": ("learning/test_rows.py", "learning/test_loss.py"),
+    "learning/server": ("test_train.py", "learning/test_copies.py", "learning/test_rows.py"),
+    "learning/task": ("test_train.py",),
+    "learning/threads": ("learning/test_threads.py",),
     "learning/rows": ("learning/test_rows.py",),
     "learning/row_sums": ("learning/test_rows.py",),
 }
@@ -151,8 +170,9 @@ def _untouched(code: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 class Trial:
     """A copy of the tree, in which one mutant after the other is tried."""
 
-    def __init__(self, copy: Path) -> None:
+    def __init__(self, copy: Path, limit: float | None) -> None:
         self.copy = copy
+        self.limit = limit
         self.limits: dict[Sequence[str], float] = {}
         for name in ("src", "tests", "examples", "pyproject.toml"):
             (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, copy / name)
@@ -166,11 +186,11 @@ class Trial:
             return (own,)
         return TESTS.get(module, TESTS[module.split("/", maxsplit=1)[0]])
 
-    def outcome(self, mutant: Mutant) -> tuple[str, str]:
-        """``killed``, ``survived`` or ``timed out``, and the lines that are others."""
+    def outcome(self, mutant: Mutant) -> dict[str, str]:
+        """``killed``, ``survived`` or ``timed out``, the lines that are others, and the test that failed first."""
         path = self.copy / "src" / "paceline" / f"{mutant.module}.py"
         code, tests = path.read_text(), self.tests(mutant.module)
-        if tests not in self.limits:
+        if self.limit is None and tests not in self.limits:
             begin = time.monotonic()
             if (told := self._run(tests, limit=900.0)) != "survived":
                 output = (self.copy / "output").read_text()
@@ -180,11 +200,14 @@ class Trial:
         assert changed is not None
         path.write_text(changed)
         try:
-            told = self._run(tests, self.limits[tests])
+            told = self._run(tests, self.limit or self.limits[tests])
         finally:
             path.write_text(code)
         lines = difflib.unified_diff(code.splitlines(), changed.splitlines(), n=0, lineterm="")
-        return told, "\n".join(line for line in lines if line[:3] not in ("---", "+++") and line[:2] != "@@")
+        diff = "\n".join(line for line in lines if line[:3] not in ("---", "+++") and line[:2] != "@@")
+        printed = (self.copy / "output").read_text(errors="replace").splitlines()
+        failed = next((line for line in printed if line.startswith(("FAILED", "ERROR"))), "").partition(" - ")[0]
+        return {"outcome": told, "diff": diff, "by": failed}
 
     def _run(self, tests: Sequence[str], limit: float) -> str:
         child = os.fork()
@@ -259,6 +282,9 @@ def main() -> None:
     parser.add_argument("--save", type=Path)
     parser.add_argument("--again", action="store_true", help="try those that survived once more")
     parser.add_argument("--only", default="", help="modules whose name begins so")
+    parser.add_argument(
+        "--limit", type=float, help="seconds for the tests of one; otherwise thrice what they take without a mutant"
+    )
     asked = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1")
     done: dict[str, dict[str, object]] = {}
@@ -268,7 +294,7 @@ def main() -> None:
     tried: list[dict[str, object]] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="paceline-mutation-") as place, asked.log.open("a", buffering=1) as log:
-        trial = Trial(Path(place))
+        trial = Trial(Path(place), asked.limit)
         samples: list[list[Mutant]] = []
         for package in asked.packages:
             every = [m for m in mutants(package, trial.copy / "src" / "paceline") if m.module.startswith(asked.only)]
@@ -278,8 +304,7 @@ def main() -> None:
         for mutant in (each for several in zip_longest(*samples) for each in several if each is not None):
             if mutant.key not in done or (asked.again and done[mutant.key]["outcome"] == "survived"):
                 begin = time.monotonic()
-                outcome, diff = trial.outcome(mutant)
-                line = {"key": mutant.key, **mutant._asdict(), "outcome": outcome, "diff": diff}
+                line = {"key": mutant.key, **mutant._asdict(), **trial.outcome(mutant)}
                 done[mutant.key] = {**line, "seconds": round(time.monotonic() - begin, 1)}
                 log.write(json.dumps(done[mutant.key]) + "\n")
             tried.append(done[mutant.key])

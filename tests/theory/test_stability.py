@@ -66,6 +66,29 @@ def test_a_limit_that_lies_between_two_close_crossings_is_found() -> None:
         assert max(radii) < 1
 
 
+def limit_by_scanning(delays: dict[int, float], momentum: float, points: int = 400_000) -> float:
+    """The smallest h with which z - (1 + m) + m / z + h sum_j q_j z^-j has a root on the unit circle, h real."""
+    z = np.exp(1j * np.linspace(0, np.pi, points + 1)[1:])
+    h = -(z - (1 + momentum) + momentum / z) / sum(share * z**-delay for delay, share in delays.items())
+    below, above = h[:-1], h[1:]
+    crossed = (np.signbit(below.imag) != np.signbit(above.imag)) & (below.real > 0)
+    below, above = below[crossed], above[crossed]
+    real = below.real + (above.real - below.real) * below.imag / (below.imag - above.imag)
+    return float(min(h[-1].real, real.min(initial=np.inf)))
+
+
+@pytest.mark.parametrize(
+    ("delays", "momentum"),
+    [({0: 0.6187, 1: 0.2825, 8: 0.0988}, 0.0), ({0: 0.5, 3: 0.5}, 0.9)],
+)
+def test_a_limit_of_which_a_coarse_grid_of_frequencies_has_no_trace_is_found(
+    delays: dict[int, float], momentum: float
+) -> None:
+    limit = critical_step(delays, momentum)
+    assert limit == pytest.approx(limit_by_scanning(delays, momentum), rel=1e-5)
+    assert spectral_radius(limit * (1 - 1e-5), delays, momentum) < 1
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_two_hundred_updates_of_delay_take_less_than_50_ms_of_computing(momentum: float) -> None:
     generator = np.random.default_rng(0)
