@@ -843,6 +843,13 @@ def test_when_a_whole_round_is_not_finite_the_run_ends_with_the_weights_it_had(t
     assert sorted(spoiled) == [0, 1, 2, 3, 4]
 
 
+def test_asynchronous_training_ends_after_one_contribution_of_each_worker_if_none_was_ever_finite() -> None:
+    run = train_with_nan(with_nan(0, 1, 2, 3, 4), pl.Asynchronous(), 50)
+    assert run.ended == "diverged"
+    assert "none of the last 5 contributions is finite" in str(run.problem)
+    assert len(run.spoiled) == 5
+
+
 def breaks_beyond_one(x: Tensor, targets: Tensor) -> Tensor:
     return half_square(x, targets) * torch.where(x > 1, math.nan, 1.0)
 

@@ -387,6 +387,7 @@ def test_a_state_of_other_arrays_changes_nothing() -> None:
         ({"samples": 60.5}, "samples=60.5 is not possible: a whole number"),
         ({"start": 1.5}, "start=1.5 is not possible: a whole number"),
         ({"samples": 0}, "samples=0 is not possible"),
+        ({"samples": 2**31}, "samples=2147483648 is not possible: 1 to 2,147,483,647"),
         ({"seed": -1}, "seed=-1"),
         ({"rank": 2, "ranks": 2}, "rank=2 of ranks=2 is not possible: 0 to 1"),
     ],
