@@ -76,7 +76,7 @@ class RayTogether(LoadScopeScheduling):  # type: ignore[misc]
 
 def left_behind() -> list[str]:
     """The processes that the tests started and that do not end by themselves."""
-    deadline = time.monotonic() + float(os.environ.get("PACELINE_TEST_PATIENCE", "20"))
+    deadline = time.monotonic() + float(os.environ.get("PACELINE_TEST_PATIENCE", "60"))
     while (found := _of_this_run()) and time.monotonic() < deadline:
         time.sleep(0.5)
     return found

@@ -57,7 +57,7 @@ def stop(pid: int) -> None:
 
 def wait_until_gone(pids: list[int]) -> None:
     """Those that are only waiting to be reaped are gone."""
-    until = time.monotonic() + 30.0
+    until = time.monotonic() + 60.0
     while alive := [pid for pid in pids if psutil.pid_exists(pid) and not is_zombie(pid)]:
         assert time.monotonic() < until, f"{alive} are still there"
         time.sleep(0.01)

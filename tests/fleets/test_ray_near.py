@@ -59,7 +59,7 @@ def test_silent_connections_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(local, "MOST_SILENT", 2)
     with desk() as opened:
         first, *others = [silent(opened.name) for _ in range(3)]
-        first.settimeout(30.0)
+        first.settimeout(60.0)
         assert first.recv(1) == b""  # it made room
         for each in (first, *others):
             each.close()
@@ -68,7 +68,7 @@ def test_silent_connections_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("key", [b"wrong" * 4, b""], ids=["a wrong key", "no key"])
 def test_who_has_no_key_is_turned_away(key: bytes) -> None:
     with desk() as opened, silent(opened.name) as connection:
-        connection.settimeout(30.0)
+        connection.settimeout(60.0)
         connection.sendall(key or b"?")
         assert connection.recv(16) == b""
 
@@ -78,6 +78,6 @@ def test_other_users_are_turned_away_before_anything_is_read(monkeypatch: pytest
         key = opened.expect([0], lambda: None)
         monkeypatch.setattr(os, "getuid", lambda: 12345)  # who connects is then somebody else
         with silent(opened.name) as connection:
-            connection.settimeout(30.0)
+            connection.settimeout(60.0)
             assert connection.recv(16) == b""  # though it has sent nothing
         assert opened._expected.keys() == {key}  # nobody has used up what a worker needs

@@ -1,9 +1,10 @@
 """The tests with processes, Ray and a browser, again and again beside two busy loops: none may depend on speed.
 
-    make busy TIMES=10, or in tests/: python -m support.busy [TIMES] [PATHS...]
+    make busy TIMES=10, or in tests/: python -m support.busy [TIMES] [PATHS...] [-n PROCESSES] [--save]
 
-Prints a line for each time, with what failed, and ends with 1 if anything did. ``--save`` writes the counts to
-tests/support/busy.json. Ten times take two hours on two cores.
+Which tests these are is found out: all that ``pytest --quick`` leaves out because they start a process. Prints a line
+for each time, with what failed, and ends with 1 if anything did. ``--save`` adds each time to tests/support/busy.json
+as soon as it is over, with the commit, so that ten times can be done in several sittings.
 """
 
 import argparse
@@ -14,17 +15,15 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 TESTS = Path(__file__).parent.parent
 SAVED = Path(__file__).with_suffix(".json")
-PATHS = (
-    "fleets", "contract/test_fleets.py", "pruning/test_pruned_processes.py", "papers/test_jobs.py",
-    "learning/test_averaging.py", "reports/test_page_in_browser.py", "test_cli.py", "test_examples.py",
-    "test_profile.py", "test_replay.py", "test_resume_killed.py", "test_resume_models.py", "test_resume_processes.py",
-    "test_saved_models.py", "test_train.py",
-)  # fmt: skip
 LOOPS = 2
 
 
@@ -33,44 +32,80 @@ def spin() -> None:
         pass
 
 
-def once(paths: list[str]) -> tuple[int, list[str], str]:
-    """The code, the tests that failed, and the last line."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", *(str(TESTS / path) for path in paths)]
+@contextmanager
+def busy_loops() -> Iterator[None]:
+    loops = [multiprocessing.Process(target=spin, daemon=True) for _ in range(LOOPS)]
+    for loop in loops:
+        loop.start()
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+
+
+def tested(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     settings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
-    result = subprocess.run(command, cwd=TESTS.parent, env=settings, stdout=subprocess.PIPE, text=True, check=False)
-    return (
-        result.returncode,
-        re.findall(r"^(?:FAILED|ERROR) (\S+)", result.stdout, re.M),
-        result.stdout.splitlines()[-1],
-    )
+    command = [sys.executable, "-m", "pytest", *arguments]
+    return subprocess.run(command, cwd=TESTS.parent, env=settings, stdout=subprocess.PIPE, text=True, check=False)
+
+
+def with_processes(paths: Sequence[str]) -> list[str]:
+    """The names of the tests below these paths that start a process."""
+    said = tested(["--quick", "-v", "-n", "auto", *(str(TESTS / path) for path in paths)]).stdout
+    found = re.findall(r"^\[gw\d+\] \[ *\d+%\] SKIPPED (.*\S)", said, re.M)
+    if not found:
+        sys.exit(f"no test starts a process:\n{said}")
+    return sorted(found)
+
+
+def once(names: Path, processes: int) -> dict[str, Any]:
+    """Run the tests that a file names: the exit code, what failed, the last line, and how long it took."""
+    began = time.monotonic()
+    result = tested(["-q", "-n", str(processes), f"@{names}"])
+    if result.returncode:
+        print(result.stdout, file=sys.stderr, flush=True)
+    return {
+        "code": result.returncode,
+        "failed": re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", result.stdout, re.M),
+        "said": result.stdout.splitlines()[-1],
+        "seconds": round(time.monotonic() - began),
+    }
+
+
+def commit() -> str:
+    """Of the tests as they are, with a plus if something has been changed since."""
+    command = ["git", "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, cwd=TESTS, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def save(round_: dict[str, Any]) -> None:
+    rounds = json.loads(SAVED.read_text())["rounds"] if SAVED.exists() else []
+    about = {"cores": os.cpu_count(), "loops": LOOPS, "python": platform.python_version()}
+    SAVED.write_text(json.dumps(about | {"rounds": [*rounds, round_]}, indent=1) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("times", type=int, nargs="?", default=10)
-    parser.add_argument("paths", nargs="*", default=PATHS, help="below tests/")
+    parser.add_argument("paths", nargs="*", default=["."], help="below tests/")
+    parser.add_argument("-n", "--processes", type=int, default=4, help="of pytest; most of the tests wait")
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
-    loops = [multiprocessing.Process(target=spin, daemon=True) for _ in range(LOOPS)]
-    for loop in loops:
-        loop.start()
-    rounds = []
-    for number in range(1, asked.times + 1):
-        began = time.monotonic()
-        code, failed, last = once(list(asked.paths))
-        rounds.append({"code": code, "failed": failed, "said": last, "seconds": round(time.monotonic() - began)})
-        print(f"{number} of {asked.times}: {last}", *failed, sep="\n  ", flush=True)
-    for loop in loops:
-        loop.kill()
-    if asked.save:
-        about = {
-            "cores": os.cpu_count(),
-            "loops": LOOPS,
-            "python": platform.python_version(),
-            "paths": list(asked.paths),
-        }
-        SAVED.write_text(json.dumps(about | {"rounds": rounds}, indent=1) + "\n")
-    sys.exit(any(each["code"] for each in rounds))
+    made_at, failed = commit(), False
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:
+        found = with_processes(asked.paths)
+        names.write("\n".join(found))
+        names.flush()
+        print(len(found), "tests start a process", flush=True)
+        with busy_loops():
+            for number in range(1, asked.times + 1):
+                done = once(Path(names.name), asked.processes)
+                failed |= bool(done["code"])
+                print(f"{number} of {asked.times}: {done['said']}", *done["failed"], sep="\n  ", flush=True)
+                if asked.save:
+                    save({"commit": made_at, "tests": len(found), "processes": asked.processes, **done})
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
