@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,6 +17,7 @@ import paceline as pl
 from paceline.core.errors import ConfigError
 from paceline.fleets.base import Fleet
 from paceline.learning.gradients.server import MakeOptimizer
+from paceline.learning.job import job_of
 from support.noted import Noted, steps_of
 
 GENERATOR = torch.Generator().manual_seed(6)
@@ -265,6 +267,58 @@ def test_parameters_that_a_loss_function_refers_to_are_told_of(caplog: pytest.Lo
         scaled.requires_grad_(False)
         train(linear(), lambda o, y: 2 * scaled(o, y))
     assert not caplog.text
+
+
+class Centred(nn.Module):
+    """Weighs classes by constants, and follows the mean of the outputs: in place, or with a new tensor each time."""
+
+    def __init__(self, follows: str, *, trained: bool = False) -> None:
+        super().__init__()
+        self.follows = follows
+        self.register_buffer("weights", torch.ones(2, dtype=torch.float64))
+        self.register_buffer("centre", torch.zeros(2, dtype=torch.float64))
+        if trained:
+            self.temperature = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.follows == "in place":
+            self.get_buffer("centre").lerp_(outputs.detach().mean(0), 0.1)
+        elif self.follows == "anew":
+            self.centre = 0.9 * self.get_buffer("centre") + 0.1 * outputs.detach().mean(0)
+        temperature = getattr(self, "temperature", 1.0)
+        return cross_entropy((outputs - self.get_buffer("centre")) / temperature, targets, self.get_buffer("weights"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (lambda: Centred("in place"), True),
+        (lambda: Centred("anew"), True),
+        (lambda: Centred("never"), False),
+        (lambda: Centred("in place", trained=True), False),
+        (lambda: nn.CrossEntropyLoss(weight=torch.ones(2, dtype=torch.float64)), False),
+    ],
+    ids=["in place", "anew", "never", "with a parameter", "class weights"],
+)
+def test_buffers_that_a_loss_without_parameters_changes_are_told_of(
+    loss: Callable[[], nn.Module], told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "paceline"):
+        train(linear(), loss(), updates=2)
+    expected = (
+        "the loss changes its buffers (centre) in training, which are neither exchanged between workers nor saved"
+    )
+    assert [expected in record.getMessage() for record in caplog.records] == [True] * told
+
+
+def test_a_loss_that_has_buffers_is_tried_without_a_trace() -> None:
+    """The trial draws, changes and counts nothing that the run would see."""
+    own, model = Centred("in place"), nn.Sequential(linear(), nn.BatchNorm1d(2).double(), nn.Dropout(0.5))
+    before = torch.get_rng_state()
+    job = job_of(pl.Task(model, own, train=(X, Y)), [np.arange(64)], 4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(own.get_buffer("centre"), torch.zeros(2, dtype=torch.float64))
+    assert int(job.state.model.get_buffer("1.num_batches_tracked")) == 0
 
 
 # Hooks

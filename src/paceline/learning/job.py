@@ -4,14 +4,16 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from paceline.core.errors import ConfigError
 from paceline.data.partition import Indices
-from paceline.data.samples import Samples
+from paceline.data.samples import Samples, to_device
 from paceline.learning.copies import Search, copied, copies, trained_parameters, warn_of_evaluation
+from paceline.learning.generators import own_generators
 from paceline.learning.loss import Loss, SampleLoss
 from paceline.learning.model_state import ModelState
 from paceline.learning.task import Task, device_of
@@ -58,6 +60,7 @@ def job_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Job:
         model.train()
     samples = task.training_samples()
     plain = task.unaugmented_samples()
+    _warn_of_buffers(model, loss, samples, batch_size)
     together = loss is not task.loss
     return Job(state_of(model, loss), samples, SampleLoss(loss, samples), batch_size, plain, shards, together)
 
@@ -65,6 +68,34 @@ def job_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Job:
 def state_of(model: nn.Module, loss: Loss) -> ModelState:
     """What is trained: the model, and a loss that has parameters of its own."""
     return ModelState(model, loss if isinstance(loss, nn.Module) and trained_parameters(model, loss) else None)
+
+
+def _warn_of_buffers(model: nn.Module, loss: Loss, samples: Samples, batch_size: int) -> None:
+    """Say that a loss without parameters changes buffers of its own. Shown by trying it on copies, on one mini-batch.
+
+    Constants that never change, such as class weights, are buffers too: so they have to be tried.
+    """
+    if not isinstance(loss, nn.Module) or trained_parameters(model, loss):
+        return
+    of_model = {id(each) for each in model.buffers()}
+    names = [name for name, each in loss.named_buffers() if id(each) not in of_model]
+    if not names or type(loss).__module__ == "torch.nn.modules.loss":
+        return
+    try:
+        with own_generators(0), torch.no_grad():
+            tried_model, tried_loss = copied((model, loss))
+            indices = np.arange(min(batch_size, len(samples)))
+            inputs, targets = to_device(samples.fetch(indices), device_of(model))
+            tried_loss(tried_model(inputs), targets)
+    except Exception:  # whatever a model raises: the run will raise it too, and is where it belongs
+        return
+    changed = [name for name in names if not torch.equal(loss.get_buffer(name), tried_loss.get_buffer(name))]
+    if changed:
+        log.warning(
+            "the loss changes its buffers (%s) in training, which are neither exchanged between workers nor saved: let "
+            "the model keep them, or give the loss a parameter to be trained, with which its buffers are kept too",
+            ", ".join(changed[:3]),
+        )
 
 
 def _refuse(model: nn.Module) -> None:
