@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 
 import paceline as pl
 from paceline.core.messages import Arrived, Recall
-from paceline.learning.job import job_of
+from paceline.learning.workload import workload_of
 
 STRATEGIES: dict[str, pl.Strategy] = {
     "SSGD": pl.Synchronous(),
@@ -93,8 +93,8 @@ def recalls() -> list[float]:
 def deaths() -> list[float]:
     """Milliseconds; each worker dies four times, for after five without work in between there is no replacement."""
     chosen = CASES["logistic regression"]
-    job = job_of(pl.Task(chosen.make(), cross_entropy, chosen.data()), [], chosen.batch)
-    crew, _ = pl.ProcessFleet(2).launch(job, seed=0)
+    workload = workload_of(pl.Task(chosen.make(), cross_entropy, chosen.data()), [], chosen.batch)
+    crew, _ = pl.ProcessFleet(2).launch(workload, seed=0)
     noticed = []
     with closing(crew):
         crew.wait()

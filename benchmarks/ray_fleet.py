@@ -36,7 +36,7 @@ from torch.nn.functional import cross_entropy
 
 import paceline as pl
 from paceline.fleets.base import Fleet
-from paceline.learning.job import job_of
+from paceline.learning.workload import workload_of
 
 STEPS = {"logistic regression": 100, "LeNet": 40, "MLP of 10 M": 8}
 BARS = {
@@ -186,7 +186,7 @@ def over_pure(address: str, rounds: int) -> dict[str, float]:
 def milliseconds_to_notice(address: str, near: bool) -> float:
     """From kill -9 of a worker that has nothing to do to the event."""
     fleet = pl.RayFleet(WORKERS, address=address, share_memory=near)
-    crew, _ = fleet.launch(job_of(trivial(), [], 8), seed=0)
+    crew, _ = fleet.launch(workload_of(trivial(), [], 8), seed=0)
     noticed = []
     with closing(crew):
         crew.wait()

@@ -139,8 +139,8 @@ class Tormented:
     def workers(self) -> int:
         return int(self.fleet.workers)
 
-    def launch(self, job: Any, seed: int) -> Any:
-        return self._struck(self.fleet.launch(job, seed))
+    def launch(self, workload: Any, seed: int) -> Any:
+        return self._struck(self.fleet.launch(workload, seed))
 
     def hire_trainers(self, bench: Any) -> Any:
         return self._struck(self.fleet.hire_trainers(bench))

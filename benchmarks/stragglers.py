@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.learning.arena.arena import Layout, Segments
+from paceline.learning.arena.arena import Layout, ParameterArena
 from paceline.learning.gradients.work import GradientWork
-from paceline.learning.job import job_of
+from paceline.learning.workload import workload_of
 
 WORKERS, SLOW, TIMES = 4, 3, 4.0
 TARGET, WINDOW, LR = 0.3, 16, 0.1  # the loss to reach; over so many mini-batches
@@ -62,14 +62,14 @@ def data() -> tuple[Tensor, Tensor]:
 
 def cost_of_blocks(case: Case, blocks: int, rounds: int = 9) -> float:
     """How many times as long the gradient of a mini-batch takes when it is computed in so many blocks."""
-    job = job_of(pl.Task(case.model(), cross_entropy, data()), [], 32)
-    layout = Layout(job.state.parameters, job.state.buffers, 32)
-    segments = Segments(layout, torch.zeros(2 * layout.stride, dtype=torch.uint8))
-    work = GradientWork(job.state.model, job.state.parameters, job.samples, job.loss)
+    workload = workload_of(pl.Task(case.model(), cross_entropy, data()), [], 32)
+    layout = Layout(workload.state.parameters, workload.state.buffers, 32)
+    arena = ParameterArena(layout, torch.zeros(2 * layout.stride, dtype=torch.uint8))
+    work = GradientWork(workload.state.model, workload.state.parameters, workload.samples, workload.loss)
 
     def compute(units: int) -> None:
         for _ in range(20):
-            work.compute(segments[0], segments[1], np.arange(32), units=units, seed=0, go_on=lambda block: True)
+            work.compute(arena[0], arena[1], np.arange(32), units=units, seed=0, go_on=lambda block: True)
 
     times = interleaved({"whole": lambda: compute(1), "blocks": lambda: compute(blocks)}, rounds)
     return round(ratio(times, "blocks", "whole"), 2)

@@ -22,7 +22,7 @@ from paceline.core.messages import Event, Joined, Left
 from paceline.fleets.processes import fork_server
 from paceline.fleets.processes.fork_server import NURSERY
 from paceline.fleets.processes.group import ProcessWorkers
-from paceline.learning.job import job_of
+from paceline.learning.workload import workload_of
 from support import faults
 from support.digits import digits_task, linear
 
@@ -31,7 +31,7 @@ TESTS = Path(__file__).parents[1]
 
 @contextmanager
 def crew_of(workers: int, task: pl.Task | None = None, **options: Any) -> Iterator[ProcessWorkers]:
-    crew, _ = pl.ProcessFleet(workers, **options).launch(job_of(task or digits_task(), [], 32), seed=0)
+    crew, _ = pl.ProcessFleet(workers, **options).launch(workload_of(task or digits_task(), [], 32), seed=0)
     with closing(crew):
         crew.wait()
         yield crew

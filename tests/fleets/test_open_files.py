@@ -8,7 +8,7 @@ import resource
 import pytest
 
 import paceline as pl
-from paceline.learning.job import job_of
+from paceline.learning.workload import workload_of
 from support.digits import digits_task
 
 
@@ -18,7 +18,7 @@ def open_files() -> int:
 
 
 def launch(workers: int) -> None:
-    crew, _ = pl.ProcessFleet(workers).launch(job_of(digits_task(), [], 32), seed=0)
+    crew, _ = pl.ProcessFleet(workers).launch(workload_of(digits_task(), [], 32), seed=0)
     crew.close()
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import paceline as pl
 from paceline.core.messages import Arrived, Drop, Halt, Joined, Left, Start, Step, Ticket
 from paceline.data.partition import Indices, Labelled
-from paceline.learning.job import job_of
+from paceline.learning.workload import workload_of
 from paceline.testing.retraced import WrittenDown, retrace
 from paceline.trace.record import Spoiled, Trace
 from support import faults
@@ -127,7 +127,7 @@ def test_what_was_handed_in_before_death_counts(tmp_path: Path) -> None:
 
 def test_death_is_noticed() -> None:
     """Of workers that have nothing to do, so that no deadline ends. How soon: benchmarks/process_costs.py."""
-    crew, _ = pl.ProcessFleet(3).launch(job_of(digits_task(), [], 32), seed=0)
+    crew, _ = pl.ProcessFleet(3).launch(workload_of(digits_task(), [], 32), seed=0)
     with closing(crew):
         crew.wait()
         for number in range(12):  # four each: after five without work in between there is no replacement

@@ -138,7 +138,7 @@ def test_a_fleet_that_cannot_train_models_is_refused() -> None:
     class GradientsOnly:
         workers = 2
 
-        def launch(self, *job: Any) -> Any:
+        def launch(self, *workload: Any) -> Any:
             raise AssertionError("nobody is hired for what cannot be done")
 
     with pytest.raises(pl.ConfigError, match="GradientsOnly cannot run ModelAveraging: its workers hand in gradients"):

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 import paceline as pl
 from paceline.core.errors import WorkerFailed
 from paceline.core.messages import Arrived, Joined, Recall, Start, Ticket
-from paceline.learning.job import job_of
+from paceline.learning.workload import workload_of
 from support.ddp import train_with_ddp
 from support.digits import Noted, digits, digits_task
 
@@ -224,7 +224,7 @@ def test_workers_can_be_made_slow() -> None:
 def test_workers_may_be_ready_before_the_server_listens() -> None:
     """Then it hears of a process's birth, and from the process itself, at the same moment."""
     for _ in range(2):  # torch is loaded where processes come from only when the first are needed
-        crew, _ = pl.ProcessFleet(2).launch(job_of(digits_task(), [], 32), seed=0)
+        crew, _ = pl.ProcessFleet(2).launch(workload_of(digits_task(), [], 32), seed=0)
         with closing(crew):
             time.sleep(1.0)
             assert [event.worker for event in crew.wait() if isinstance(event, Joined)] == [0, 1]
@@ -251,7 +251,7 @@ def test_a_recalled_worker_hands_in_its_finished_blocks() -> None:
 
 def test_nobody_burns_the_processor_while_waiting() -> None:
     fleet = pl.ProcessFleet(2, slow={0: pl.Constant(1.5), 1: pl.Constant(1.5)})
-    crew, contributions = fleet.launch(job_of(digits_task(), [], 32), seed=0)
+    crew, contributions = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
     with closing(crew):
         crew.wait()
         pids = [*crew.pids.values(), os.getpid()]

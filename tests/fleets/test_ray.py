@@ -17,7 +17,7 @@ import torch
 
 import paceline as pl
 from paceline.core.messages import Joined, Left
-from paceline.learning.job import job_of
+from paceline.learning.workload import workload_of
 from paceline.storage.checkpoint import read_checkpoint
 from paceline.testing import FleetContract
 from paceline.testing.retraced import WrittenDown, retrace
@@ -140,7 +140,7 @@ def test_death_is_noticed(near: bool, cluster: Nodes) -> None:
     How soon it is noticed: benchmarks/ray_fleet.py.
     """
     fleet = pl.RayFleet(2, share_memory=near, address=cluster.address)
-    crew, _ = fleet.launch(job_of(digits_task(), [], 32), seed=0)
+    crew, _ = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
     with closing(crew):
         crew.wait()
         for worker in (0, 1):

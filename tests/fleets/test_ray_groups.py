@@ -17,7 +17,7 @@ import torch
 import paceline as pl
 from paceline.cli.main import main
 from paceline.core.messages import Arrived, Regroup, Step
-from paceline.learning.job import job_of
+from paceline.learning.workload import workload_of
 from paceline.reports.stragglers import stragglers
 from paceline.trace.record import Computed, read_trace
 from support.digits import digits_task
@@ -157,7 +157,7 @@ class TestLabelled:
             for node in cluster.cluster.list_all_nodes()
         }
         assert sorted(map(str, raylets.values())) == ["None", "a100", "t4"]
-        crew, _ = fleet.launch(job_of(digits_task(), [], 32), seed=0)
+        crew, _ = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
         with closing(crew):
             crew.wait()
             parents = [psutil.Process(pid).ppid() for pid in crew.pids.values()]

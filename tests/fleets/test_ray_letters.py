@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.core.messages import Ticket, gradient
 from paceline.fleets.processes.channel import FAILED, RECORD, Order
-from paceline.fleets.processes.launch import Premises
+from paceline.fleets.processes.launch import SharedContext
 from paceline.fleets.processes.supervisor import WorkerHandle
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.ray.actor import Answer
@@ -20,8 +20,8 @@ from paceline.fleets.ray.chunks import PIECE, WITH_THE_CALL, cut, pieces_of
 from paceline.fleets.ray.connection import Gone
 from paceline.fleets.ray.process import Hand
 from paceline.fleets.ray.remote import RemoteChannel, Weights
-from paceline.learning.arena.arena import Brought, Layout, Segments
-from paceline.learning.arena.blobs import Letters
+from paceline.learning.arena.arena import Brought, Layout, ParameterArena
+from paceline.learning.arena.blobs import Blobs
 
 
 class Calls:
@@ -53,32 +53,32 @@ class Store:
 
 
 class Desk:
-    """One far worker's letters, and what came of them."""
+    """One far worker's blobs, and what came of them."""
 
     def __init__(self, numbers: int) -> None:
         layout = Layout([nn.Parameter(torch.zeros(numbers))], [], samples=4)
-        self.segments = Segments(layout, torch.zeros(4 * layout.stride, dtype=torch.uint8))
+        self.arena = ParameterArena(layout, torch.zeros(4 * layout.stride, dtype=torch.uint8))
         self.calls, self.store = Calls(), Store()
         self.hand = Hand(self.calls, 1.0, has_place=lambda: True, keep=lambda handle: False)  # type: ignore[arg-type]
         self.member = WorkerHandle(7, None, SilenceTimeout())  # type: ignore[arg-type]
-        self.paper = Letters()
+        self.paper = Blobs()
         self.post, self.theirs = os.pipe()
         os.set_blocking(self.post, False)
-        weights = Weights(self.segments, self.store, once_a_version=True)  # type: ignore[arg-type]
-        memories = SimpleNamespace(letters=self.paper.descriptor)
-        premises = Premises(memories, self.segments, None, self.theirs)  # type: ignore[arg-type]
-        self.letters = RemoteChannel(self.member, self.hand, 3, premises, weights)
+        weights = Weights(self.arena, self.store, once_a_version=True)  # type: ignore[arg-type]
+        memories = SimpleNamespace(blobs=self.paper.descriptor)
+        context = SharedContext(memories, self.arena, None, self.theirs)  # type: ignore[arg-type]
+        self.blobs = RemoteChannel(self.member, self.hand, 3, context, weights)
 
     def give(self, serial: int, version: int = 0) -> Ticket:
         ticket = Ticket(serial, 7, version, gradient(2))
         self.member.ticket = ticket
-        self.letters.post(Order(serial, 2, 3, 0, np.arange(4), 0, 0.0))
-        self.letters.ring()
+        self.blobs.post(Order(serial, 2, 3, 0, np.arange(4), 0, 0.0))
+        self.blobs.ring()
         return ticket
 
     def answer(self, call: int, value: float, done: int = 2, complaint: str = "") -> None:
-        row = torch.full_like(self.segments[3].vectors[0], value)
-        whole = np.zeros(self.segments.layout.losses.end, dtype=np.uint8)
+        row = torch.full_like(self.arena[3].vectors[0], value)
+        whole = np.zeros(self.arena.layout.losses.end, dtype=np.uint8)
         whole[: row.nbytes] = row.view(torch.uint8).numpy()
         pieces = cut(whole, pieces_of(len(whole)))
         self.calls.made[call][0]([(Answer(done, Brought(4, 0.0, 0.0, 4.0), 0.1, complaint), pieces[0]), *pieces[1:]])
@@ -91,7 +91,7 @@ class Desk:
 
     @property
     def row(self) -> list[float]:
-        return [float(each) for each in np.unique(self.segments[3].vectors[0].numpy())]
+        return [float(each) for each in np.unique(self.arena[3].vectors[0].numpy())]
 
     def close(self) -> None:
         if not self.hand.over:
@@ -117,14 +117,14 @@ def test_an_answer_becomes_a_row_and_is_told_of_once(desk: Desk) -> None:
 
 def test_what_was_halted_is_not_handed_in(desk: Desk) -> None:
     ticket = desk.give(5)
-    desk.letters.halt(ticket)
+    desk.blobs.halt(ticket)
     assert desk.calls.told == [("halt", (3, 5))]
     desk.answer(0, 1.5)
     assert (desk.told(), desk.row) == ([], [0.0])
 
 
 def test_a_late_answer_does_not_pass_for_that_of_the_next_ticket(desk: Desk) -> None:
-    desk.letters.halt(desk.give(5))
+    desk.blobs.halt(desk.give(5))
     desk.give(6)
     desk.answer(0, 1.5)
     assert (desk.told(), desk.row) == ([], [0.0])
@@ -152,9 +152,9 @@ def test_whether_a_lost_call_was_carried_out_is_not_known_and_it_does_not_count(
 def test_an_order_that_is_halted_before_it_is_sent_is_never_sent(desk: Desk) -> None:
     ticket = Ticket(5, 7, 0, gradient(2))
     desk.member.ticket = ticket
-    desk.letters.post(Order(5, 2, 3, 0, np.arange(4), 0, 0.0))
-    desk.letters.halt(ticket)
-    desk.letters.ring()
+    desk.blobs.post(Order(5, 2, 3, 0, np.arange(4), 0, 0.0))
+    desk.blobs.halt(ticket)
+    desk.blobs.ring()
     assert (desk.calls.made, desk.calls.told) == ([], [])
 
 
@@ -162,12 +162,12 @@ def test_what_a_worker_raises_is_told_and_it_is_given_up(desk: Desk) -> None:
     desk.give(5)
     desk.answer(0, 0.0, done=0, complaint="ZeroDivisionError")
     assert desk.told() == [(7, FAILED, 5)]
-    assert desk.letters.complaint == "ZeroDivisionError"
+    assert desk.blobs.complaint == "ZeroDivisionError"
     assert desk.hand.ends_by(0.0)
 
 
 def test_of_a_ticket_that_came_back_with_nothing_the_row_stays_as_it_was(desk: Desk) -> None:
-    desk.letters.recall(desk.give(5))
+    desk.blobs.recall(desk.give(5))
     assert desk.calls.told == [("recall", (3, 5))]
     desk.answer(0, 1.5, done=0)
     assert (desk.told(), desk.row) == ([(7, 0, 5)], [0.0])
@@ -176,7 +176,7 @@ def test_of_a_ticket_that_came_back_with_nothing_the_row_stays_as_it_was(desk: D
 def test_weights_are_stored_once_a_version() -> None:
     desk = Desk(WITH_THE_CALL)
     for serial, version in enumerate([0, 0, 0, 1, 1, 2]):
-        desk.segments[0].vectors[0].fill_(version)
+        desk.arena[0].vectors[0].fill_(version)
         desk.give(serial, version)
     desk.close()
     assert [stored[:4].view(np.float32)[0] for stored in desk.store.stored] == [0.0, 1.0, 2.0]

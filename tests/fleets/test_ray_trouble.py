@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 
 import paceline as pl
 from paceline.core.errors import WorkerFailed
-from paceline.learning.job import job_of
+from paceline.learning.workload import workload_of
 from support.digits import digits_task
 from support.ray_cluster import Nodes, nodes
 
@@ -37,7 +37,7 @@ def cluster() -> Iterator[Nodes]:
 def refused(fleet: pl.RayFleet, task: pl.Task | None = None) -> str:
     """The one line in which a fleet refuses to work."""
     with pytest.raises(pl.ConfigError) as caught:
-        fleet.launch(job_of(digits_task() if task is None else task, [], 32), seed=0)
+        fleet.launch(workload_of(digits_task() if task is None else task, [], 32), seed=0)
     line = str(caught.value)
     assert "\n" not in line
     return line
@@ -65,8 +65,8 @@ def test_descriptions_that_cannot_be(wrong: dict[str, Any], line: str) -> None:
 def test_without_ray() -> None:
     code = (
         "import sys; sys.modules['ray'] = None; import paceline as pl, torch\n"
-        "from support.digits import digits_task\nfrom paceline.learning.job import job_of\n"
-        "try: pl.RayFleet(2).launch(job_of(digits_task(), [], 32), seed=0)\n"
+        "from support.digits import digits_task\nfrom paceline.learning.workload import workload_of\n"
+        "try: pl.RayFleet(2).launch(workload_of(digits_task(), [], 32), seed=0)\n"
         "except pl.ConfigError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, text=True, check=True)
@@ -127,8 +127,8 @@ def test_labels_where_there_are_none(cluster: Nodes) -> None:
 def test_another_version_of_ray(cluster: Nodes) -> None:
     code = (
         "import ray; ray.__version__ = '2.59.0'; import paceline as pl\n"
-        "from support.digits import digits_task\nfrom paceline.learning.job import job_of\n"
-        f"try: pl.RayFleet(1, address={cluster.address!r}).launch(job_of(digits_task(), [], 32), seed=0)\n"
+        "from support.digits import digits_task\nfrom paceline.learning.workload import workload_of\n"
+        f"try: pl.RayFleet(1, address={cluster.address!r}).launch(workload_of(digits_task(), [], 32), seed=0)\n"
         "except pl.ConfigError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, text=True, check=True)

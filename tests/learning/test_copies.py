@@ -17,7 +17,7 @@ import paceline as pl
 from paceline.core.errors import ConfigError
 from paceline.fleets.base import Fleet
 from paceline.learning.gradients.server import MakeOptimizer
-from paceline.learning.job import job_of
+from paceline.learning.workload import workload_of
 from support.noted import Noted, steps_of
 
 GENERATOR = torch.Generator().manual_seed(6)
@@ -315,10 +315,10 @@ def test_a_loss_that_has_buffers_is_tried_without_a_trace() -> None:
     """The trial draws, changes and counts nothing that the run would see."""
     own, model = Centred("in place"), nn.Sequential(linear(), nn.BatchNorm1d(2).double(), nn.Dropout(0.5))
     before = torch.get_rng_state()
-    job = job_of(pl.Task(model, own, train=(X, Y)), [np.arange(64)], 4)
+    workload = workload_of(pl.Task(model, own, train=(X, Y)), [np.arange(64)], 4)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(own.get_buffer("centre"), torch.zeros(2, dtype=torch.float64))
-    assert int(job.state.model.get_buffer("1.num_batches_tracked")) == 0
+    assert int(workload.state.model.get_buffer("1.num_batches_tracked")) == 0
 
 
 # Hooks

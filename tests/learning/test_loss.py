@@ -18,7 +18,7 @@ import paceline as pl
 from paceline.data.samples import DatasetSamples, Samples, TensorSamples
 from paceline.fleets.base import Fleet
 from paceline.learning import loss as losses
-from paceline.learning.arena.arena import Layout, Segments
+from paceline.learning.arena.arena import Layout, ParameterArena
 from paceline.learning.gradients.work import GradientWork
 from paceline.learning.loss import Loss, LossOfAll, SampleLoss
 
@@ -215,17 +215,17 @@ def row_of(samples: Samples, loss: Loss, batch: list[int], done: int, net: nn.Mo
     """The gradient that a worker hands in after so many of 4 blocks, and the loss that it tells."""
     parameters = list(net.parameters())
     layout = Layout(parameters, [], len(batch))
-    segments = Segments(layout, torch.zeros(2 * layout.stride, dtype=torch.uint8))
-    for own, value in zip(segments[0].parameters, parameters, strict=True):
+    arena = ParameterArena(layout, torch.zeros(2 * layout.stride, dtype=torch.uint8))
+    for own, value in zip(arena[0].parameters, parameters, strict=True):
         own.copy_(value.detach())
     work = GradientWork(net, parameters, samples, SampleLoss(loss, samples))
     for _ in range(2):  # the second time it is known what kind of loss it is
         made, brought = work.compute(
-            segments[0], segments[1], np.array(batch), units=4, seed=0, go_on=lambda block: block < done
+            arena[0], arena[1], np.array(batch), units=4, seed=0, go_on=lambda block: block < done
         )
         assert made == done
     mean = brought.loss_sum / brought.loss_weight if brought.loss_weight else float("nan")
-    return torch.cat([values.flatten() for values in segments[1].parameters]), mean
+    return torch.cat([values.flatten() for values in arena[1].parameters]), mean
 
 
 @pytest.mark.parametrize("of", [TensorSamples, DatasetSamples])

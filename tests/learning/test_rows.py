@@ -14,9 +14,9 @@ from paceline.core.messages import Step, Ticket
 from paceline.data.batches import Shuffled
 from paceline.fleets.processes.inline import ProcessInlineWorker
 from paceline.learning.gradients.server import GradientServer, Recipe
-from paceline.learning.gradients.shared import SLOTS, Promise, RowContributions
-from paceline.learning.gradients.sums import RowSums
-from paceline.learning.job import job_of
+from paceline.learning.gradients.shared import MODEL_SLOTS, Promise, SharedGradients
+from paceline.learning.gradients.sums import SlotSums
+from paceline.learning.workload import workload_of
 
 WORKERS, SAMPLES, STEPS = 4, 64, 6
 
@@ -30,8 +30,8 @@ def test_a_sum_is_added_in_place_and_elsewhere_with_the_same_bits(rows: Sequence
         vector = torch.randn(size, generator=generator, dtype=dtype)
         parts = tuple((row, -0.1 / (row + 3)) for row in rows)
         here, elsewhere = vector.clone(), torch.full_like(vector, torch.nan)
-        RowSums([matrix]).add(parts, [here], [here])
-        RowSums([matrix]).add(parts, [vector], [elsewhere])
+        SlotSums([matrix]).add(parts, [here], [here])
+        SlotSums([matrix]).add(parts, [vector], [elsewhere])
         assert torch.equal(here, elsewhere)
         expected = vector.double() + sum(factor * matrix[row].double() for row, factor in parts)
         torch.testing.assert_close(here.double(), expected, rtol=1e-5, atol=1e-6)
@@ -49,11 +49,11 @@ class Timing:
         layers = [nn.Linear(9, 21), *([nn.BatchNorm1d(21)] if batch_norm else []), nn.Tanh(), nn.Linear(21, 3)]
         x, y = torch.randn(SAMPLES, 9), torch.randint(3, (SAMPLES,))
         shards = list(np.arange(SAMPLES).reshape(WORKERS, -1))
-        job = job_of(pl.Task(nn.Sequential(*layers), cross_entropy, train=(x, y)), shards, 8)
+        workload = workload_of(pl.Task(nn.Sequential(*layers), cross_entropy, train=(x, y)), shards, 8)
         fleet = pl.ProcessFleet(WORKERS, threads=1)
-        worker, contributions = fleet.understudy(job, seed=0)
+        worker, contributions = fleet.inline(workload, seed=0)
         recipe = Recipe(lambda p: optimizer(p, lr=0.05))  # type: ignore[call-arg]
-        server = GradientServer(job.state, recipe, Shuffled().open(shards, 8, 0), contributions, WORKERS)
+        server = GradientServer(workload.state, recipe, Shuffled().open(shards, 8, 0), contributions, WORKERS)
         serials = iter(range(1000))
         bystanders = [self._bystander(server, worker, serials, number) for number in (2, 3)]
         sources: set[str] = set()
@@ -80,7 +80,7 @@ class Timing:
         server.start(ticket)
         return ticket
 
-    def _reads(self, contributions: RowContributions, bystanders: Sequence[Ticket]) -> None:
+    def _reads(self, contributions: SharedGradients, bystanders: Sequence[Ticket]) -> None:
         reading, slot = contributions._reading, contributions._slot
         reading[slot], reading[1 - slot] = set(), set()
         if self.holds_slot:
@@ -90,7 +90,7 @@ class Timing:
 
 
 def kind_of(promise: Promise) -> str:
-    return "row" if promise.source == promise.row else "slot" if promise.source < SLOTS else "refuge"
+    return "row" if promise.source == promise.row else "slot" if promise.source < MODEL_SLOTS else "refuge"
 
 
 PROMPT = Timing("slot", holds_slot=False, holds_other=False, interrupted=False)

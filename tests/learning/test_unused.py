@@ -16,8 +16,8 @@ import paceline as pl
 from paceline.core.messages import Ticket
 from paceline.data.partition import Indices
 from paceline.fleets.base import Fleet
-from paceline.learning.job import job_of
 from paceline.learning.plain_sgd import plain_sgd
+from paceline.learning.workload import workload_of
 from support.noted import Noted, steps_of
 
 Make = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -140,8 +140,8 @@ def test_rows_that_are_put_aside_keep_what_they_have_no_gradient_of() -> None:
     closed = np.flatnonzero(X[:, 0].numpy() <= GATE)[:4]
     ticket, made = Ticket(0, 0, 0), []
     for _ in range(2):
-        job = job_of(task(), [np.arange(96)], 4)
-        made.append((job, *pl.ProcessFleet(1).understudy(job, seed=0)))
+        workload = workload_of(task(), [np.arange(96)], 4)
+        made.append((workload, *pl.ProcessFleet(1).inline(workload, seed=0)))
     (_, worker, rows), (_, _, taken_up) = made
     rows.promise(ticket, closed)
     worker.hand_in(ticket, 1)

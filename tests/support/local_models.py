@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 import paceline as pl
 from paceline.data.partition import Indices
 from paceline.learning.gradients.server import MakeOptimizer, Recipe
-from paceline.learning.job import Job, job_of
 from paceline.learning.models.local_training import LocalTrainer
+from paceline.learning.workload import Workload, workload_of
 from support.digits import Noted, digits, digits_task, weights
 
 
@@ -74,7 +74,7 @@ def members(run: pl.Run) -> list[Tensor]:
     return [weights(member) for member in run.model.get_submodule("members").children()]
 
 
-def trainers(task: pl.Task, shards: Sequence[Indices], optimizer: MakeOptimizer) -> tuple[Job, list[LocalTrainer]]:
+def trainers(task: pl.Task, shards: Sequence[Indices], optimizer: MakeOptimizer) -> tuple[Workload, list[LocalTrainer]]:
     """The workers of a run that is carried out by hand."""
-    job = job_of(task, shards, batch_size=4)
-    return job, [LocalTrainer(job, Recipe(optimizer), worker, seed=0) for worker in range(len(shards))]
+    workload = workload_of(task, shards, batch_size=4)
+    return workload, [LocalTrainer(workload, Recipe(optimizer), worker, seed=0) for worker in range(len(shards))]

@@ -7,12 +7,12 @@ from paceline.core.errors import ConfigError
 from paceline.data.batches import Batches
 from paceline.fleets.base import Fleet, TrainersFleet, WorkerGroup
 from paceline.learning.gradients.server import GradientServer, Recipe
-from paceline.learning.job import Job
 from paceline.learning.models.averaging import Averaging
 from paceline.learning.models.ensembling import Ensembling
 from paceline.learning.models.local_training import LocalTrainer
 from paceline.learning.models.local_work import Bench
 from paceline.learning.models.server import Aggregation, ModelServer
+from paceline.learning.workload import Workload
 from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
@@ -23,33 +23,33 @@ log = logging.getLogger("paceline")
 
 
 def launch(
-    strategy: Strategy, fleet: Fleet, job: Job, recipe: Recipe, *, batches: Batches, seed: int
+    strategy: Strategy, fleet: Fleet, workload: Workload, recipe: Recipe, *, batches: Batches, seed: int
 ) -> tuple[WorkerGroup, GradientServer | ModelServer]:
     """The workers of a run, and what carries instructions out on the model: by gradients, or by models of their own."""
     _refuse_models_inside(strategy)
     if not isinstance(strategy, ModelAveraging | EnsembleCompression):
-        crew, contributions = fleet.launch(job, seed)
-        return crew, GradientServer(job.state, recipe, batches, contributions, fleet.workers)
+        crew, contributions = fleet.launch(workload, seed)
+        return crew, GradientServer(workload.state, recipe, batches, contributions, fleet.workers)
     if not isinstance(fleet, TrainersFleet):
         raise ConfigError(
             f"{type(fleet).__name__} cannot run {type(strategy).__name__}: its workers hand in gradients only; "
             "use a SimulatedFleet or a ProcessFleet"
         )
-    if job.trained_loss is not None and isinstance(strategy, EnsembleCompression):
+    if workload.trained_loss is not None and isinstance(strategy, EnsembleCompression):
         raise ConfigError(
             f"{type(strategy).__name__} cannot train the parameters of a loss: every worker would have a loss of its "
             "own, and an ensemble has one; let the model have them, or freeze them with requires_grad_(False)"
         )
-    trainers = [LocalTrainer(job, recipe, worker, seed) for worker in range(1, fleet.workers)]
+    trainers = [LocalTrainer(workload, recipe, worker, seed) for worker in range(1, fleet.workers)]
     aggregation: Aggregation
     if isinstance(strategy, ModelAveraging):
-        trainers.insert(0, LocalTrainer(job, recipe, 0, seed))
-        aggregation = Averaging(job, strategy, trainers)
-    else:  # an ensemble has no model of its own: the job's is free for a worker
-        trainers.insert(0, LocalTrainer(job, recipe, 0, seed, model=job.state.model))
-        aggregation = Ensembling(job, strategy, trainers)
-    crew, pieces = fleet.hire_trainers(Bench(job, recipe, trainers, seed, aggregation.bill))
-    return crew, ModelServer(job, batches, trainers, aggregation, pieces)
+        trainers.insert(0, LocalTrainer(workload, recipe, 0, seed))
+        aggregation = Averaging(workload, strategy, trainers)
+    else:  # an ensemble has no model of its own: the workload's is free for a worker
+        trainers.insert(0, LocalTrainer(workload, recipe, 0, seed, model=workload.state.model))
+        aggregation = Ensembling(workload, strategy, trainers)
+    crew, pieces = fleet.hire_trainers(Bench(workload, recipe, trainers, seed, aggregation.bill))
+    return crew, ModelServer(workload, batches, trainers, aggregation, pieces)
 
 
 def warn_of_settings_without_effect(strategy: Strategy, fleet: Fleet) -> None:

@@ -28,10 +28,10 @@ from paceline.fleets.simulated.fleet import SimulatedFleet, SimulatedWorkers
 from paceline.learning.generators import Generators, own_generators
 from paceline.learning.gradients.lazy import evaluation_of
 from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler, Recipe
-from paceline.learning.job import Job, job_of
 from paceline.learning.models.server import ModelServer
 from paceline.learning.task import Task, device_of
 from paceline.learning.threads import own_threads
+from paceline.learning.workload import Workload, workload_of
 from paceline.pruning.saved import write_pruning
 from paceline.pruning.shards import pruned_shards
 from paceline.randomness import stream
@@ -109,10 +109,10 @@ def train(
     config = {**settings, "stop": repr(stop), "every": repr(every)}
     with ExitStack() as stack:
         stack.enter_context(_surroundings(fleet, seed))
-        job = job_of(task, shards, batch_size)
+        workload = workload_of(task, shards, batch_size)
         batches = sampling.open(shards, batch_size, seed)
         pruned = pruned_shards(batches)
-        crew, server = launch(strategy, fleet, job, recipe, batches=batches, seed=seed)
+        crew, server = launch(strategy, fleet, workload, recipe, batches=batches, seed=seed)
         stack.callback(crew.close)
         changing = changing_parts(server, batches, crew, needed=checkpoint is not None or resume)
         opened = None if directory is None else place_of(directory).open(config, resume=resume)
@@ -126,7 +126,7 @@ def train(
         loop = Loop(strategy, crew, server, writer, stop.seconds)
         line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
         listeners: list[Listener] = [line] if opened is None else [opened, line]
-        judge = Evaluator(replace(task, loss=job.loss.whole), server, every, listeners)
+        judge = Evaluator(replace(task, loss=workload.loss.whole), server, every, listeners)
         checkpoints = None
         if opened is not None and changing:
             parts = {**changing, "loop": loop, "judge": judge, "random": Generators(device_of(server.model))}
@@ -140,7 +140,7 @@ def train(
         ended = Runner(stop, loop, judge, whole_epoch, pruned).come(line, checkpoints)
         run = Run(
             model=server.model,
-            loss=job.trained_loss,
+            loss=workload.trained_loss,
             history=judge.history,
             trace=writer.close(),
             mean_staleness=judge.staleness.mean,
@@ -155,7 +155,7 @@ def train(
             pruning=pruned.record if pruned else None,
         )
         if opened is not None:
-            _keep(opened, run, job)
+            _keep(opened, run, workload)
     _raise_what_ended(ended, run, opened)
     return run
 
@@ -181,13 +181,13 @@ def _refuse_without(directory: object, **needing: object) -> None:
             raise ConfigError(f"{name}={wanted} needs a directory")
 
 
-def _keep(opened: RunDirectory, run: Run, job: Job) -> None:
+def _keep(opened: RunDirectory, run: Run, workload: Workload) -> None:
     """Write what a run came to."""
     try:
         if run.pruning is not None:
-            write_pruning(opened.path, run.pruning, job.samples)
+            write_pruning(opened.path, run.pruning, workload.samples)
         if run.local is not None:
-            save_local(opened.path, run.local, job)
+            save_local(opened.path, run.local, workload)
         opened.finish(run.model, run.summary(), run.loss)
     except CannotWrite as error:
         raise CannotWrite(f"{error}; {opened.how_to_go_on()}") from None

@@ -9,8 +9,8 @@ from paceline.core.messages import Event, Ticket
 
 if TYPE_CHECKING:
     from paceline.learning.gradients.lazy import Contributions
-    from paceline.learning.job import Job
     from paceline.learning.models.local_work import Bench, Pieces
+    from paceline.learning.workload import Workload
 
 
 MOST_WORKERS = 1_000_000
@@ -66,8 +66,8 @@ class Fleet(Protocol):
     @property
     def workers(self) -> int: ...
 
-    def launch(self, job: "Job", seed: int) -> tuple[WorkerGroup, "Contributions"]:
-        """The workers for a job, and what they contribute to it."""
+    def launch(self, workload: "Workload", seed: int) -> tuple[WorkerGroup, "Contributions"]:
+        """The workers for a workload, and what they contribute to it."""
         ...
 
 
@@ -98,8 +98,8 @@ class InlineWorker(Protocol):
 class Repeatable(Protocol):
     """A fleet whose runs can be replayed."""
 
-    def understudy(self, job: "Job", seed: int) -> "tuple[InlineWorker, Contributions]":
-        """Somebody who does the same arithmetic as the workers, and what it contributes to a job."""
+    def inline(self, workload: "Workload", seed: int) -> "tuple[InlineWorker, Contributions]":
+        """Somebody who does the same arithmetic as the workers, and what it contributes to a workload."""
         ...
 
 

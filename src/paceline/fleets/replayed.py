@@ -11,8 +11,8 @@ from paceline.trace.record import Billed, Trace
 
 if TYPE_CHECKING:
     from paceline.learning.gradients.lazy import Contributions
-    from paceline.learning.job import Job
     from paceline.learning.models.local_work import Bench, Pieces
+    from paceline.learning.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Replayed:
     def workers(self) -> int:
         return self.fleet.workers
 
-    def launch(self, job: "Job", seed: int) -> "tuple[ReplayedWorkers, Contributions]":
+    def launch(self, workload: "Workload", seed: int) -> "tuple[ReplayedWorkers, Contributions]":
         if not isinstance(self.fleet, Repeatable):
-            raise ConfigError(f"{type(self.fleet).__name__} cannot be replayed: it has no understudy()")
-        understudy, contributions = self.fleet.understudy(job, seed)
-        return ReplayedWorkers(self.trace, understudy), contributions
+            raise ConfigError(f"{type(self.fleet).__name__} cannot be replayed: it has no inline()")
+        inline, contributions = self.fleet.inline(workload, seed)
+        return ReplayedWorkers(self.trace, inline), contributions
 
     def hire_trainers(self, bench: "Bench") -> "tuple[ReplayedWorkers, Pieces]":
         if not isinstance(self.fleet, RepeatableTrainers):
@@ -38,8 +38,8 @@ class Replayed:
                 f"{type(self.fleet).__name__} cannot be replayed where workers train models of their own: it has no "
                 "understudy_trainers()"
             )
-        understudy, pieces = self.fleet.understudy_trainers(bench)
-        return ReplayedWorkers(self.trace, understudy), pieces
+        inline, pieces = self.fleet.understudy_trainers(bench)
+        return ReplayedWorkers(self.trace, inline), pieces
 
 
 class ReplayedWorkers:
@@ -48,10 +48,10 @@ class ReplayedWorkers:
     ``announce`` is told again how long a piece took that was billed: the trace tells that too.
     """
 
-    def __init__(self, trace: Trace, understudy: InlineWorker) -> None:
+    def __init__(self, trace: Trace, inline: InlineWorker) -> None:
         self.about: Mapping[str, object] = {name: v for name, v in trace.about.items() if name != "paceline_trace"}
         self._moments = moments(trace)
-        self._understudy = understudy
+        self._understudy = inline
         self._billed = {fact.ticket: fact for fact in trace if isinstance(fact, Billed)}
         self.announce: Callable[[Billed], None] = lambda billed: None
 

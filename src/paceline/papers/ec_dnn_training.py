@@ -24,9 +24,9 @@ from paceline.engine.loop import Loop
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet, SimulatedWorkers
 from paceline.learning.cost import Costs
 from paceline.learning.gradients.server import Recipe
-from paceline.learning.job import job_of
 from paceline.learning.models.server import ModelServer
 from paceline.learning.task import Task
+from paceline.learning.workload import workload_of
 from paceline.papers.cifar import ChannelsLast, Cifar10, cifar10
 from paceline.papers.ec_dnn_looks import look, training_losses
 from paceline.papers.models import lenet, nin
@@ -127,7 +127,7 @@ class Run:
         )
         batches = Shuffled().open(shards, BATCH, seed)
         fleet = fleet_of(training)
-        crew, hands = launch(self.strategy, fleet, job_of(task, shards, BATCH), recipe, batches=batches, seed=seed)
+        crew, hands = launch(self.strategy, fleet, workload_of(task, shards, BATCH), recipe, batches=batches, seed=seed)
         assert isinstance(hands, ModelServer)
         assert isinstance(crew, SimulatedWorkers)
         self.crew, self.hands = crew, hands

@@ -18,8 +18,8 @@ from paceline.engine.train import settings_of
 from paceline.fleets.base import Announcing, Fleet
 from paceline.learning.generators import own_generators
 from paceline.learning.gradients.server import Recipe
-from paceline.learning.job import job_of
 from paceline.learning.task import Task
+from paceline.learning.workload import workload_of
 from paceline.randomness import stream
 from paceline.storage.run_directory import RunDirectory, place_of
 from paceline.strategies.asynchronous import Asynchronous
@@ -71,7 +71,7 @@ def profile(
         stack.enter_context(seldom_collecting())
         stack.enter_context(own_generators(seed))
         batches = Shuffled().open(shards, batch_size, seed)
-        crew, server = launch(rule, fleet, job_of(task, shards, batch_size), UNMOVED, batches=batches, seed=seed)
+        crew, server = launch(rule, fleet, workload_of(task, shards, batch_size), UNMOVED, batches=batches, seed=seed)
         stack.callback(crew.close)
         if place is not None:
             stack.enter_context(place.open({**settings, "profile": seconds}, resume=False))

@@ -19,22 +19,22 @@ from paceline.files import check_regular, is_there, write_atomically
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from paceline.learning.job import Job
+    from paceline.learning.workload import Workload
 
 ARCHITECTURE, GLOBAL, LOCAL = "architecture.pt2", "model.safetensors", "local.safetensors"
 log = logging.getLogger("paceline")
 
 
-def save_local(directory: Path, local: "nn.Module", job: "Job") -> None:
+def save_local(directory: Path, local: "nn.Module", workload: "Workload") -> None:
     """Save the best local model, and what its weights are the weights of."""
     from safetensors.torch import save
 
     tensors = {name: value.detach().cpu().contiguous().clone() for name, value in local.state_dict().items()}
     write_atomically(directory / LOCAL, save(tensors))
-    _save_architecture(directory, local, job)
+    _save_architecture(directory, local, workload)
 
 
-def _save_architecture(directory: Path, model: "nn.Module", job: "Job") -> None:
+def _save_architecture(directory: Path, model: "nn.Module", workload: "Workload") -> None:
     import io
 
     import numpy as np
@@ -42,7 +42,7 @@ def _save_architecture(directory: Path, model: "nn.Module", job: "Job") -> None:
 
     buffer = io.BytesIO()
     try:
-        inputs, _ = job.unaugmented.fetch(np.arange(min(2, len(job.unaugmented))))
+        inputs, _ = workload.unaugmented.fetch(np.arange(min(2, len(workload.unaugmented))))
         alone = copy.deepcopy(model).cpu().eval()
         program = torch.export.export(alone, (inputs.cpu(),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         torch.export.save(program, buffer)

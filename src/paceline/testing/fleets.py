@@ -28,8 +28,8 @@ from paceline.strategies.synchronous import Synchronous
 if TYPE_CHECKING:
     from paceline.engine.result import Run
     from paceline.learning.gradients.lazy import Contributions
-    from paceline.learning.job import Job
     from paceline.learning.task import Task
+    from paceline.learning.workload import Workload
 
 LR = 0.05
 PATIENCE = 60.0  # seconds: of a fleet that has said nothing by then, no more is expected
@@ -163,8 +163,8 @@ class Spied:
     def workers(self) -> int:
         return self.fleet.workers
 
-    def launch(self, job: "Job", seed: int) -> "tuple[SpiedCrew, Contributions]":
-        crew, contributions = self.fleet.launch(job, seed)
+    def launch(self, workload: "Workload", seed: int) -> "tuple[SpiedCrew, Contributions]":
+        crew, contributions = self.fleet.launch(workload, seed)
         return SpiedCrew(crew, self), contributions
 
     def judge(self, _: Any) -> dict[str, float]:

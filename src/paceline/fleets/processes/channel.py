@@ -36,8 +36,8 @@ class Order(NamedTuple):
 
     serial: int
     units: int
-    row: int  # the segment to hand in
-    source: int  # the segment with the weights
+    row: int  # the slot to hand in
+    source: int  # the slot with the weights
     indices: Indices
     seed: int
     seconds: float  # how long it is made to take at least

@@ -14,10 +14,10 @@ from paceline.fleets.real import check_workers, medians_of
 if TYPE_CHECKING:
     from paceline.fleets.processes.group import ProcessWorkers
     from paceline.fleets.processes.inline import ProcessInlineWorker
-    from paceline.learning.gradients.shared import RowContributions
-    from paceline.learning.job import Job
+    from paceline.learning.gradients.shared import SharedGradients
     from paceline.learning.models.local_work import Bench
-    from paceline.learning.models.shared import PieceRows
+    from paceline.learning.models.shared import SharedModels
+    from paceline.learning.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -55,25 +55,25 @@ class ProcessFleet:
     def medians(self) -> tuple[float, ...]:
         return medians_of(self.slow, self.workers)
 
-    def launch(self, job: "Job", seed: int) -> "tuple[ProcessWorkers, RowContributions]":
+    def launch(self, workload: "Workload", seed: int) -> "tuple[ProcessWorkers, SharedGradients]":
         """Start the workers; the run begins when all of them are ready."""
         from paceline.fleets.processes.launch import launch
 
-        return launch(self, job, seed)
+        return launch(self, workload, seed)
 
-    def understudy(self, job: "Job", seed: int) -> "tuple[ProcessInlineWorker, RowContributions]":
+    def inline(self, workload: "Workload", seed: int) -> "tuple[ProcessInlineWorker, SharedGradients]":
         """Somebody who does in this process what the workers do in theirs."""
-        from paceline.fleets.processes.inline import understudy
+        from paceline.fleets.processes.inline import inline
 
-        return understudy(self, job, seed)
+        return inline(self, workload, seed)
 
-    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessWorkers, PieceRows]":
+    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessWorkers, SharedModels]":
         """The same, for workers that train models of their own."""
         from paceline.fleets.processes.launch import hire_trainers
 
         return hire_trainers(self, bench)
 
-    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessInlineWorker, PieceRows]":
+    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessInlineWorker, SharedModels]":
         from paceline.fleets.processes.inline import understudy_trainers
 
         return understudy_trainers(self, bench)

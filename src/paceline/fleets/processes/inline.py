@@ -8,55 +8,55 @@ import torch
 from paceline.core.messages import Ticket
 from paceline.fleets.processes.channel import Order
 from paceline.fleets.processes.group import Rows
-from paceline.fleets.processes.payload import Desk, Equipment, GradientEquipment, TrainingEquipment
-from paceline.learning.arena.arena import Layout, Segments
-from paceline.learning.arena.blobs import Letters
+from paceline.fleets.processes.payload import ComputeFunction, GradientPayload, TrainingPayload, WorkerPayload
+from paceline.learning.arena.arena import Layout, ParameterArena
+from paceline.learning.arena.blobs import Blobs
 from paceline.learning.generators import piece_seed
 from paceline.learning.gradients import shared as rows
-from paceline.learning.gradients.shared import RowContributions
-from paceline.learning.job import Job, state_of
+from paceline.learning.gradients.shared import SharedGradients
 from paceline.learning.models import shared as piece_rows
 from paceline.learning.models.local_work import Bench
-from paceline.learning.models.shared import PieceRows
+from paceline.learning.models.shared import SharedModels
+from paceline.learning.workload import Workload, state_of
 
 if TYPE_CHECKING:
-    from paceline.fleets.processes.launch import RowsFleet
+    from paceline.fleets.processes.launch import RealFleet
 
-NO_LETTERS = Letters(descriptor=-1)  # gradients need none
-
-
-def understudy(fleet: "RowsFleet", job: Job, seed: int) -> "tuple[ProcessInlineWorker, RowContributions]":
-    segments = _segments(job, rows.segments_needed(fleet.workers))
-    contributions = RowContributions(job.state, segments, fleet.workers)
-    model, loss = job.for_a_worker()
-    equipment = GradientEquipment(model, job.samples, loss)
-    return ProcessInlineWorker(fleet, _desk(equipment, segments, NO_LETTERS), contributions, seed), contributions
+NO_BLOBS = Blobs(descriptor=-1)  # gradients need none
 
 
-def understudy_trainers(fleet: "RowsFleet", bench: Bench) -> "tuple[ProcessInlineWorker, PieceRows]":
-    job, letters = bench.job, Letters()
-    segments = _segments(job, piece_rows.segments_needed(fleet.workers))
-    pieces = PieceRows(bench.trainers, segments, letters)
-    model, loss = job.for_a_worker()
-    equipment = TrainingEquipment(model, job.samples, loss, job.batch_size, bench.recipe)
-    return ProcessInlineWorker(fleet, _desk(equipment, segments, letters), pieces, bench.seed), pieces
+def inline(fleet: "RealFleet", workload: Workload, seed: int) -> "tuple[ProcessInlineWorker, SharedGradients]":
+    arena = _arena(workload, rows.slots_needed(fleet.workers))
+    contributions = SharedGradients(workload.state, arena, fleet.workers)
+    model, loss = workload.for_a_worker()
+    payload = GradientPayload(model, workload.samples, loss)
+    return ProcessInlineWorker(fleet, _desk(payload, arena, NO_BLOBS), contributions, seed), contributions
 
 
-def _segments(job: Job, count: int) -> Segments:
-    layout = Layout(job.state.parameters, job.state.buffers, job.batch_size)
-    return Segments(layout, torch.zeros(count * layout.stride, dtype=torch.uint8))
+def understudy_trainers(fleet: "RealFleet", bench: Bench) -> "tuple[ProcessInlineWorker, SharedModels]":
+    workload, blobs = bench.workload, Blobs()
+    arena = _arena(workload, piece_rows.slots_needed(fleet.workers))
+    pieces = SharedModels(bench.trainers, arena, blobs)
+    model, loss = workload.for_a_worker()
+    payload = TrainingPayload(model, workload.samples, loss, workload.batch_size, bench.recipe)
+    return ProcessInlineWorker(fleet, _desk(payload, arena, blobs), pieces, bench.seed), pieces
 
 
-def _desk(equipment: GradientEquipment | TrainingEquipment, segments: Segments, letters: Letters) -> Desk:
-    parameters = state_of(equipment.model, equipment.loss.whole).parameters
-    opened: Equipment = equipment
-    return opened.open(parameters, segments, letters)
+def _arena(workload: Workload, count: int) -> ParameterArena:
+    layout = Layout(workload.state.parameters, workload.state.buffers, workload.batch_size)
+    return ParameterArena(layout, torch.zeros(count * layout.stride, dtype=torch.uint8))
+
+
+def _desk(payload: GradientPayload | TrainingPayload, arena: ParameterArena, blobs: Blobs) -> ComputeFunction:
+    parameters = state_of(payload.model, payload.loss.whole).parameters
+    opened: WorkerPayload = payload
+    return opened.open(parameters, arena, blobs)
 
 
 class ProcessInlineWorker:
     """Computes a ticket when the trace says that it arrived, on what its worker had been given to begin with."""
 
-    def __init__(self, fleet: "RowsFleet", desk: Desk, contributions: Rows, seed: int) -> None:
+    def __init__(self, fleet: "RealFleet", desk: ComputeFunction, contributions: Rows, seed: int) -> None:
         self._desk = desk
         self._contributions = contributions
         self._seed = seed

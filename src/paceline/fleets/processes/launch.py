@@ -13,21 +13,21 @@ from paceline.fleets.processes.channel import IN_ORDER, SPIN, Shape
 from paceline.fleets.processes.fork_server import NURSERY
 from paceline.fleets.processes.group import ProcessWorkers, Rows
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.payload import Equipment, GradientEquipment, TrainingEquipment
+from paceline.fleets.processes.payload import GradientPayload, TrainingPayload, WorkerPayload
 from paceline.fleets.processes.serialization import pack
 from paceline.fleets.processes.supervisor import Forked, Memories, Starter, Supervisor
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.processes.worker import Instructions
 from paceline.fleets.real import open_files_for
-from paceline.learning.arena.arena import Layout, Segments
-from paceline.learning.arena.blobs import Letters
+from paceline.learning.arena.arena import Layout, ParameterArena
+from paceline.learning.arena.blobs import Blobs
 from paceline.learning.copies import hung_on
 from paceline.learning.gradients import shared as rows
-from paceline.learning.gradients.shared import RowContributions
-from paceline.learning.job import Job
+from paceline.learning.gradients.shared import SharedGradients
 from paceline.learning.models import shared as piece_rows
 from paceline.learning.models.local_work import Bench
-from paceline.learning.models.shared import PieceRows
+from paceline.learning.models.shared import SharedModels
+from paceline.learning.workload import Workload
 from paceline.randomness import stream
 
 Handed = TypeVar("Handed", bound=Rows)
@@ -37,19 +37,19 @@ FILES_EACH, FILES, FILES_OF_RAY = 4, 32, 160
 
 
 @dataclass(frozen=True)
-class Premises:
+class SharedContext:
     """Where the workers of a run work, as far as it is the server's."""
 
     memories: Memories
-    segments: Segments
-    job: Job
+    arena: ParameterArena
+    workload: Workload
     post: int  # where workers tell what they have done
 
 
-MakeStarter = Callable[[Premises], Starter]
+MakeStarter = Callable[[SharedContext], Starter]
 
 
-class RowsFleet(Protocol):
+class RealFleet(Protocol):
     """A fleet whose workers hand in rows, wherever they are."""
 
     @property
@@ -72,53 +72,55 @@ class RowsFleet(Protocol):
 
 
 def launch(
-    fleet: RowsFleet, job: Job, seed: int, starter: MakeStarter | None = None
-) -> tuple[ProcessWorkers, RowContributions]:
-    """Start the workers of a job. They get ready while the server does, and the run begins when all are."""
-    equipment = GradientEquipment(job.state.model, job.samples, job.loss, hung_on(job.state.parameters))
+    fleet: RealFleet, workload: Workload, seed: int, starter: MakeStarter | None = None
+) -> tuple[ProcessWorkers, SharedGradients]:
+    """Start the workers of a workload. They get ready while the server does, and the run begins when all are."""
+    payload = GradientPayload(workload.state.model, workload.samples, workload.loss, hung_on(workload.state.parameters))
 
-    def contributions(segments: Segments, letters: Letters) -> RowContributions:
-        letters.close()  # gradients need none
-        return RowContributions(job.state, segments, fleet.workers)
+    def contributions(arena: ParameterArena, blobs: Blobs) -> SharedGradients:
+        blobs.close()  # gradients need none
+        return SharedGradients(workload.state, arena, fleet.workers)
 
-    needed = rows.segments_needed(fleet.workers)
-    return _hire(fleet, job, seed, equipment=equipment, segments=needed, contributions=contributions, starter=starter)
+    needed = rows.slots_needed(fleet.workers)
+    return _hire(fleet, workload, seed, payload=payload, arena=needed, contributions=contributions, starter=starter)
 
 
 def hire_trainers(
-    fleet: RowsFleet, bench: Bench, starter: MakeStarter | None = None
-) -> tuple[ProcessWorkers, PieceRows]:
+    fleet: RealFleet, bench: Bench, starter: MakeStarter | None = None
+) -> tuple[ProcessWorkers, SharedModels]:
     """The same for workers that train models of their own."""
     if starter is None:
         NURSERY.load_optimizers()
-    job = bench.job
-    hung = hung_on(job.state.parameters)
-    equipment = TrainingEquipment(job.state.model, job.samples, job.loss, job.batch_size, bench.recipe, hung)
+    workload = bench.workload
+    hung = hung_on(workload.state.parameters)
+    payload = TrainingPayload(
+        workload.state.model, workload.samples, workload.loss, workload.batch_size, bench.recipe, hung
+    )
 
-    def contributions(segments: Segments, letters: Letters) -> PieceRows:
-        return PieceRows(bench.trainers, segments, letters)
+    def contributions(arena: ParameterArena, blobs: Blobs) -> SharedModels:
+        return SharedModels(bench.trainers, arena, blobs)
 
-    needed = piece_rows.segments_needed(fleet.workers)
+    needed = piece_rows.slots_needed(fleet.workers)
     return _hire(
-        fleet, job, bench.seed, equipment=equipment, segments=needed, contributions=contributions, starter=starter
+        fleet, workload, bench.seed, payload=payload, arena=needed, contributions=contributions, starter=starter
     )
 
 
 def _hire(
-    fleet: RowsFleet, job: Job, seed: int, *, equipment: Equipment, segments: int,
-    contributions: Callable[[Segments, Letters], Handed], starter: MakeStarter | None,
+    fleet: RealFleet, workload: Workload, seed: int, *, payload: WorkerPayload, arena: int,
+    contributions: Callable[[ParameterArena, Blobs], Handed], starter: MakeStarter | None,
 ) -> tuple[ProcessWorkers, Handed]:  # fmt: skip
-    state = job.state
+    state = workload.state
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
         raise ConfigError(f"worker processes train on the CPU, and the model is on {', '.join(elsewhere)}")
     with ExitStack() as undo:
         undo.enter_context(open_files_for(fleet.workers, FILES_EACH, FILES if starter is None else FILES_OF_RAY))
         if starter is None:
             NURSERY.wake()
-        layout = Layout(state.parameters, state.buffers, job.batch_size)
-        shape = Shape(fleet.workers, job.batch_size)
-        letters = Letters()
-        undo.callback(letters.close)
+        layout = Layout(state.parameters, state.buffers, workload.batch_size)
+        shape = Shape(fleet.workers, workload.batch_size)
+        blobs = Blobs()
+        undo.callback(blobs.close)
 
         def kept(memory: SharedMemory) -> SharedMemory:
             undo.callback(os.close, memory.descriptor)
@@ -126,21 +128,21 @@ def _hire(
 
         memories = Memories(
             mailboxes=kept(SharedMemory(shape.bytes)),
-            segments=kept(SharedMemory(segments * layout.stride)),
+            arena=kept(SharedMemory(arena * layout.stride)),
             instructions=kept(pack(_instructions(fleet, shape, layout), ())),
-            equipment=kept(pack(equipment, state.parameters)),
-            letters=os.dup(letters.descriptor),
+            payload=kept(pack(payload, state.parameters)),
+            blobs=os.dup(blobs.descriptor),
         )
-        undo.callback(os.close, memories.letters)
-        shared = Segments(layout, memories.segments.tensor())
+        undo.callback(os.close, memories.blobs)
+        shared = ParameterArena(layout, memories.arena.tensor())
         post, theirs = os.pipe()
         for end in (post, theirs):
             undo.callback(os.close, end)
-        started_by = Forked() if starter is None else starter(Premises(memories, shared, job, theirs))
+        started_by = Forked() if starter is None else starter(SharedContext(memories, shared, workload, theirs))
         undo.callback(started_by.close)
         roster = Supervisor(shape, fleet.deadline, memories, theirs, started_by)
         undo.callback(roster.close_mailboxes)
-        handed_in = contributions(shared, letters)
+        handed_in = contributions(shared, blobs)
         undo.callback(handed_in.detach)
         crew = ProcessWorkers(
             roster, handed_in, post, seed, minimum=fleet.min_workers, replace=fleet.replace, delays=_delays(fleet, seed)
@@ -153,7 +155,7 @@ def _hire(
     return crew, handed_in
 
 
-def _delays(fleet: RowsFleet, seed: int) -> dict[int, Iterator[float]]:
+def _delays(fleet: RealFleet, seed: int) -> dict[int, Iterator[float]]:
     return {
         worker: slow.durations(stream(seed, "delay", worker))
         for worker, slow in fleet.slow.items()
@@ -161,7 +163,7 @@ def _delays(fleet: RowsFleet, seed: int) -> dict[int, Iterator[float]]:
     }
 
 
-def _instructions(fleet: RowsFleet, shape: Shape, layout: Layout) -> Instructions:
+def _instructions(fleet: RealFleet, shape: Shape, layout: Layout) -> Instructions:
     cores = len(os.sched_getaffinity(0))
     numbers = {worker: slow for worker, slow in fleet.slow.items() if isinstance(slow, int | float)}
     return Instructions(

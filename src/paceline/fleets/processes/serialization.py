@@ -2,7 +2,7 @@
 
 Functions are packed by value where they have no name to import them by, so lambdas, closures and whatever a script or a
 notebook defines can be sent. Large tensors are laid beside the parcel and shared, not copied; trained parameters are
-not packed at all, since their values lie in the segments.
+not packed at all, since their values lie in the arena.
 """
 
 import io

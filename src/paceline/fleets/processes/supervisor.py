@@ -22,16 +22,16 @@ class Memories:
     """All that the server shares with its workers."""
 
     mailboxes: SharedMemory
-    segments: SharedMemory
+    arena: SharedMemory
     instructions: SharedMemory
-    equipment: SharedMemory
-    letters: int  # the descriptor
+    payload: SharedMemory
+    blobs: int  # the descriptor
 
     @property
     def descriptors(self) -> list[int]:
         """In the order in which a worker expects them."""
-        memories = (self.mailboxes, self.segments, self.instructions, self.equipment)
-        return [*(each.descriptor for each in memories), self.letters]
+        memories = (self.mailboxes, self.arena, self.instructions, self.payload)
+        return [*(each.descriptor for each in memories), self.blobs]
 
     def close(self) -> None:
         for descriptor in self.descriptors:

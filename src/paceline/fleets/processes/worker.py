@@ -15,16 +15,16 @@ from torch import nn
 
 from paceline.fleets.processes.channel import FAILED, READY, RECORD, Channel, Order, Shape
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.payload import Equipment
+from paceline.fleets.processes.payload import WorkerPayload
 from paceline.fleets.processes.serialization import unpack
-from paceline.learning.arena.arena import Layout, Segments
-from paceline.learning.arena.blobs import Letters
+from paceline.learning.arena.arena import Layout, ParameterArena
+from paceline.learning.arena.blobs import Blobs
 from paceline.learning.copies import hang
 
 
 @dataclass(frozen=True)
 class Instructions:
-    """How the workers of a run are to work; packed apart from the equipment, which may fail to be unpacked."""
+    """How the workers of a run are to work; packed apart from the payload, which may fail to be unpacked."""
 
     mailboxes: Shape
     layout: Layout
@@ -37,7 +37,7 @@ class Instructions:
 
 def main(number: int, descriptors: Sequence[int]) -> int:
     """The life of a worker."""
-    post, wake, mailboxes, segments, instructions, equipment, letters = descriptors
+    post, wake, mailboxes, arena, instructions, payload, blobs = descriptors
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which lets its workers go
     how: Instructions = unpack(SharedMemory(descriptor=instructions), ())
@@ -45,9 +45,7 @@ def main(number: int, descriptors: Sequence[int]) -> int:
     worker = Worker(number, mailbox, post, how)
     order: Order | None = None
     try:
-        worker.prepare(
-            SharedMemory(descriptor=segments), SharedMemory(descriptor=equipment, private=True), Letters(letters)
-        )
+        worker.prepare(SharedMemory(descriptor=arena), SharedMemory(descriptor=payload, private=True), Blobs(blobs))
         worker.tell(READY, 0)
         while (order := mailbox.take(worker.last, how.spin)) is not None:
             worker.carry_out(order)
@@ -67,16 +65,16 @@ class Worker:
         self._how = how
         self._slowness = how.slowness[number]
 
-    def prepare(self, segments: SharedMemory, equipment: SharedMemory, letters: Letters) -> None:
+    def prepare(self, arena: SharedMemory, payload: SharedMemory, blobs: Blobs) -> None:
         sys.path[:] = self._how.path
         os.chdir(self._how.directory)
         torch.set_num_threads(self._how.threads)
         gc.set_threshold(100_000, 50, 50)
-        shared = Segments(self._how.layout, segments.tensor())
+        shared = ParameterArena(self._how.layout, arena.tensor())
         parameters = [nn.Parameter(values) for values in shared[0].parameters]
-        given: Equipment = unpack(equipment, parameters)
+        given: WorkerPayload = unpack(payload, parameters)
         hang(parameters, given.hung)
-        self._compute = given.open(parameters, shared, letters)
+        self._compute = given.open(parameters, shared, blobs)
 
     def carry_out(self, order: Order) -> None:
         self.last = order.serial

@@ -27,21 +27,21 @@ import paceline
 from paceline.data.partition import Indices
 from paceline.data.samples import DatasetSamples
 from paceline.fleets.processes.channel import Order
-from paceline.fleets.processes.payload import Equipment, GradientEquipment, TrainingEquipment
+from paceline.fleets.processes.payload import GradientPayload, TrainingPayload, WorkerPayload
 from paceline.fleets.processes.serialization import unpack
 from paceline.fleets.processes.worker import Instructions, main
 from paceline.fleets.ray import local
 from paceline.fleets.ray.chunks import WITH_THE_CALL, Bytes, cut
 from paceline.fleets.ray.connection import this_node
-from paceline.learning.arena.arena import NOTHING, Brought, Segments
-from paceline.learning.arena.blobs import Letters
+from paceline.learning.arena.arena import NOTHING, Brought, ParameterArena
+from paceline.learning.arena.blobs import Blobs
 from paceline.learning.copies import hang
 
 # What a nursery asks for by environment variables: freed memory is kept for the next mini-batch.
 MALLOC = {-1: 2**31 - 1, -2: 2**24, -4: 0}  # trim threshold, top pad, most separate mappings
 
 
-SOURCE, ROW = 0, 1  # the segments of a worker that shares none with the server
+SOURCE, ROW = 0, 1  # the slots of a worker that shares none with the server
 
 
 class Greeting(NamedTuple):
@@ -111,11 +111,11 @@ class Actor:
         """Never come back: that this call fails is how the end of the process is noticed."""
         threading.Event().wait()
 
-    def prepare(self, run: int, instructions: Bytes, equipment: Bytes, shared: bool) -> str:
+    def prepare(self, run: int, instructions: Bytes, payload: Bytes, shared: bool) -> str:
         """Be far. Returns what is wrong, if anything is."""
         self._run = run
         try:
-            self._far = Far(self._number, instructions, equipment if shared else equipment.copy())
+            self._far = Far(self._number, instructions, payload if shared else payload.copy())
         except BaseException:
             return traceback.format_exc()
         return self._far.complaint
@@ -146,9 +146,9 @@ class Actor:
 
 
 class Far:
-    """A worker that shares no memory with the server: it has a segment to begin with, and one to hand in."""
+    """A worker that shares no memory with the server: it has a slot to begin with, and one to hand in."""
 
-    def __init__(self, number: int, instructions: Bytes, equipment: Bytes) -> None:
+    def __init__(self, number: int, instructions: Bytes, payload: Bytes) -> None:
         how: Instructions = unpack(Stored(instructions), ())
         self.recalled = self.halted = -1  # serial numbers
         self.wake = threading.Event()
@@ -159,23 +159,23 @@ class Far:
         sys.path += [each for each in how.path if each not in sys.path and os.path.isdir(each)]  # on a common disk
         torch.set_num_threads(how.threads)
         gc.set_threshold(100_000, 50, 50)
-        self._segments = Segments(how.layout, torch.zeros(2 * how.layout.stride, dtype=torch.uint8))
-        self._letters = Letters()
-        self._source: Bytes = self._segments.bytes(SOURCE).numpy()
-        self.row: Bytes = self._segments.bytes(ROW)[: how.layout.losses.end].numpy()
-        parameters = [nn.Parameter(values) for values in self._segments[SOURCE].parameters]
-        given: GradientEquipment | TrainingEquipment = unpack(Stored(equipment), parameters)
+        self._arena = ParameterArena(how.layout, torch.zeros(2 * how.layout.stride, dtype=torch.uint8))
+        self._blobs = Blobs()
+        self._source: Bytes = self._arena.bytes(SOURCE).numpy()
+        self.row: Bytes = self._arena.bytes(ROW)[: how.layout.losses.end].numpy()
+        parameters = [nn.Parameter(values) for values in self._arena[SOURCE].parameters]
+        given: GradientPayload | TrainingPayload = unpack(Stored(payload), parameters)
         # What all workers of a node look at must not be written to: the samples stay, all else becomes its own.
         stays: dict[int, Any] = {id(each): each for each in (*parameters, given.samples)}
-        own: Equipment = copy.deepcopy(given, stays)
+        own: WorkerPayload = copy.deepcopy(given, stays)
         hang(parameters, own.hung)
-        self._compute = own.open(parameters, self._segments, self._letters)
+        self._compute = own.open(parameters, self._arena, self._blobs)
         if isinstance(given.samples, DatasetSamples):
             self._try_out(given.samples)
 
     def letter(self, serial: int) -> bytes | None:
         """What is handed in with the row."""
-        packed = self._letters.packed(ROW, serial)
+        packed = self._blobs.packed(ROW, serial)
         return None if packed is None else bytes(packed)
 
     def _try_out(self, samples: DatasetSamples) -> None:
@@ -194,9 +194,9 @@ class Far:
         if self._layout.stride <= WITH_THE_CALL:
             np.concatenate(weights, out=self._source)
         else:  # where they lie, for all workers of the node
-            self._segments.lay(SOURCE, _without_warning(weights[0]))
+            self._arena.lay(SOURCE, _without_warning(weights[0]))
         if order.letter is not None:
-            self._letters.put_packed(SOURCE, order.serial, order.letter)
+            self._blobs.put_packed(SOURCE, order.serial, order.letter)
 
         def go_on(block: int) -> bool:
             nonlocal began

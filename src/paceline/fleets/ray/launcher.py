@@ -5,7 +5,7 @@ from functools import partial
 
 from paceline.data.samples import TensorSamples
 from paceline.fleets.processes.channel import READY, RECORD
-from paceline.fleets.processes.launch import Premises
+from paceline.fleets.processes.launch import SharedContext
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.processes.supervisor import WorkerHandle
 from paceline.fleets.ray import local
@@ -20,17 +20,17 @@ from paceline.fleets.ray.session import Office
 class Agency:
     """Of one run."""
 
-    def __init__(self, fleet: RayFleet, office: Office, premises: Premises, *, once_a_version: bool) -> None:
+    def __init__(self, fleet: RayFleet, office: Office, context: SharedContext, *, once_a_version: bool) -> None:
         self._deadline = fleet.deadline
         self._office = office
         self._run = office.next_run()
         self._machine = local.machine()
-        self._parcels = premises.memories.instructions, premises.memories.equipment
+        self._parcels = context.memories.instructions, context.memories.payload
         self._stored: list[object] = []
-        self._weights = Weights(premises.segments, office.connection, once_a_version=once_a_version)
-        self._premises = premises
+        self._weights = Weights(context.arena, office.connection, once_a_version=once_a_version)
+        self._premises = context
         # may the workers of a node look at the same samples? Code of a data set might write to them
-        self._shared = isinstance(premises.job.samples, TensorSamples)
+        self._shared = isinstance(context.workload.samples, TensorSamples)
 
     def start(self, member: WorkerHandle, descriptors: list[int]) -> Hand:
         """An actor for a worker; what it comes to is told by its sentinel and on the common pipe."""

@@ -12,30 +12,30 @@ from typing import Any, cast
 
 from paceline.core.messages import Ticket
 from paceline.fleets.processes.channel import FAILED, RECORD, Order
-from paceline.fleets.processes.launch import Premises
+from paceline.fleets.processes.launch import SharedContext
 from paceline.fleets.processes.supervisor import WorkerHandle
 from paceline.fleets.ray.actor import Answer, FarOrder
 from paceline.fleets.ray.chunks import WITH_THE_CALL, cut, pieces_of
 from paceline.fleets.ray.connection import ASIDE, Connection, Gone
 from paceline.fleets.ray.process import Hand
-from paceline.learning.arena.arena import NOTHING, Segments
-from paceline.learning.arena.blobs import Letters
+from paceline.learning.arena.arena import NOTHING, ParameterArena
+from paceline.learning.arena.blobs import Blobs
 
 
 class Weights:
     """What is sent of each version of the model: once to each node, or with each call if it is small."""
 
-    def __init__(self, segments: Segments, connection: Connection, *, once_a_version: bool) -> None:
+    def __init__(self, arena: ParameterArena, connection: Connection, *, once_a_version: bool) -> None:
         self._once_a_version = once_a_version  # or does every worker have weights of its own?
-        self._segments = segments
+        self._arena = arena
         self._connection = connection
-        self._sent_of = -1, -1  # the version, and the segment: one that is a row is overwritten when it is handed in
+        self._sent_of = -1, -1  # the version, and the slot: one that is a row is overwritten when it is handed in
         self._sent: list[object] = []
 
     def of(self, version: int, source: int) -> list[object]:
-        """The version's weights, which lie in a segment, as arguments of a call."""
+        """The version's weights, which lie in a slot, as arguments of a call."""
         if (version, source) != self._sent_of or not self._once_a_version:
-            array = self._segments.bytes(source).numpy()
+            array = self._arena.bytes(source).numpy()
             small = array.nbytes <= WITH_THE_CALL
             self._sent = [*cut(array, pieces_of(array.nbytes))] if small else [self._connection.put(array)]
             self._sent_of = version, source
@@ -45,7 +45,7 @@ class Weights:
 class RemoteChannel:
     """One worker's."""
 
-    def __init__(self, member: WorkerHandle, hand: Hand, run: int, premises: Premises, weights: Weights) -> None:
+    def __init__(self, member: WorkerHandle, hand: Hand, run: int, context: SharedContext, weights: Weights) -> None:
         self.taken = 0
         self.brought = NOTHING
         self.spent = 0.0
@@ -53,11 +53,11 @@ class RemoteChannel:
         self._member = member
         self._hand = hand
         self._run = run
-        self._segments = premises.segments
+        self._arena = context.arena
         self._weights = weights
-        self._letters = Letters(premises.memories.letters)
-        self._post = premises.post
-        self._pieces = pieces_of(premises.segments.layout.losses.end)
+        self._blobs = Blobs(context.memories.blobs)
+        self._post = context.post
+        self._pieces = pieces_of(context.arena.layout.losses.end)
         self._order: Order | None = None
         self._changing = threading.Lock()  # no order takes the place of another whose answer is being written
         self._version = 0
@@ -88,7 +88,7 @@ class RemoteChannel:
             return
         self._sent = True
         self._asked += 1
-        letter = self._letters.packed(order.source, order.serial)
+        letter = self._blobs.packed(order.source, order.serial)
         told = FarOrder(order.serial, order.units, order.indices, order.seed, order.seconds, letter)
         self._hand.handle.ask(
             lambda answer: self._receive(order, answer), "compute", told, self._pieces,
@@ -144,11 +144,11 @@ class RemoteChannel:
             self._hand.gone("ended")
             return
         if told.done:
-            row, begin = self._segments.bytes(order.row).numpy(), 0
+            row, begin = self._arena.bytes(order.row).numpy(), 0
             for piece in (first, *rest):
                 row[begin : begin + len(piece)] = piece
                 begin += len(piece)
         if told.letter is not None:
-            self._letters.put_packed(order.row, order.serial, told.letter)
+            self._blobs.put_packed(order.row, order.serial, told.letter)
         self.brought, self.spent = told.brought, told.spent
         os.write(self._post, RECORD.pack(self._member.number, told.done, order.serial))

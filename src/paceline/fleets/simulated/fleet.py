@@ -15,8 +15,8 @@ from paceline.learning.cost import Bill
 
 if TYPE_CHECKING:
     from paceline.learning.gradients.lazy import Contributions
-    from paceline.learning.job import Job
     from paceline.learning.models.local_work import Bench, Pieces
+    from paceline.learning.workload import Workload
 
 __all__ = ["Network", "SimulatedFleet", "SimulatedWorkers"]
 CHOICES = {
@@ -140,18 +140,18 @@ class SimulatedFleet:
         return self.open(bench.seed, bills=bench.bill), self.understudy_trainers(bench)[1]
 
     def understudy_trainers(self, bench: "Bench") -> "tuple[NoInlineWorker, Pieces]":
-        from paceline.learning.models.local_work import LazyPieces
+        from paceline.learning.models.local_work import LazyModels
         from paceline.learning.threads import Threads
 
-        return NoInlineWorker(), LazyPieces(bench.trainers, Threads(self.threads))
+        return NoInlineWorker(), LazyModels(bench.trainers, Threads(self.threads))
 
-    def launch(self, job: "Job", seed: int) -> "tuple[SimulatedWorkers, Contributions]":
+    def launch(self, workload: "Workload", seed: int) -> "tuple[SimulatedWorkers, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
-        return self.open(seed, job.state.message_bytes), self.understudy(job, seed)[1]
+        return self.open(seed, workload.state.message_bytes), self.inline(workload, seed)[1]
 
-    def understudy(self, job: "Job", seed: int) -> "tuple[NoInlineWorker, Contributions]":
-        from paceline.learning.gradients.lazy import LazyContributions
+    def inline(self, workload: "Workload", seed: int) -> "tuple[NoInlineWorker, Contributions]":
+        from paceline.learning.gradients.lazy import LazyGradients
         from paceline.learning.threads import Threads
 
         fused, threads = self.evaluation == "fused", Threads(self.threads)
-        return NoInlineWorker(), LazyContributions(job, fused=fused, seed=seed, threads=threads)
+        return NoInlineWorker(), LazyGradients(workload, fused=fused, seed=seed, threads=threads)

@@ -1,6 +1,6 @@
 """Memory in which whole models lie: the weights that are trained, and one row for each contribution.
 
-All segments have the same layout, so that any combination of rows is one matrix-vector product, and a worker can read
+All slots have the same layout, so that any combination of rows is one matrix-vector product, and a worker can read
 the weights of its ticket from the very row that it will hand its gradient in with.
 """
 
@@ -20,7 +20,7 @@ ALIGNMENT = 64  # bytes; a cache line
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a vector lies in a segment."""
+    """Where a vector lies in a slot."""
 
     begin: int  # in bytes
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class Place:
 
 
 class Layout:
-    """Where a segment holds parameters, or their gradients (one vector for each dtype), buffers, marks and losses."""
+    """Where a slot holds parameters, or their gradients (one vector for each dtype), buffers, marks and losses."""
 
     def __init__(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], samples: int) -> None:
         self.shapes = [parameter.shape for parameter in parameters]
@@ -74,8 +74,8 @@ NOTHING = Brought(0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """The views of one segment."""
+class Slot:
+    """The views of one slot."""
 
     vectors: list[Tensor]
     parameters: list[Tensor]
@@ -84,8 +84,8 @@ class Segment:
     losses: Tensor
     losses_array: NDArray[Any]  # the same memory
 
-    def take(self, other: "Segment") -> None:
-        """Copy the weights and buffers of another segment."""
+    def take(self, other: "Slot") -> None:
+        """Copy the weights and buffers of another slot."""
         for own, others in zip(self.vectors + self.buffers, other.vectors + other.buffers, strict=True):
             own.copy_(others)
 
@@ -97,32 +97,32 @@ class Segment:
         return Brought(losses, loss_sum * of_batch, norm(self.vectors), of_batch, unused)
 
 
-class Segments:
-    """Segments of one layout, one after the other in one piece of memory."""
+class ParameterArena:
+    """Slots of one layout, one after the other in one piece of memory."""
 
     def __init__(self, layout: Layout, memory: Tensor) -> None:
         self.layout = layout
         self._bytes = memory.view(-1, layout.stride)
-        self._made: dict[int, Segment] = {}
+        self._made: dict[int, Slot] = {}
 
     def matrices(self, first: int) -> list[Tensor]:
-        """The vectors of all segments from ``first`` on: of each dtype one matrix, a row a segment."""
+        """The vectors of all slots from ``first`` on: of each dtype one matrix, a row a slot."""
         return [self._bytes[first:, place.begin : place.end].view(place.dtype) for place in self.layout.vectors]
 
     def bytes(self, number: int) -> Tensor:
-        """All of a segment, as it is sent."""
+        """All of a slot, as it is sent."""
         return self._bytes[number]
 
     def lay(self, number: int, memory: Tensor) -> None:
-        """Let a segment lie in other memory from now on."""
+        """Let a slot lie in other memory from now on."""
         self._made[number] = self._views(memory)
 
-    def __getitem__(self, number: int) -> Segment:
+    def __getitem__(self, number: int) -> Slot:
         if number not in self._made:
             self._made[number] = self._views(self._bytes[number])
         return self._made[number]
 
-    def _views(self, row: Tensor) -> Segment:
+    def _views(self, row: Tensor) -> Slot:
         layout = self.layout
         vectors = [row[place.begin : place.end].view(place.dtype) for place in layout.vectors]
         parameters = [
@@ -135,7 +135,7 @@ class Segments:
         ]
         losses = row[layout.losses.begin : layout.losses.end].view(layout.losses.dtype)
         unused = row[layout.unused.begin : layout.unused.end]
-        return Segment(vectors, parameters, buffers, unused, losses, losses.numpy())
+        return Slot(vectors, parameters, buffers, unused, losses, losses.numpy())
 
 
 def aligned(size: int) -> int:

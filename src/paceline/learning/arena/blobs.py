@@ -1,4 +1,4 @@
-"""Things of any size that go from one process to another beside the segments: one letter for each segment at a time.
+"""Things of any size that go from one process to another beside the arena: one letter for each slot at a time.
 
 They lie in a file in memory, far apart: only pages that are written take memory. A letter bears a number, which is put
 on it last and taken off first. Whoever reads one that is being replaced notices, and has nothing.
@@ -15,37 +15,37 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-APART = 1 << 40  # bytes between two letters
+APART = 1 << 40  # bytes between two blobs
 HEADER = struct.Struct("<qq")  # the number, and the size of what follows
 NONE = HEADER.pack(-1, 0)
 
 
-class Letters:
+class Blobs:
     """A new file, or the one behind a descriptor."""
 
     def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = os.memfd_create("paceline letters") if descriptor is None else descriptor
+        self.descriptor = os.memfd_create("paceline blobs") if descriptor is None else descriptor
 
-    def put(self, segment: int, number: int, content: object) -> None:
+    def put(self, slot: int, number: int, content: object) -> None:
         packed = io.BytesIO()
         _Packer(packed, protocol=pickle.HIGHEST_PROTOCOL).dump(content)
-        self.put_packed(segment, number, packed.getbuffer())
+        self.put_packed(slot, number, packed.getbuffer())
 
-    def put_packed(self, segment: int, number: int, body: bytes | bytearray | memoryview) -> None:
+    def put_packed(self, slot: int, number: int, body: bytes | bytearray | memoryview) -> None:
         """A letter as it lies in another file."""
-        place = segment * APART
+        place = slot * APART
         self._write(NONE, place)
         self._write(body, place + HEADER.size)
         self._write(HEADER.pack(number, len(body)), place)
 
-    def get(self, segment: int, number: int) -> Any:
+    def get(self, slot: int, number: int) -> Any:
         """The letter of that number; nothing if it is not there, or no longer."""
-        body = self.packed(segment, number)
+        body = self.packed(slot, number)
         return None if body is None else pickle.loads(body)
 
-    def packed(self, segment: int, number: int) -> bytearray | None:
+    def packed(self, slot: int, number: int) -> bytearray | None:
         """The same as it lies there."""
-        place = segment * APART
+        place = slot * APART
         header = os.pread(self.descriptor, HEADER.size, place)
         if len(header) < HEADER.size or HEADER.unpack(header)[0] != number:
             return None

@@ -23,7 +23,6 @@ from paceline.data.samples import TensorSamples, to_device
 from paceline.learning.copies import has_backward_hooks
 from paceline.learning.fusing import Fusing
 from paceline.learning.generators import piece_seed, seed_generators
-from paceline.learning.job import Job
 from paceline.learning.loss import numbers
 from paceline.learning.model_state import BufferChange, Snapshot, all_finite, like, mixes_samples, norm
 from paceline.learning.packing import (
@@ -36,6 +35,7 @@ from paceline.learning.packing import (
 )
 from paceline.learning.task import device_of
 from paceline.learning.threads import Threads
+from paceline.learning.workload import Workload
 
 FUSED_SAMPLES = 1024  # a larger pass gains nothing more and only takes memory
 
@@ -138,13 +138,13 @@ class _Bundle:
     unused: Collection[int]
 
 
-class LazyContributions:
+class LazyGradients:
     """Holds the promises, and the model versions that they refer to, until they are settled."""
 
-    def __init__(self, job: Job, *, fused: bool, seed: int, threads: Threads) -> None:
-        self._state = state = job.state
-        self._data = job.samples
-        self._loss = job.loss
+    def __init__(self, workload: Workload, *, fused: bool, seed: int, threads: Threads) -> None:
+        self._state = state = workload.state
+        self._data = workload.samples
+        self._loss = workload.loss
         self._device = device_of(state.model)
         self._hooked = has_backward_hooks(state.trained)
         why_not = "hooks look at the gradients of single mini-batches" if self._hooked else mixes_samples(state.trained)
@@ -414,7 +414,7 @@ class LazyContributions:
 
 def evaluation_of(contributions: object) -> str | None:
     """How gradients are computed, and why, where that is this process's to choose."""
-    return contributions.evaluation if isinstance(contributions, LazyContributions) else None
+    return contributions.evaluation if isinstance(contributions, LazyGradients) else None
 
 
 def share_out(weights: Weights, spoiled: Collection[Ticket]) -> dict[Ticket, Fraction]:

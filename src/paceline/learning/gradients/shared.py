@@ -22,20 +22,20 @@ from paceline.core.errors import PacelineError
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
-from paceline.learning.arena.arena import Brought, Segments
+from paceline.learning.arena.arena import Brought, ParameterArena
 from paceline.learning.gradients.lazy import Evaluated, Pass, Weights, share_out
-from paceline.learning.gradients.sums import Parts, RowSums
+from paceline.learning.gradients.sums import Parts, SlotSums
 from paceline.learning.model_state import BufferChange, ModelState, Snapshot, all_finite, like, norm
 from paceline.learning.packing import pack_samples, pack_tickets, unpack_samples, unpack_tickets
 
-SLOTS = 2
+MODEL_SLOTS = 2
 LONGEST_STEP = 1e12  # a longer one might itself overflow
 LEVELS = 8  # rows a worker: how many of its contributions can be unsettled at once
 
 
-def segments_needed(workers: int) -> int:
+def slots_needed(workers: int) -> int:
     """Two slots, a refuge and the rows of each worker. Only those that are used take memory."""
-    return SLOTS + workers + LEVELS * workers
+    return MODEL_SLOTS + workers + LEVELS * workers
 
 
 def free_row(worker: int, workers: int, first: int, taken: Collection[int]) -> int:
@@ -59,8 +59,8 @@ class Promise:
         self.indices = indices
         self.number = number  # of its worker's pieces of work
         self.began = began  # the buffers that it was given to begin with
-        self.row = row  # its segment
-        self.source = source  # the segment with its weights
+        self.row = row  # its slot
+        self.source = source  # the slot with its weights
         self.samples = len(indices)  # computed
         self.handed_in = False
         self.losses = 0  # handed in: one a sample, or one in all
@@ -70,15 +70,15 @@ class Promise:
         self.unused: Collection[int] = ()  # parameters that it has no gradient of
 
 
-class RowContributions:
+class SharedGradients:
     """Gives every ticket a row and weights to read, and sums rows up."""
 
-    def __init__(self, state: ModelState, segments: Segments, workers: int) -> None:
+    def __init__(self, state: ModelState, arena: ParameterArena, workers: int) -> None:
         self._state = state
-        self._segments = segments
+        self._arena = arena
         self._workers = workers
-        self._first_row = SLOTS + workers
-        self._sums = RowSums(segments.matrices(self._first_row))
+        self._first_row = MODEL_SLOTS + workers
+        self._sums = SlotSums(arena.matrices(self._first_row))
         self._norms: dict[int, float] = {}  # of rows that were handed in
         self._foreseen: Parts = ()
         self._own = state.gradients, [p.grad for p in state.parameters if p.grad is not None]
@@ -92,7 +92,7 @@ class RowContributions:
         self._slot = 0
         self._published = False  # do the slot's buffers equal the model's?
         self._began: Sequence[Tensor] = ()  # those of the model
-        for values, parameter in zip(segments[0].parameters, state.parameters, strict=True):
+        for values, parameter in zip(arena[0].parameters, state.parameters, strict=True):
             values.copy_(parameter.data)
         self._read_from(0)
 
@@ -108,8 +108,8 @@ class RowContributions:
             source = self._slot
             self._reading[source].add(ticket)
         else:
-            source = SLOTS + ticket.worker if ticket.worker in self._interrupted else row
-            self._segments[source].take(self._segments[self._slot])
+            source = MODEL_SLOTS + ticket.worker if ticket.worker in self._interrupted else row
+            self._arena[source].take(self._arena[self._slot])
         self._promises[ticket] = Promise(indices, row, source, number, self._began)
 
     def promised(self, ticket: Ticket) -> Promise:
@@ -123,9 +123,9 @@ class RowContributions:
         self._norms[promise.row - self._first_row] = brought.norm
         if brought.unused:
             self._partial = True
-            promise.unused = self._segments[promise.row].unused.nonzero().flatten().tolist()
+            promise.unused = self._arena[promise.row].unused.nonzero().flatten().tolist()
         self._interrupted.discard(ticket.worker)
-        if promise.source < SLOTS:
+        if promise.source < MODEL_SLOTS:
             self._reading[promise.source].discard(ticket)
 
     def halt(self, ticket: Ticket) -> None:
@@ -159,7 +159,7 @@ class RowContributions:
         """Leave the slot to those who still read it."""
         if self._reading[self._slot]:
             other = 1 - self._slot
-            self._segments[other].take(self._segments[self._slot])
+            self._arena[other].take(self._arena[self._slot])
             self._read_from(other)
         self._published = False
 
@@ -167,13 +167,13 @@ class RowContributions:
         """A step may have given the model other buffers: put them where those who start now will read them."""
         self._published = True
         self._began = [buffer.data for buffer in self._state.buffers]  # a step gives the model others
-        for buffer, values in zip(self._segments[self._slot].buffers, self._state.buffers, strict=True):
+        for buffer, values in zip(self._arena[self._slot].buffers, self._state.buffers, strict=True):
             buffer.copy_(values)
 
     def _read_from(self, slot: int) -> None:
         self._slot = slot
         present = [buffer.data for buffer in self._state.buffers]
-        self._state.swap_in(Snapshot(self._segments[slot].parameters, present))
+        self._state.swap_in(Snapshot(self._arena[slot].parameters, present))
 
     def detach(self) -> None:
         """Give the model memory of its own, for when the run is over."""
@@ -190,7 +190,7 @@ class RowContributions:
     def state(self) -> State:
         promises = self._promises.items()
         rows = {
-            str(p.row): (self._segments[p.row], {"began": list(p.began), "unused": list(p.unused)})
+            str(p.row): (self._arena[p.row], {"began": list(p.began), "unused": list(p.unused)})
             for _, p in promises
             if p.handed_in
         }
@@ -215,7 +215,7 @@ class RowContributions:
             weight = real(rest[4]) if len(rest) > 4 and rest[4] != promise.losses else None  # older ones have none
             self._taken.add(row)
             if promise.handed_in:
-                own, saved = self._segments[row], state["rows"][str(row)]
+                own, saved = self._arena[row], state["rows"][str(row)]
                 for views, values in ((own.vectors, saved["vectors"]), (own.buffers, saved["buffers"])):
                     for view, value in zip(views, like(views, values), strict=True):
                         view.copy_(value)
@@ -245,12 +245,12 @@ class RowContributions:
         return result
 
     def _is_finite(self, ticket: Ticket) -> bool:
-        return all_finite(self._segments[self._promises[ticket].row].vectors)
+        return all_finite(self._arena[self._promises[ticket].row].vectors)
 
     def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
         parts = self._parts(weights)
         if len(parts) == 1 and parts[0][1] == 1.0 and not keep:  # where it lies; clipping may change it there
-            row = self._segments[parts[0][0] + self._first_row]
+            row = self._arena[parts[0][0] + self._first_row]
             self._state.use_gradients(row.vectors, row.parameters)
             self._lent = True
         else:
@@ -288,7 +288,7 @@ class RowContributions:
         promises = self._promises
         for _, ticket in sorted((promises[ticket].row, ticket) for ticket in weights):
             promise = promises[ticket]
-            row = self._segments[promise.row]
+            row = self._arena[promise.row]
             if row.buffers:
                 result.buffers.append(BufferChange(weights[ticket], promise.began, row.buffers))
             if promise.used:
@@ -319,7 +319,7 @@ class RowContributions:
     def descend(self) -> None:
         """Move the model, in one pass over memory: to the other slot while somebody still reads this one."""
         slot = 1 - self._slot if self._reading[self._slot] else self._slot
-        self._sums.add(self._foreseen, self._segments[self._slot].vectors, self._segments[slot].vectors)
+        self._sums.add(self._foreseen, self._arena[self._slot].vectors, self._arena[slot].vectors)
         if slot != self._slot:
             self._read_from(slot)
         self._published = False

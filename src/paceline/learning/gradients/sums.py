@@ -17,7 +17,7 @@ HALF = (torch.bfloat16, torch.float16)
 PLANS = 1000  # are kept; a strategy comes back to the same few
 
 
-class RowSums:
+class SlotSums:
     """Knows how to sum up, and makes the views and factors for each combination only once."""
 
     def __init__(self, matrices: Sequence[Tensor]) -> None:

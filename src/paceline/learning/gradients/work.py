@@ -10,11 +10,11 @@ from torch.autograd.graph import _engine_run_backward
 from paceline.core.errors import ConfigError
 from paceline.data.partition import Indices
 from paceline.data.samples import Samples
-from paceline.learning.arena.arena import NOTHING, Brought, Segment
+from paceline.learning.arena.arena import NOTHING, Brought, Slot
 from paceline.learning.generators import seed_generators
-from paceline.learning.job import state_of
 from paceline.learning.loss import SampleLoss, copied, joined
 from paceline.learning.model_state import make_dense
+from paceline.learning.workload import state_of
 
 
 def _backward(values: Tensor, factors: Tensor) -> None:
@@ -42,13 +42,13 @@ class GradientWork:
         self._samples = samples
         self._loss = loss
         self._in_the_end = False  # is the loss one that cannot be computed by blocks?
-        self._source: Segment | None = None
+        self._source: Slot | None = None
         self._factors: dict[tuple[tuple[int, ...], float], Tensor] = {}
 
     def compute(
-        self, source: Segment, row: Segment, indices: Indices, *, units: int, seed: int, go_on: Callable[[int], bool]
+        self, source: Slot, row: Slot, indices: Indices, *, units: int, seed: int, go_on: Callable[[int], bool]
     ) -> tuple[int, Brought]:
-        """Compute at the weights of a segment as many blocks as ``go_on(block)`` allows, and write them to a row.
+        """Compute at the weights of a slot as many blocks as ``go_on(block)`` allows, and write them to a row.
 
         Returns the number of blocks, and what is to be known of the row.
         """
@@ -60,9 +60,7 @@ class GradientWork:
             done, brought = self._together(row, indices, units, go_on)
         return done, brought
 
-    def _by_blocks(
-        self, row: Segment, indices: Indices, units: int, go_on: Callable[[int], bool]
-    ) -> tuple[int, Brought]:
+    def _by_blocks(self, row: Slot, indices: Indices, units: int, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
         total, done, end = len(indices), 0, 0
         told: list[slice] = []  # of the blocks whose samples' losses are told
         loss_sum, loss_weight = 0.0, 0.0  # of the others
@@ -97,9 +95,7 @@ class GradientWork:
             self._scale(end / loss_weight)
         return done, self._hand_in_whole(row, loss_sum / loss_weight if loss_weight else 0.0, loss_weight)
 
-    def _together(
-        self, row: Segment, indices: Indices, units: int, go_on: Callable[[int], bool]
-    ) -> tuple[int, Brought]:
+    def _together(self, row: Slot, indices: Indices, units: int, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
         total, done, end = len(indices), 0, 0
         passed: list[tuple[Any, Any]] = []
         sizes: list[int] = []
@@ -127,13 +123,13 @@ class GradientWork:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
 
-    def _hand_in_whole(self, row: Segment, mean: float, weight: float) -> Brought:
+    def _hand_in_whole(self, row: Slot, mean: float, weight: float) -> Brought:
         """Hand in a row of which only the loss of the whole batch is known."""
         unused = self._hand_in(row)
         row.losses[0] = mean
         return row.brought(1, weight, unused=unused)
 
-    def _download(self, source: Segment, seed: int) -> None:
+    def _download(self, source: Slot, seed: int) -> None:
         seed_generators(seed)
         if source is not self._source:
             for parameter, values in zip(self._parameters, source.parameters, strict=True):
@@ -150,7 +146,7 @@ class GradientWork:
             known = self._factors[shape, value] = torch.full(shape, value, dtype=like.dtype)
         return known
 
-    def _hand_in(self, row: Segment) -> int:
+    def _hand_in(self, row: Slot) -> int:
         """Returns how many parameters the loss does not depend on: without a gradient, and marked in the row."""
         make_dense(self._parameters)
         missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]

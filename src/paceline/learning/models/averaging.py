@@ -13,11 +13,11 @@ from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.samples import to_device
 from paceline.learning.cost import Bill
-from paceline.learning.job import Job
 from paceline.learning.model_state import BufferChange, like
 from paceline.learning.models.local_training import LocalTrainer
 from paceline.learning.models.local_work import Beginning
 from paceline.learning.task import device_of
+from paceline.learning.workload import Workload
 from paceline.strategies.model_averaging import ModelAveraging
 
 
@@ -30,10 +30,10 @@ class Averaging:
     Buffers move in the same way (``ModelState.move_buffers``).
     """
 
-    def __init__(self, job: Job, strategy: ModelAveraging, trainers: Sequence[LocalTrainer]) -> None:
-        self.model: nn.Module = job.state.model
-        self._parameters = [parameter.data for parameter in job.state.parameters]
-        self._job = job
+    def __init__(self, workload: Workload, strategy: ModelAveraging, trainers: Sequence[LocalTrainer]) -> None:
+        self.model: nn.Module = workload.state.model
+        self._parameters = [parameter.data for parameter in workload.state.parameters]
+        self._workload = workload
         self._strategy = strategy
         self._trainers = trainers
         self._version = 0
@@ -44,7 +44,7 @@ class Averaging:
         self._users[ticket.version] += 1
 
     def bill(self, ticket: Ticket) -> Bill:
-        size = self._job.state.message_bytes
+        size = self._workload.state.message_bytes
         return Bill(download=size, mini_batches=ticket.work.units, forwards=0.0, upload=size)
 
     def settled(self, ticket: Ticket) -> None:
@@ -74,14 +74,14 @@ class Averaging:
 
     def state(self) -> State:
         return {
-            "model": self._job.state.state(),
+            "model": self._workload.state.state(),
             "version": self._version,
             "users": dict(self._users),
             "earlier": dict(self._earlier),
         }
 
     def restore(self, state: State) -> None:
-        self._job.state.restore(state["model"])
+        self._workload.state.restore(state["model"])
         self._version = whole(state["version"])
         self._users.update({whole(version): whole(count) for version, count in state["users"].items()})
         present = list(self._values())
@@ -95,7 +95,7 @@ class Averaging:
 
     def _values(self) -> Iterable[Tensor]:
         yield from self._parameters
-        yield from self._job.state.buffers
+        yield from self._workload.state.buffers
 
     def _begun_with(self, ticket: Ticket) -> list[Tensor]:
         return list(self._values()) if ticket.version == self._version else self._earlier[ticket.version]
@@ -114,7 +114,7 @@ class Averaging:
                 own = self._trainers[ticket.worker].parameters[number].data
                 moved.add_(own if whole else own - begun[ticket][number], alpha=float(weight))
             value.copy_(moved) if whole else value.add_(moved)
-        self._job.state.move_buffers(changes, fresh=whole)
+        self._workload.state.move_buffers(changes, fresh=whole)
 
     def _average_momenta(self, trainers: Sequence[LocalTrainer]) -> None:
         """Whatever floating-point tensors the optimizers keep for each parameter: of these, for all."""
@@ -133,11 +133,11 @@ class Averaging:
 
     def _mini_batches(self, workers: Sequence[int], count: int) -> Iterator[Tensor]:
         """The inputs of so many mini-batches, from all workers in turn."""
-        size, device = self._job.batch_size, device_of(self.model)
+        size, device = self._workload.batch_size, device_of(self.model)
         for number in range(count):
-            shard = self._job.shards[workers[number % len(workers)]]
+            shard = self._workload.shards[workers[number % len(workers)]]
             begin = number // len(workers) * size % max(1, len(shard) - size)
-            yield to_device(self._job.unaugmented.fetch(shard[begin : begin + size])[0], device)
+            yield to_device(self._workload.unaugmented.fetch(shard[begin : begin + size])[0], device)
 
 
 @torch.no_grad()

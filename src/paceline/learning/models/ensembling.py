@@ -13,12 +13,12 @@ from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
 from paceline.learning.cost import Bill
-from paceline.learning.job import Job
 from paceline.learning.models.distillation import Distillation, Diversity, SoftLabels, soft_labels
 from paceline.learning.models.ensemble import Ensemble
 from paceline.learning.models.local_training import LocalTrainer
 from paceline.learning.models.local_work import Beginning
 from paceline.learning.models.relabelling import Relabelled, Weighing, relabel
+from paceline.learning.workload import Workload
 from paceline.strategies.ensemble_compression import EnsembleCompression
 
 FORWARD_SHARE = 1 / 3  # of the time of a training step; a backward pass takes about twice as long as a forward pass
@@ -36,8 +36,8 @@ class Given(NamedTuple):
 class Ensembling:
     """Keeps who is in the ensemble, and what its outputs are for the samples of each worker."""
 
-    def __init__(self, job: Job, strategy: EnsembleCompression, trainers: Sequence[LocalTrainer]) -> None:
-        self._job = job
+    def __init__(self, workload: Workload, strategy: EnsembleCompression, trainers: Sequence[LocalTrainer]) -> None:
+        self._workload = workload
         self._strategy = strategy
         self._trainers = trainers
         self._round = 0
@@ -48,7 +48,9 @@ class Ensembling:
         self._centres: list[SoftLabels] = []  # the mean outputs of the compressed models
         self._owed: dict[int, Bill] = {}  # what the last exchange cost a worker, charged to its next piece
         self._given: dict[Ticket, Given] = {}
-        relabel([trainers[0].model], job.unaugmented, [job.shards[0][:1]], Weighing())  # refuses what has no classes
+        relabel(
+            [trainers[0].model], workload.unaugmented, [workload.shards[0][:1]], Weighing()
+        )  # refuses what has no classes
         if not strategy.same_start and not sum(trainer.start_afresh() for trainer in trainers):
             log.warning("no layer of the model knows how to draw its weights anew: all workers begin with the same")
 
@@ -64,7 +66,7 @@ class Ensembling:
 
     def bill(self, ticket: Ticket) -> Bill:
         exchange = self._owed.pop(ticket.worker, NOTHING)
-        return exchange._replace(mini_batches=ticket.work.units, upload=self._job.state.message_bytes)
+        return exchange._replace(mini_batches=ticket.work.units, upload=self._workload.state.message_bytes)
 
     def settled(self, ticket: Ticket) -> None:
         """A worker goes on with its own model, whatever became of its last piece."""
@@ -118,7 +120,7 @@ class Ensembling:
         }
 
     def restore(self, state: State) -> None:
-        samples = len(self._job.unaugmented)
+        samples = len(self._workload.unaugmented)
         soft = [soft_labels(chosen, labels, samples) for chosen, labels in state["soft"]]
         self._round, self._members = whole(state["round"]), [whole(worker) for worker in state["members"]]
         self._coefficients, self._chosen = state["coefficients"], list(state["chosen"])
@@ -159,25 +161,25 @@ class Ensembling:
             self._trainers[worker].load(list(self._trainers[finite[0]].values()))
 
     def _choose(self) -> None:
-        pairs = zip(self._trainers, self._job.shards, strict=True)
+        pairs = zip(self._trainers, self._workload.shards, strict=True)
         self._chosen = [trainer.choose(shard, self._strategy.relabel) for trainer, shard in pairs]
 
     def _exchange(self, rule: str) -> Relabelled:
         """Every worker gets the members' models and passes its chosen samples through all of them."""
         for worker, chosen in enumerate(self._chosen):
             foreign = len(self._members) - (worker in self._members)
-            forwards = FORWARD_SHARE * len(self._members) * len(chosen) / self._job.batch_size
-            self._owed[worker] = Bill(foreign * self._job.state.message_bytes, 0, forwards, 0)
+            forwards = FORWARD_SHARE * len(self._members) * len(chosen) / self._workload.batch_size
+            self._owed[worker] = Bill(foreign * self._workload.state.message_bytes, 0, forwards, 0)
         return self._relabel(rule)
 
     def _relabel(self, rule: str) -> Relabelled:
         models = [self._trainers[worker].model for worker in self._members]
         weighing = Weighing(rule, self._strategy.pooled, self._strategy.non_negative)
-        return relabel(models, self._job.unaugmented, self._chosen, weighing)
+        return relabel(models, self._workload.unaugmented, self._chosen, weighing)
 
     def _soft(self, found: Relabelled) -> list[SoftLabels]:
         """The labels by sample; nothing where none were chosen."""
         if not self._strategy.relabel:
             return []
-        samples = len(self._job.unaugmented)
+        samples = len(self._workload.unaugmented)
         return [soft_labels(*pair, samples) for pair in zip(self._chosen, found.labels, strict=True)]

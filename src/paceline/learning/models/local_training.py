@@ -17,11 +17,11 @@ from paceline.data.partition import Indices
 from paceline.data.samples import to_device
 from paceline.learning.generators import piece_seed, seed_numpy_and_python
 from paceline.learning.gradients.server import Recipe
-from paceline.learning.job import Job, state_of
 from paceline.learning.loss import numbers
 from paceline.learning.model_state import all_finite, computes_weights, make_dense
 from paceline.learning.optimizers import as_made, check_states, optimizer_state, restore_optimizer, step_of
 from paceline.learning.task import device_of
+from paceline.learning.workload import Workload, state_of
 from paceline.randomness import restore_stream, stream, stream_state
 
 log = logging.getLogger("paceline")
@@ -45,15 +45,17 @@ class Trained:
 class LocalTrainer:
     """A worker's model, optimizer, scheduler and random numbers, which go on from one piece of work to the next.
 
-    The model is a copy of the job's, unless it is given one for itself.
+    The model is a copy of the workload's, unless it is given one for itself.
     """
 
-    def __init__(self, job: Job, recipe: Recipe, worker: int, seed: int, model: nn.Module | None = None) -> None:
-        self.model, self.loss = job.for_a_worker() if model is None else (model, job.loss)
+    def __init__(
+        self, workload: Workload, recipe: Recipe, worker: int, seed: int, model: nn.Module | None = None
+    ) -> None:
+        self.model, self.loss = workload.for_a_worker() if model is None else (model, workload.loss)
         self._state = state_of(self.model, self.loss.whole)
         self.parameters = self._state.parameters
         self.optimizer, self._pace = recipe.make(self.parameters)
-        self._job = job
+        self._workload = workload
         self._worker = worker
         self._device = device_of(self.model)
         self._clip_norm = recipe.clip_norm
@@ -158,7 +160,7 @@ class LocalTrainer:
 
     def fetch(self, indices: Indices) -> tuple[Any, Any]:
         """Inputs and targets, where the model is."""
-        inputs, targets = to_device(self._job.samples.fetch(indices), self._device)
+        inputs, targets = to_device(self._workload.samples.fetch(indices), self._device)
         return inputs, targets
 
     def _train_one(self, indices: Indices, addition: Addition | None, sums: list[tuple[float, float]]) -> Losses | None:

@@ -9,11 +9,11 @@ A fleet takes this over to its workers as follows.
 
     trainers  one ``LocalTrainer`` a worker, on the server: what each has come to. They train only in a simulation
     start     ``piece_of(trainer, assignment)`` is sent to the worker: the values to begin with, and a ``Piece``
-    worker    ``LocalWork(trainer).train(values, piece, go_on)``, with a trainer made there once, of the same job and
-              recipe; the outcome, and the values of its trainer, are sent back
+    worker    ``LocalWork(trainer).train(values, piece, go_on)``, with a trainer made there once, of the same
+              workload and recipe; the outcome, and the values of its trainer, are sent back
     step      ``take_up(trainer, values, outcome)`` on the server, only if and when the piece is used
 
-``Pieces`` is the server's side of this: ``LazyPieces`` trains in this process when a step asks for it,
+``Pieces`` is the server's side of this: ``LazyModels`` trains in this process when a step asks for it,
 ``learning.piece_rows`` has the one for workers that share memory with the server.
 """
 
@@ -28,9 +28,9 @@ from paceline.core.stateful import State
 from paceline.data.partition import Indices
 from paceline.learning.cost import Bill
 from paceline.learning.gradients.server import Recipe
-from paceline.learning.job import Job
 from paceline.learning.models.local_training import Addition, LocalTrainer, Trained
 from paceline.learning.threads import Threads
+from paceline.learning.workload import Workload
 
 
 class Beginning(NamedTuple):
@@ -68,7 +68,7 @@ class Outcome:
 class Bench:
     """What workers that train models of their own need: hired by ``fleet.hire_trainers(bench)``."""
 
-    job: Job
+    workload: Workload
     recipe: Recipe
     trainers: Sequence[LocalTrainer]
     seed: int
@@ -87,7 +87,7 @@ class Pieces(Protocol):
     def settle(self, tickets: Iterable[Ticket]) -> None: ...
 
 
-class LazyPieces:
+class LazyModels:
     """Trained when a step asks for it: a piece that ends up dropped never is."""
 
     def __init__(self, trainers: Sequence[LocalTrainer], threads: Threads) -> None:

@@ -18,12 +18,12 @@ from paceline.data.batches import Batches, ObservesLosses, ObservesMembership
 from paceline.data.partition import Indices
 from paceline.learning.cost import Bill
 from paceline.learning.gradients.lazy import share_out
-from paceline.learning.job import Job
 from paceline.learning.models.local_training import LocalTrainer, Trained
 from paceline.learning.models.local_work import Assignment, Beginning, Pieces
 from paceline.learning.optimizers import check_as_made
 from paceline.learning.packing import loss_so_far, pack_samples, pack_tickets, unpack_samples, unpack_tickets
 from paceline.learning.task import eval_mode, loss_and_accuracy
+from paceline.learning.workload import Workload
 
 log = logging.getLogger("paceline")
 
@@ -72,7 +72,7 @@ class ModelServer:
     """
 
     def __init__(
-        self, job: Job, batches: Batches, trainers: Sequence[LocalTrainer], aggregation: Aggregation,
+        self, workload: Workload, batches: Batches, trainers: Sequence[LocalTrainer], aggregation: Aggregation,
         contributions: Pieces,
     ) -> None:  # fmt: skip
         self.updates = 0
@@ -81,7 +81,7 @@ class ModelServer:
         self.trainers = trainers
         self.aggregation = aggregation
         self.contributions = contributions
-        self._job = job
+        self._workload = workload
         self._batches = batches
         self._watchful = batches if isinstance(batches, ObservesLosses) else None
         self._promised: dict[Ticket, list[Indices]] = {}
@@ -167,7 +167,7 @@ class ModelServer:
         for trainer, saved in zip(self.trainers, state["trainers"], strict=True):
             trainer.restore(saved)
         self.aggregation.restore(state["aggregation"])
-        promised = unpack_samples(state["promised"], len(self._job.samples))
+        promised = unpack_samples(state["promised"], len(self._workload.samples))
         for (ticket, samples), sizes in zip(promised.items(), state["mini-batches"], strict=True):
             self._promised[ticket] = np.split(samples, np.cumsum([whole(size) for size in sizes])[:-1])
         self.updates, self.samples, self._spoiled_in_a_row = map(whole, state["counts"][:3])
@@ -190,7 +190,7 @@ class ModelServer:
 
     def _loss_on_all(self, trainer: LocalTrainer) -> float:
         with eval_mode(trainer.model), torch.inference_mode():
-            loss, _ = loss_and_accuracy(trainer.model, self._job.unaugmented, trainer.loss)
+            loss, _ = loss_and_accuracy(trainer.model, self._workload.unaugmented, trainer.loss)
         return math.inf if math.isnan(loss) else loss
 
     def _observe(self, ticket: Ticket, batches: Sequence[Indices], trained: Trained) -> None:

@@ -22,7 +22,7 @@ log = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Workload:
     """Train ``state``'s model (which the server moves) to a small ``loss`` on mini-batches of ``samples``."""
 
     state: ModelState
@@ -47,8 +47,8 @@ class Job:
         return model, loss
 
 
-def job_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Job:
-    """A task's job, on a copy of its model, and of its loss where that belongs to it."""
+def workload_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Workload:
+    """A task's workload, on a copy of its model, and of its loss where that belongs to it."""
     _refuse(task.model)
     model, loss = copies(task.model, task.loss)
     if task.evaluate is not None:
@@ -62,7 +62,7 @@ def job_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Job:
     plain = task.unaugmented_samples()
     _warn_of_buffers(model, loss, samples, batch_size)
     together = loss is not task.loss
-    return Job(state_of(model, loss), samples, SampleLoss(loss, samples), batch_size, plain, shards, together)
+    return Workload(state_of(model, loss), samples, SampleLoss(loss, samples), batch_size, plain, shards, together)
 
 
 def state_of(model: nn.Module, loss: Loss) -> ModelState:
