@@ -211,8 +211,11 @@ class Listed:
         return self._x[index], self._y[index]
 
 
-def row_of(samples: Samples, loss: Loss, batch: list[int], done: int, net: nn.Module) -> tuple[Tensor, float]:
-    """The gradient that a worker hands in after so many of 4 blocks, and the loss that it tells."""
+def row_of(
+    samples: Samples, loss: Loss, batch: list[int], blocks: tuple[int, int], net: nn.Module
+) -> tuple[Tensor, float]:
+    """The gradient that a worker hands in of a mini-batch in so many blocks after so many, and the loss it tells."""
+    units, done = blocks
     parameters = list(net.parameters())
     layout = Layout(parameters, [], len(batch))
     arena = ParameterArena(layout, torch.zeros(2 * layout.stride, dtype=torch.uint8))
@@ -221,24 +224,38 @@ def row_of(samples: Samples, loss: Loss, batch: list[int], done: int, net: nn.Mo
     work = GradientWork(net, parameters, samples, SampleLoss(loss, samples))
     for _ in range(2):  # the second time it is known what kind of loss it is
         made, brought = work.compute(
-            arena[0], arena[1], np.array(batch), units=4, seed=0, go_on=lambda block: block < done
+            arena[0], arena[1], np.array(batch), units=units, seed=0, go_on=lambda block: block < done
         )
         assert made == done
     mean = brought.loss_sum / brought.loss_weight if brought.loss_weight else float("nan")
     return torch.cat([values.flatten() for values in arena[1].parameters]), mean
 
 
+def test_batches_of_several_sizes_each_keep_their_memory() -> None:
+    """As the last, smaller one of an epoch does: nothing is allocated after the first epoch."""
+    x, y = data(64)
+    samples = TensorSamples(x, y)
+    first = [samples.fetch(np.arange(size))[0].data_ptr() for size in range(1, 9)]
+    for size, place in enumerate(first, start=1):
+        inputs, targets = samples.fetch(np.arange(size)[::-1].copy())
+        assert inputs.data_ptr() == place
+        assert torch.equal(inputs, x[:size].flip(0))
+        assert torch.equal(targets, y[:size].flip(0))
+
+
 @pytest.mark.parametrize("of", [TensorSamples, DatasetSamples])
-@pytest.mark.parametrize("done", [4, 3])
+@pytest.mark.parametrize(("units", "done"), [(4, 4), (4, 3), (1, 1)])
 @pytest.mark.parametrize("name", LOSSES)
-def test_blocks_add_up_to_the_gradient_of_the_mini_batch(name: str, done: int, of: Callable[..., Samples]) -> None:
+def test_blocks_add_up_to_the_gradient_of_the_mini_batch(
+    name: str, units: int, done: int, of: Callable[..., Samples]
+) -> None:
     """Of what was computed of it; a row holds it times its share of the samples."""
     x, y = data(64)
     samples: Samples = TensorSamples(x, y) if of is TensorSamples else DatasetSamples(Listed(x, y))
     batch = [0, 40, 1, 60, 2, 33, 63, 3, 41, 62, 20, 21]  # 12 samples of all classes, some ignored
     loss, net = LOSSES[name], model()
-    found, told = row_of(samples, loss, batch, done, net)
-    computed = batch[: 3 * done]
+    found, told = row_of(samples, loss, batch, (units, done), net)
+    computed = batch[: len(batch) // units * done]
     net.zero_grad()
     expected = loss(net(x[computed]), y[computed])
     expected.backward()  # type: ignore[no-untyped-call]
