@@ -40,6 +40,7 @@ settings.load_profile("paceline")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault(OF_THIS_RUN, str(os.getpid()))
+os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15, a worker beside busy programs takes minutes to start
 
 
 class RayTogether(LoadScopeScheduling):  # type: ignore[misc]
