@@ -12,7 +12,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-CODE := src tests benchmarks examples
+CODE := src tests reproductions benchmarks examples
 PIPFLAGS ?=
 # One thread for each test process: several of them share the cores. Tests that need a Ray cluster go to the same one.
 # Tests start hundreds of processes: bytecode is kept even where the environment says otherwise.
@@ -29,7 +29,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "Paceline needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt -e '.[dev,ray,tensorboard,accelerate,lightning,torchdata]'
+	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt -e '.[demo,dev,ray,tensorboard,accelerate,lightning,torchdata]'
 	touch $@
 
 demo: venv
@@ -42,7 +42,7 @@ quick: venv
 	$(PYTEST) --quick
 
 types: venv
-	$(BIN)/mypy src tests
+	$(BIN)/mypy src tests reproductions
 
 check: venv
 	$(BIN)/ruff check $(CODE)
@@ -54,7 +54,7 @@ busy: venv
 
 bench: venv
 	@for script in $$(grep -l '__main__' benchmarks/*.py); do \
-	  echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	  echo "== $$script"; PYTHONPATH=. $(BIN)/python $$script || exit 1; done
 
 docs: venv
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
@@ -62,4 +62,4 @@ docs: venv
 
 clean:
 	rm -rf paceline-compare.png site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests reproductions benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

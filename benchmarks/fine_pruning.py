@@ -22,7 +22,7 @@ import torch
 from measuring import parse, save
 
 from paceline import FinePruning
-from paceline.papers.fine_pruning_timing import Timing, run_timing
+from reproductions.fine_pruning.timing import Timing, run_timing
 
 SAMPLES, BATCH, FRACTION = 50_000, 128, 0.3
 GROWTH = (1_000_000, 3_000_000, 10_000_000)  # smaller ones drown in what a process takes anyway

@@ -1,6 +1,6 @@
-"""The runs of ``paceline reproduce group-sgd`` against a naive loop over the workers that comes to the same numbers.
+"""The runs of ``python -m reproductions group-sgd`` against a naive loop over the workers with the same results.
 
-    [PACELINE_DATA=DIR] python benchmarks/group_sgd.py [--save] [--rounds N]
+    [PACELINE_DATA=DIR] PYTHONPATH=. python benchmarks/group_sgd.py [--save] [--rounds N]
 
 naive / paceline    how many times as fast; for both models together, in one process with one thread. ``train`` is
                     training alone, ``train and judge`` with the loss on 60,000 images and the accuracy on 10,000 at
@@ -23,7 +23,8 @@ from torch import Tensor
 from paceline.data.batches import Resampled
 from paceline.data.partition import Equal, deal
 from paceline.data.samples import TensorSamples
-from paceline.papers.group_sgd_runs import (
+from paceline.randomness import stream
+from reproductions.group_sgd.training import (
     BATCH,
     MODELS,
     STRATEGIES,
@@ -34,8 +35,7 @@ from paceline.papers.group_sgd_runs import (
     time_grid,
     update_grid,
 )
-from paceline.papers.losses import correct
-from paceline.randomness import stream
+from reproductions.models.losses import correct
 
 HORIZON = 120.0
 MOST_ROUNDS = 5

@@ -138,9 +138,6 @@ def test_what_only_reads_runs_names_the_file_that_it_cannot_write(
         ["predict", "--json", "/proc/paceline/out.json"],
         ["profile", "tiny.toml", "--fleet", "processes", "--output", "/proc/paceline/out"],
         ["report", "tiny.toml", "--out", "/proc/paceline/page.html"],
-        ["reproduce", "sdde", "--quick", "--json", "/proc/paceline/card.json"],
-        ["reproduce", "lgc", "--quick", "--work", "/proc/paceline/work"],
-        ["data", "fetch", "mnist", "--to", "/proc/paceline/data"],
     ],
     ids=lambda command: " ".join(command[:1] + command[-2:-1]),
 )

@@ -1,25 +1,10 @@
-"""Which epochs are pruned: the known values, the formulas, and what is refused."""
+"""Which epochs are pruned: the known values, and what is refused."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.pruning.formulas import (
-    IN_MINUTES,
-    TABLE_1,
-    TABLE_2,
-    mean_batches_corrected,
-    mean_batches_formula_5,
-    pruned_epochs_corrected,
-    pruned_epochs_formula_3,
-    pruned_epochs_formula_4,
-    pruned_epochs_formula_4_clamped,
-    pruned_seconds,
-    pruned_seconds_corrected,
-    regular_seconds,
-    saved_seconds,
-)
 from paceline.pruning.plan import Plan, Schedule, plan_of, pruned_number
 from paceline.pruning.rules import FineRule, SoftRule
 
@@ -56,23 +41,14 @@ def test_the_call_of_the_documentation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "w", "a", "r", "c", "att", "literal", "by_window", "formula_3", "formula_4", "clamped", "corrected"),
-    [
-        (200, 20, 10, 5, 4, 1, 80, 80, 80, 72, 80, 80),
-        (200, 60, 30, 5, 3, 1, 54, 54, 54, 48, 54, 54),
-        (200, 60, 30, 5, 3, 2, 100, 86, 54, 48, 54, 54),
-    ],
+    ("n", "w", "a", "r", "c", "att", "literal", "by_window"),
+    [(200, 20, 10, 5, 4, 1, 80, 80), (200, 60, 30, 5, 3, 1, 54, 54), (200, 60, 30, 5, 3, 2, 100, 86)],
 )
 def test_known_numbers_of_pruned_epochs(  # noqa: PLR0917 - a table
-    n: int, w: int, a: int, r: int, c: int, att: int, literal: int, by_window: int, formula_3: int, formula_4: int,
-    clamped: int, corrected: int,
-) -> None:  # fmt: skip
+    n: int, w: int, a: int, r: int, c: int, att: int, literal: int, by_window: int
+) -> None:
     assert len(epochs_of(Schedule(a, r, c, w, attenuation=att, attenuate="epoch"), n)) == literal
     assert len(epochs_of(Schedule(a, r, c, w, attenuation=att), n)) == by_window
-    assert pruned_epochs_formula_3(n, w, a, r, c) == formula_3
-    assert pruned_epochs_formula_4(n, w, a, r, c) == formula_4
-    assert pruned_epochs_formula_4_clamped(n, w, a, r, c) == clamped
-    assert pruned_epochs_corrected(n, w, a, r, c) == corrected
 
 
 def test_a_known_list_of_epochs() -> None:
@@ -93,30 +69,6 @@ def test_a_seventh_is_saved_by_two_sevenths_of_the_samples_in_half_of_the_epochs
     plan = plan_of(Schedule(1, 2, 1, window=200), 2 / 7, 70_000, 200)
     assert (len(plan.pruned_epochs), plan.saved) == (99, 99 * 20_000 / (200 * 70_000))  # position 0 is never pruned
     assert Plan(7, (5,) * 100 + (7,) * 100, tuple(range(1, 101))).saved == 1 / 7
-
-
-@settings(max_examples=300)
-@given(st.integers(1, 12), st.integers(1, 6), st.data(), st.integers(1, 5))
-def test_formula_3_counts_algorithm_2_where_windows_and_blocks_fit(
-    windows: int, r: int, data: st.DataObject, k: int
-) -> None:
-    """I6: for w | n, r | w - a, a >= 1, no attenuation."""
-    a, c = data.draw(st.integers(1, 8)), data.draw(st.integers(0, r))
-    w = a + k * r
-    n = windows * w
-    schedule = Schedule(a, r, c, w)
-    assert len(epochs_of(schedule, n)) == pruned_epochs_formula_3(n, w, a, r, c) == len(algorithm_2(n, w, a, r, c, 1))
-
-
-@settings(max_examples=300)
-@given(st.integers(1, 80), st.integers(1, 20), st.integers(1, 8), st.data())
-def test_the_corrected_formula_is_exact_for_blocks_from_the_start_of_each_window(
-    n: int, w: int, r: int, data: st.DataObject
-) -> None:
-    """I7: epochs 0 to n - 1."""
-    a, c = data.draw(st.integers(0, w)), data.draw(st.integers(0, r))
-    direct = sum(1 for e in range(n) if e % w >= a and (e % w - a) % r < c)
-    assert pruned_epochs_corrected(n, w, a, r, c) == direct
 
 
 @settings(max_examples=200)
@@ -158,30 +110,6 @@ def test_the_plan_of_soft_pruning_says_at_most() -> None:
     plan = SoftRule(0.5, until=7).plan(1000, 8)
     assert (plan.exact, plan.saved, plan.pruned_epochs) == (False, 0.0, (2, 3, 4, 5, 6, 7))
     assert pl.RandomPruning(samples=10, window=4, start=2, block=1, count=1, fraction=0.5).plan(8).exact
-
-
-def test_formulas_2_to_7() -> None:
-    """N = 200, 391 batches of which 274 remain in 100 pruned epochs."""
-    regular = regular_seconds(200, 0.01, 391)
-    mean = mean_batches_corrected(200, 100, 391, 274)
-    assert regular == pytest.approx(782)
-    assert mean == 332.5
-    assert mean_batches_formula_5(200, 100, 0.01) == pytest.approx(0.01)  # as printed: always the seconds of a batch
-    pruned = pruned_seconds(200, 100, 0.01, mean, 0.02)
-    assert pruned == pytest.approx(665 + 2)
-    assert pruned_seconds_corrected(200, 0.01, mean, 0.02) == pytest.approx(665 + 4)
-    assert saved_seconds(regular, pruned) == pytest.approx(115)
-
-
-def test_table_1_is_recomputed_with_the_overhead_taken_off() -> None:
-    """To the printed hundredth where seconds are printed; where minutes are, to a minute in the shortest of them."""
-    for name, column in TABLE_1.items():
-        tolerance = 0.4 if name in IN_MINUTES else 0.0051
-        assert column.recomputed == pytest.approx(column.speedup, abs=tolerance), name
-    mean = sum(column.speedup for column in TABLE_1.values()) / len(TABLE_1)
-    assert mean == pytest.approx(11.635)  # "around 14.29 %" is the best of ten
-    assert TABLE_1.keys() == TABLE_2.keys()
-    assert max(regular - pruned for regular, pruned in TABLE_2.values()) == pytest.approx(0.43)
 
 
 @pytest.mark.parametrize(

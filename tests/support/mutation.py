@@ -51,7 +51,7 @@ SLIPS = (  # of all that Cosmic Ray offers, what one could have written by mista
 
 # The tests of a module, those of its package unless it has its own; those that notice most come first.
 _DECIDE = ("core/test_strategies_decide.py",)
-_MODELS = ("papers/test_ec_dnn_by_hand.py", "learning/test_averaging.py", "papers/test_ec_dnn.py")
+_MODELS = ("strategies/test_ec_dnn_by_hand.py", "learning/test_averaging.py", "strategies/test_ec_dnn.py")
 TESTS: dict[str, Sequence[str]] = {
     "core": (
         "core/test_coordinator.py",
@@ -72,7 +72,7 @@ TESTS: dict[str, Sequence[str]] = {
     "theory": ("theory",),  # or tests/theory/test_MODULE.py
     "theory/recursion": ("theory/test_sdde.py", "theory/test_rates.py"),
     "theory/roots": ("theory/test_variance.py", "theory/test_rates.py"),
-    "theory/group_bound": ("papers/test_reproduce_group_sgd.py", "theory/test_rates.py"),
+    "theory/group_bound": ("reproductions/test_reproduce_group_sgd.py", "theory/test_rates.py"),
     "theory/grid_delays": ("theory/test_sdde.py", "theory/test_moments.py"),
     "theory/histogram": ("theory/test_stability.py", "theory/test_moments.py"),
     "theory/integral": ("theory/test_order_statistics.py",),
@@ -88,7 +88,6 @@ TESTS: dict[str, Sequence[str]] = {
     "pruning/passes": ("pruning/test_train_pruned.py",),
     "pruning/record": ("pruning/test_train_pruned.py", "reports/test_pruning_section.py"),
     "pruning/plan": ("pruning/test_plan.py", "pruning/test_samplers.py"),
-    "pruning/formulas": ("pruning/test_plan.py", "pruning/test_memory.py"),
     "pruning/rules": ("pruning/test_memory.py", "pruning/test_samplers.py"),
     "pruning/memory": ("pruning/test_memory.py", "pruning/test_samplers.py"),
     "pruning/selection": ("pruning/test_memory.py", "pruning/test_samplers.py"),

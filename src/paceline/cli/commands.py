@@ -1,5 +1,6 @@
 """The commands. Nothing heavy is imported before one needs it: ``paceline --help`` answers at once."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +12,11 @@ from paceline.cli.predict import predict
 from paceline.cli.profile import profile
 from paceline.cli.replay import replay
 from paceline.cli.train import train
-from paceline.datasets.cli import data_app
-from paceline.papers.cli import reproduce
+from paceline.core.errors import ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.add_typer(data_app, name="data")
 app.command()(compare)
 app.command()(train)
-app.command()(reproduce)
 app.command()(replay)
 app.command()(predict)
 app.command()(profile)
@@ -59,3 +57,22 @@ def strategies() -> None:
         "Options follow the name: --strategy lgc:quorum=7,blocks=4. Groups of like speed are formed by themselves;"
     )
     typer.echo("another rule inside them comes last: --strategy gsgd:tolerance=0.5,inside=lgc:quorum=3,blocks=4")
+
+
+_ELSEWHERE = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+@app.command(hidden=True, add_help_option=False, context_settings=_ELSEWHERE)
+def reproduce(context: typer.Context) -> None:
+    _refer_to_reproductions("reproduce", context.args)
+
+
+@app.command(hidden=True, add_help_option=False, context_settings=_ELSEWHERE)
+def data(context: typer.Context) -> None:
+    _refer_to_reproductions("data", context.args)
+
+
+def _refer_to_reproductions(command: str, arguments: list[str]) -> None:
+    """For one release: these commands left the package with the papers' experiments."""
+    now = shlex.join(["python", "-m", "reproductions", *arguments])
+    raise ConfigError(f"paceline {command} is no longer in the package; from the root of the repository: {now[:400]}")

@@ -71,7 +71,7 @@ def free_path(path: Path) -> Path:
     return tried
 
 
-def exit_code(error: Exception) -> int | None:
+def exit_code(error: Exception, program: str = "paceline") -> int | None:
     """Say in one line what went wrong, and tell the exit code; None of an error that is Paceline's own fault."""
     if isinstance(error, Interrupted):
         return told(str(error), error.exit_code)
@@ -90,7 +90,7 @@ def exit_code(error: Exception) -> int | None:
         return told(f"error: {place}{why(error)}", CAME_TO_GRIEF if error.errno in WHY else REFUSED)
     # Typer's errors about arguments, whether it brings its own click or uses the package
     if (message := getattr(error, "format_message", None)) is not None:
-        return told(f"error: {message()} (see paceline --help)", REFUSED)
+        return told(f"error: {message()} (see {program} --help)", REFUSED)
     return None
 
 

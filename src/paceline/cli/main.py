@@ -6,28 +6,42 @@ disk, and how to go on).
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from paceline.engine.signals import ctrl_c_in_one_line
 
+if TYPE_CHECKING:
+    import typer
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code."""
+    """Run a command of ``paceline``; its exit code."""
+    return run_program("paceline", _commands, arguments)
+
+
+def run_program(name: str, commands: "Callable[[], typer.Typer]", arguments: Sequence[str] | None = None) -> int:
+    """Run a command of a program with these exit codes; ``commands`` imports them."""
     with ctrl_c_in_one_line():
-        return _exit_code(arguments)
+        return _exit_code(name, commands, arguments)
 
 
-def _exit_code(arguments: Sequence[str] | None) -> int:
+def _commands() -> "typer.Typer":
     from paceline.cli.commands import app
+
+    return app
+
+
+def _exit_code(name: str, commands: "Callable[[], typer.Typer]", arguments: Sequence[str] | None) -> int:
     from paceline.cli.common import INTERRUPTED, exit_code, told
 
     try:
-        code = app(args=None if arguments is None else list(arguments), prog_name="paceline", standalone_mode=False)
+        code = commands()(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return told("interrupted; nothing was written", INTERRUPTED)
     except Exception as error:  # those that are nobody's fault but Paceline's go on, with their traceback
-        if (known := exit_code(error)) is None:
+        if (known := exit_code(error, name)) is None:
             raise
         return known
     if code == INTERRUPTED:  # Typer met it where nothing was begun yet

@@ -153,7 +153,10 @@ def make_task(choice: TaskChoice, seed: int) -> Task:
 @cache
 def _digits(test_share: float) -> tuple[Pair, Pair]:
     """Handwritten digits, 8 by 8 pixels from 0 to 1; the test set is the same whatever the seed."""
-    from sklearn.datasets import load_digits
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise ConfigError("the data set \"digits\" needs scikit-learn: pip install 'paceline[demo]'") from None
 
     pixels, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))

@@ -1,0 +1,1 @@
+"""The experiments of the papers behind Paceline: ``python -m reproductions lgc --quick``. Not in the wheel."""

@@ -1,0 +1,171 @@
+"""The command line of the reproductions. What a command needs is imported when it runs.
+
+python -m reproductions PAPER [--quick] [--data DIR] [--json FILE] [--figures DIR] [--work DIR]
+python -m reproductions fetch mnist cifar10 --to DIR
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol, cast
+
+import typer
+
+from paceline.cli.main import run_program
+from paceline.core.errors import CannotWrite
+from paceline.engine.signals import Interrupted, terminable
+from paceline.files import check_parent, check_place
+
+if TYPE_CHECKING:
+    from reproductions.pipeline.card import Card, Options
+
+PROGRAM = "python -m reproductions"
+PAPERS = {
+    "lgc": "Live gradient compensation: time saved, and accuracy on CIFAR-10.",
+    "group-sgd": "Group SGD: logistic regression and a smooth SVM on MNIST.",
+    "ec-dnn": "Ensembles of outputs against averages of parameters, on CIFAR-10.",
+    "fine-pruning": "Data fine-pruning: samples saved and accuracy, on CIFAR-10.",
+    "sdde": "Asynchronous SGD and its delay differential equation. Needs no data.",
+}
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+class Paper(Protocol):
+    """What the module of a paper has."""
+
+    def reproduce(self, options: "Options", /) -> "Card": ...
+
+    def figures(self, card: "Card", directory: Path, /) -> list[Path]:
+        """Draw the card's runs; the files that were written."""
+        ...
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code."""
+    return run_program(PROGRAM, lambda: app, arguments)
+
+
+@app.callback(invoke_without_command=True)
+def _reproductions(context: typer.Context) -> None:
+    """Run a paper's experiments and set its claims beside what is found; a claim that does not hold is shown so."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def reproduce(
+    paper: str, *, data: Path | None, quick: bool, json: Path | None, work: Path | None, figures: Path | None
+) -> None:
+    """Reproduce a paper by its name, print the card, and write what was asked for."""
+    module = paper_module(paper)
+    if json is not None:
+        check_place(json)
+    if figures is not None:
+        check_place(figures / "figure.png")
+    work = work or Path("runs") / f"reproduce-{paper}"
+    check_parent(work / "run.json")
+    from paceline.comparison.tables import console
+    from reproductions.pipeline.card import Options, card_table
+
+    try:
+        with terminable():
+            card = module.reproduce(Options(data, quick, work))
+    except KeyboardInterrupt as asked:
+        kept = f"finished runs are in {work}: the same command continues" if work.exists() else "nothing kept"
+        raise Interrupted(f"; {kept}", asked) from None
+    except CannotWrite as error:
+        raise CannotWrite(f"{error}; finished runs are in {work}: the same command continues") from None
+    console().print(card_table(card))
+    if json is not None:
+        card.write(json)
+        typer.echo(f"Card and runs: {json}")
+    if figures is not None:
+        typer.echo(f"Figures: {', '.join(map(str, module.figures(card, figures)))}")
+
+
+def paper_module(name: str) -> Paper:
+    """The module of a paper by its name."""
+    return cast(Paper, import_module(f"reproductions.{name.replace('-', '_')}.paper"))
+
+
+def _add_paper(name: str, help_text: str) -> None:
+    @app.command(name, help=help_text)
+    def command(
+        data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets are.")] = None,
+        quick: Annotated[bool, typer.Option("--quick", help="Under a minute: training on a reduced scale.")] = False,
+        json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write card and runs there.")] = None,
+        figures: Annotated[
+            Path | None, typer.Option("--figures", metavar="DIR", help="Draw the figures there.")
+        ] = None,
+        work: Annotated[
+            Path | None, typer.Option("--work", metavar="DIR", help=f"Keeps finished runs; else runs/reproduce-{name}.")
+        ] = None,
+    ) -> None:
+        reproduce(name, data=data, quick=quick, json=json, work=work, figures=figures)
+
+
+for _name, _help in PAPERS.items():
+    _add_paper(_name, _help)
+
+
+@app.command()
+def fetch(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="mnist, cifar10, or both.")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Each data set gets a folder of its own in there.")],
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="URL", help="A web folder that has the files; else public ones.")
+    ] = None,
+) -> None:
+    """Download data sets as published, check them, and continue where an earlier try was interrupted."""
+    from reproductions.datasets.fetch import check_name
+
+    for name in names:
+        check_name(name)
+    for name in names:
+        _fetch(name, to, source)
+
+
+def _fetch(name: str, to: Path, source: str | None) -> None:
+    from reproductions.datasets.fetch import fetch as fetch_dataset
+
+    reported: set[str] = set()
+    try:
+        with terminable(), _progress() as show:
+
+            def progress(file: str, done: int, size: int) -> None:
+                reported.add(file)
+                show(file, done, size)
+
+            folder = fetch_dataset(name, to, base_url=source, progress=progress)
+    except KeyboardInterrupt as asked:
+        kept = f"the same command continues with what is in {to}" if to.exists() else "nothing was written"
+        raise Interrupted(f"; {kept}", asked) from None
+    typer.echo(f"{name} is {'' if reported else 'already '}in {folder}: use it with --data {to}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each file on a terminal, a line for each file elsewhere; on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    terminal = Console(stderr=True, highlight=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    tasks = {}
+    with Progress(*columns, console=terminal, disable=not terminal.is_terminal) as bar:
+
+        def show(file: str, done: int, size: int) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=size, completed=done)
+                if not terminal.is_terminal:
+                    typer.echo(f"fetching {file} ({size / 1e6:.1f} MB) ...", err=True)
+            bar.update(tasks[file], completed=done)
+
+        yield show

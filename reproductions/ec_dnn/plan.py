@@ -1,0 +1,177 @@
+"""How much is trained: the plans of the reproduction of EC-DNN, and the runs that they come to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from reproductions.ec_dnn.training import BATCH, Case, Size, Training
+
+COMPRESSING = ("ec_s", "ec_r", "ec_m")
+FIRST_SEED, FEWEST = 0, 4  # seed and workers of the runs that step and tau are chosen by
+FORWARD, TRAINED = 0.00009, 0.00028  # seconds of one core for a picture of LeNet, on the machine of docs/results
+NIN_TIMES = 5.0
+
+Results = Mapping[Training, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train.
+
+    name           what is said of every claim that rests on it
+    step_sizes     candidates; the one with which S-DNN, as many steps as one worker makes, comes to the smallest
+                   validation error is used by all methods of that network
+    averaging      tau of MA-DNN, and ``compressing`` of EC-DNN-S: candidates; the one with the smallest validation
+                   error of the global model, 4 workers and seed 0, is used for all workers and seeds, and by EC-DNN-R
+                   and -M too
+    influence      further tau of EC-DNN-S, for Fig. 5
+    grids          numbers of workers, and the seeds for which all methods are run with so many; the first is 4 workers
+    nin            the size of the runs of the narrow NiN, if there are any
+    """
+
+    name: str
+    size: Size
+    step_sizes: Sequence[float]
+    averaging: Sequence[int]
+    compressing: Sequence[int]
+    influence: Sequence[int] = ()
+    grids: Sequence[tuple[int, Sequence[int]]] = ((4, (0, 1, 2)), (8, (0, 1, 2)))
+    ablation: bool = True
+    nin: Size | None = None
+
+    @property
+    def sizes(self) -> dict[str, Size]:
+        return {"lenet": self.size} | ({} if self.nin is None else {"nin": self.nin})
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Of the runs with 4 workers."""
+        return self.grids[0][1]
+
+
+# Under a minute of two cores.
+QUICK = Plan(
+    name="reduced run",
+    size=Size(samples=2_000, steps=160, followed=500, tested=1_000),
+    step_sizes=(0.02,),
+    averaging=(16,),
+    compressing=(32,),
+    grids=((4, (0,)),),
+    ablation=False,
+)
+# About 40 minutes of one core.
+SMALL = Plan(
+    name="scaled down",
+    size=Size(),
+    step_sizes=(0.005, 0.01, 0.02, 0.05),
+    averaging=(1, 16, 50),
+    compressing=(50, 100),
+    influence=(250,),
+    nin=Size(samples=5_000, steps=300, followed=500, tested=2_000),
+)
+
+
+def tuning(plan: Plan, data: str) -> list[Training]:
+    """The runs by which the step sizes are chosen: S-DNN, which makes four times the steps of its ``Size``."""
+    if len(plan.step_sizes) == 1:
+        return []
+    return [
+        Training(data, model, Case("s", workers=1), step, FIRST_SEED, replace(size, steps=size.steps // 4))
+        for model, size in plan.sizes.items()
+        for step in plan.step_sizes
+    ]
+
+
+def choose_steps(plan: Plan, results: Results) -> dict[str, float]:
+    """Of each network, the step size of the smallest validation error; of equal ones the smaller."""
+    if len(plan.step_sizes) == 1:
+        return dict.fromkeys(plan.sizes, plan.step_sizes[0])
+    reached = {(run.model, run.step): _validation_error(result) for run, result in results.items()}
+    return {model: min(plan.step_sizes, key=lambda step: (reached[model, step], step)) for model in plan.sizes}
+
+
+@dataclass(frozen=True)
+class Taus:
+    """The steps between two communications that were chosen."""
+
+    averaging: int
+    compressing: int
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Names the runs of a plan, given where the data are and the step sizes that were chosen."""
+
+    plan: Plan
+    data: str
+    steps: Mapping[str, float]
+
+    def run(self, case: Case, seed: int, model: str = "lenet") -> Training:
+        return Training(self.data, model, case, self.steps[model], seed, self.plan.sizes[model])
+
+    def first(self) -> list[Training]:
+        """Every tau, with 4 workers and seed 0."""
+        plan = self.plan
+        cases = [Case("ma", FEWEST, tau) for tau in plan.averaging]
+        cases += [Case("ec_s", FEWEST, tau) for tau in (*plan.compressing, *plan.influence)]
+        return [self.run(case, FIRST_SEED) for case in (*cases, Case("e", FEWEST), Case("s", 1))]
+
+    def others(self, taus: Taus) -> list[Training]:
+        """Each once, the most telling first: NiN, the ablation and the pooled regression come behind the first grid."""
+        plan = self.plan
+        grids = [[self.run(case, seed) for seed in seeds for case in rows(k, taus)] for k, seeds in plan.grids]
+        listed = [*grids[0], *self.of_nin()]
+        if plan.ablation:
+            listed += [self.run(case, seed) for seed in plan.seeds for case in ablation(taus)]
+            listed.append(self.run(pooled(taus), FIRST_SEED))
+        for (workers, _), grid in zip(plan.grids[1:], grids[1:], strict=True):
+            rare = Case("ma", workers, max(plan.averaging))  # where averages may hurt, whatever was chosen
+            listed += [*grid, self.run(rare, FIRST_SEED)]
+        return list(dict.fromkeys(listed))
+
+    def of_nin(self) -> list[Training]:
+        if self.plan.nin is None:
+            return []
+        steps = self.plan.nin.steps
+        cases = (Case("ma", FEWEST, steps // 10), Case("e", FEWEST), Case("ec_s", FEWEST, steps // 5))
+        return [self.run(case, FIRST_SEED, "nin") for case in cases]
+
+
+def rows(workers: int, taus: Taus) -> list[Case]:
+    """Those of the paper's Table 2."""
+    compressing = [Case(method, workers, taus.compressing) for method in COMPRESSING]
+    return [Case("ma", workers, taus.averaging), Case("e", workers), *compressing, Case("s", 1)]
+
+
+def ablation(taus: Taus) -> list[Case]:
+    """Cases 1 and 2 of Fig. 6; case 3 is the whole method."""
+    return [Case("ec_s", FEWEST, taus.compressing, without) for without in ("local", "diversity")]
+
+
+def pooled(taus: Taus) -> Case:
+    return Case("ec_r_pooled", FEWEST, taus.compressing)
+
+
+def choose_taus(runs: Runs, results: Results) -> Taus:
+    """The tau of the smallest validation error; of equal ones the larger."""
+
+    def best(method: str, candidates: Sequence[int]) -> int:
+        reached = {t: _validation_error(results[runs.run(Case(method, FEWEST, t), FIRST_SEED)]) for t in candidates}
+        return min(candidates, key=lambda tau: (reached[tau], -tau))
+
+    return Taus(best("ma", runs.plan.averaging), best("ec_s", runs.plan.compressing))
+
+
+def _validation_error(result: Mapping[str, Any]) -> float:
+    error = result["validation_error_g"]
+    return float("inf") if error is None else float(error)
+
+
+def cost(training: Training) -> float:
+    """Seconds of one core, about."""
+    case, size = training.case, training.size
+    trained = training.steps * case.workers * BATCH * TRAINED
+    exchanges = 0.0 if not case.tau or case.method == "ma" else 2 * (size.steps / case.tau - 1)
+    looked = 10 * size.followed + size.tested + size.samples
+    forwards = (0.7 * exchanges * size.samples + looked) * case.workers * FORWARD
+    return (trained + forwards) * (NIN_TIMES if training.model == "nin" else 1.0)

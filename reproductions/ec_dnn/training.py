@@ -1,0 +1,221 @@
+"""One training run of the reproduction of EC-DNN: CIFAR-10 on K workers, one of its methods.
+
+As the paper has it: flipped pictures, dropout, momentum 0.9, alpha 0.6, beta 0.4, p a tenth, mu 70 %. Ours: how much
+data, how many steps, a narrower network, and the clock: a mini-batch takes what it took one core here, and models go
+over a gigabit network.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+from torch.optim.lr_scheduler import MultiStepLR
+
+from paceline.core.errors import Diverged
+from paceline.data.batches import Shuffled
+from paceline.data.partition import Equal, deal
+from paceline.delays import Constant
+from paceline.engine.build import launch
+from paceline.engine.loop import Loop
+from paceline.fleets.simulated.fleet import Network, SimulatedFleet, SimulatedWorkers
+from paceline.learning.cost import Costs
+from paceline.learning.gradients.server import Recipe
+from paceline.learning.models.server import ModelServer
+from paceline.learning.task import Task
+from paceline.learning.workload import workload_of
+from paceline.randomness import stream
+from paceline.strategies.ensemble_compression import EnsembleCompression
+from paceline.strategies.model_averaging import ModelAveraging
+from paceline.trace.record import TraceWriter
+from reproductions.datasets.cifar import ChannelsLast, Cifar10, cifar10
+from reproductions.ec_dnn.looks import look, training_losses
+from reproductions.models.networks import lenet, nin
+
+BATCH = 32
+VALIDATED = 2_000  # training pictures that no run trains on
+LOOKS = 20  # at the global model in a run, at most: communications that come more often are not all looked at
+DROPOUT = 0.25
+NIN_WIDTH = 1 / 8
+SECONDS = {"lenet": 0.01, "nin": 0.05}  # for a mini-batch
+GIGABIT = Network(latency=1e-4, bandwidth=125e6)
+COSTS = ("compute", "relabelling", "communication")
+WEIGHTS = {"ec_s": "simple", "ec_r": "regression", "ec_r_pooled": "regression", "ec_m": "margin"}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is trained on, how many steps each worker makes, and how many test pictures the run is judged by."""
+
+    samples: int = 10_000
+    steps: int = 500
+    followed: int = 1_000  # on the way
+    tested: int = 4_000  # at the end
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method, how many workers it has, and how many steps (tau) they make between two communications.
+
+    ``without`` is for the ablation of Fig. 6: "local" lets all steps distil, "diversity" leaves that term out.
+    """
+
+    method: str  # s, ma, e, ec_s, ec_r, ec_r_pooled, ec_m
+    workers: int = 4
+    tau: int = 0
+    without: str = ""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run."""
+
+    data: str
+    model: str  # lenet, nin
+    case: Case
+    step: float
+    seed: int
+    size: Size
+
+    @property
+    def steps(self) -> int:
+        """Of each worker; the only one of S-DNN makes as many as four of them."""
+        return self.size.steps * (4 if self.case.method == "s" else 1)
+
+
+class Communication(NamedTuple):
+    """The local models were aggregated, after so many steps of each worker, at a virtual time."""
+
+    steps: int
+    seconds: float
+    costs: Costs  # of all workers together
+
+
+def run_training(training: Training) -> dict[str, Any]:
+    """Train, look at local and global models on the way, and judge the last ones."""
+    size, workers = training.size, training.case.workers
+    data = cifar10(training.data, trained=size.samples, validated=VALIDATED, tested=size.tested)
+    followed = data.test[0][: size.followed], data.test[1][: size.followed]
+    run = Run(training, network(training), data.train)
+    curve: list[dict[str, Any]] = []
+    problem = None
+    try:
+        for at in run.communications():
+            if at.steps * LOOKS >= training.steps * (len(curve) + 1) or at.steps == training.steps:
+                seen = look(run.hands.model, run.members, followed)
+                costs = {name: _rounded(getattr(at.costs, name) / workers) for name in COSTS}
+                curve.append({"steps": at.steps, "seconds": _rounded(at.seconds), **costs, **_told(seen._asdict())})
+    except Diverged as diverged:
+        problem = str(diverged)
+    return {"problem": problem, "curve": curve, **_final(run, data)}
+
+
+class Run:
+    """The pieces that ``paceline.train`` is made of, put together so that the local models can be looked at."""
+
+    def __init__(self, training: Training, model: nn.Module, pictures: tuple[Tensor, Tensor]) -> None:
+        case, seed = training.case, training.seed
+        self.strategy = strategy_of(case, training.steps)
+        task = Task(model, cross_entropy, pictures)
+        shards = deal(Equal(), task.training_samples(), case.workers, BATCH, stream(seed, "partition"))
+        recipe = Recipe(
+            lambda parameters: SGD(parameters, lr=training.step, momentum=0.9, weight_decay=1e-4),
+            lambda optimizer: MultiStepLR(optimizer, milestones=[training.steps * 3 // 4], gamma=0.1),
+        )
+        batches = Shuffled().open(shards, BATCH, seed)
+        fleet = fleet_of(training)
+        crew, hands = launch(self.strategy, fleet, workload_of(task, shards, BATCH), recipe, batches=batches, seed=seed)
+        assert isinstance(hands, ModelServer)
+        assert isinstance(crew, SimulatedWorkers)
+        self.crew, self.hands = crew, hands
+
+    @property
+    def members(self) -> list[nn.Module]:
+        """The local models, as they were handed in: model averaging lets them be until they are trained again."""
+        return [trainer.model for trainer in self.hands.trainers]
+
+    def communications(self) -> Iterator[Communication]:
+        """One after each aggregation; those that only follow a compression are left out."""
+        strategy, crew = self.strategy, self.crew
+        twice = isinstance(strategy, EnsembleCompression) and strategy.exchanges_twice
+        steps = 0
+        for update in Loop(strategy, crew, self.hands, TraceWriter(None, crew.about)):
+            steps += strategy.work(update.version).units
+            if not (twice and update.version % 2):
+                yield Communication(steps, update.at, crew.costs)
+            if self.hands.updates == strategy.rounds:
+                return
+
+
+def strategy_of(case: Case, steps: int) -> ModelAveraging | EnsembleCompression:
+    """The rule of a method; S-DNN is an average of one, and E-DNN an ensemble that is only looked at on the way."""
+    if case.method in ("s", "ma"):
+        return ModelAveraging(every=case.tau or steps // 5, steps=steps)
+    if case.method == "e":
+        every = steps // 10
+        return EnsembleCompression(
+            every=every, steps=steps, compression_steps=0, distillation=0, diversity=0, relabel=0
+        )
+    return EnsembleCompression(
+        every=case.tau,
+        steps=steps,
+        weights=WEIGHTS[case.method],  # type: ignore[arg-type]
+        compression_steps=case.tau if case.without == "local" else None,
+        diversity=0.0 if case.without else 0.6,
+        pooled=case.method == "ec_r_pooled",
+    )
+
+
+def fleet_of(training: Training) -> SimulatedFleet:
+    """Workers of equal speed. Those of S-DNN and E-DNN have nothing to send but the last model."""
+    alone = training.case.method in ("s", "e")
+    delay = Constant(SECONDS[training.model])
+    return SimulatedFleet(delay, workers=training.case.workers, network=Network() if alone else GIGABIT)
+
+
+def network(training: Training) -> nn.Module:
+    torch.manual_seed(training.seed)
+    own = lenet(DROPOUT) if training.model == "lenet" else nin(NIN_WIDTH, DROPOUT)
+    return nn.Sequential(Flipped(), ChannelsLast(), own)
+
+
+class Flipped(nn.Module):
+    """In training, every other picture is its mirror image, at random; else all are as they are."""
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        if not self.training:
+            return pictures
+        mirrored = torch.rand(len(pictures), 1, 1, 1) < 0.5
+        return torch.where(mirrored, pictures.flip(3), pictures)
+
+
+def _final(run: Run, data: Cifar10) -> dict[str, Any]:
+    """Errors on test and validation pictures, and which local model is chosen by which loss."""
+    model, members = run.hands.model, run.members
+    test, validation = look(model, members, data.test), look(model, members, data.validation)
+    losses = training_losses(members, data.train)
+    by_training, by_validation = (
+        min(range(len(members)), key=each.__getitem__) for each in (losses, validation.losses)
+    )
+    return {
+        "error_g": test.error,
+        "error_l": test.errors[by_training],
+        "error_l_validated": test.errors[by_validation],
+        "validation_error_g": validation.error,
+        "local": by_training,
+        "errors": test.errors,
+        "training_losses": [_rounded(loss) for loss in losses],
+        "validation_losses": [_rounded(loss) for loss in validation.losses],
+        "weights": [_rounded(each) for each in getattr(model, "weights", torch.empty(0)).tolist()],
+    }
+
+
+def _told(seen: dict[str, Any]) -> dict[str, Any]:
+    return {**seen, "losses": [_rounded(loss) for loss in seen["losses"]]}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.5g}")

@@ -1,0 +1,112 @@
+"""The figures of the reproduction of fine-pruning, drawn from the runs of its card."""
+
+import io
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from paceline.files import write_atomically
+from paceline.reports.figures import COLOURS, DASHES
+from paceline.reports.pruning_figures import contact_sheet, new_figure, png, tidy, trends
+from reproductions.fine_pruning.pictures import COLUMNS, NAMES
+from reproductions.fine_pruning.plan import ARMS
+from reproductions.pipeline.card import Card
+
+Row = Mapping[str, Any]
+MODELS = {"lenet": "LeNet", "vgg": "VGG-11, 1/8 width"}
+
+
+def draw(card: Card, directory: Path) -> list[Path]:
+    """Accuracy of the five ways, the search, and who was pruned."""
+    of_kind: dict[str, list[Row]] = {}
+    for row in card.runs:
+        of_kind.setdefault(row["kind"], []).append(row)
+    pictures = of_kind["pictures"][0]
+    drawn = {
+        "fine-pruning-accuracy.png": _accuracy(of_kind["training"]),
+        "fine-pruning-search.png": _search(of_kind["search"]),
+        "fine-pruning-samples.png": _samples(pictures),
+        "fine-pruning-most-pruned.png": _most_pruned(pictures),
+    }
+    for name, figure in drawn.items():
+        write_atomically(directory / name, png(figure))
+    return [directory / name for name in drawn]
+
+
+def _accuracy(rows: Sequence[Row]) -> Figure:
+    figure = new_figure(11, 4)
+    curves, points = figure.subplots(1, 2)
+    for number, arm in enumerate(ARMS):
+        mine = [row for row in rows if row["model"] == "lenet" and row["arm"] == arm]
+        curve = np.mean([row["curve"] for row in mine], axis=0)
+        look = {"color": COLOURS[number], "linestyle": DASHES[number]}
+        curves.plot(curve[:, 0], 100 * curve[:, 2], label=arm, marker=".", **look)
+    curves.legend(fontsize=8, frameon=False)
+    tidy(curves, "LeNet: test accuracy against samples seen", "samples seen / size of the data set", "accuracy, %")
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    for place, model in enumerate(models):
+        for number, arm in enumerate(ARMS):
+            values = [100 * row["accuracy"] for row in rows if row["model"] == model and row["arm"] == arm]
+            at = number + place * (len(ARMS) + 1)
+            points.plot([at] * len(values), values, "o", color=COLOURS[number], markersize=5)
+            points.plot([at - 0.3, at + 0.3], [fmean(values)] * 2, color=COLOURS[number], linewidth=2)
+    places = [number + place * (len(ARMS) + 1) for place in range(len(models)) for number in range(len(ARMS))]
+    points.set_xticks(places, [*ARMS] * len(models), rotation=45, ha="right", fontsize=8)
+    title = "Mean of the best three, each seed: " + ", then ".join(MODELS[model] for model in models)
+    tidy(points, title, "", "test accuracy, %")
+    return figure
+
+
+def _search(rows: Sequence[Row]) -> Figure:
+    names = sorted({row["variant"] for row in rows}, key=lambda name: fmean(_values(rows, name)))
+    figure = new_figure(8, 4)
+    axis = figure.subplots()
+    for place, name in enumerate(names):
+        values = _values(rows, name)
+        axis.plot(values, [place] * len(values), "o", color=COLOURS[0], markersize=5)
+        axis.plot([fmean(values)], [place], "|", color=COLOURS[1], markersize=16, markeredgewidth=2)
+    axis.set_yticks(range(len(names)), names)
+    tidy(axis, "The search: validation accuracy of each seed, and their mean", "accuracy, %", "")
+    return figure
+
+
+def _values(rows: Sequence[Row], name: str) -> list[float]:
+    return [100 * row["accuracy"] for row in rows if row["variant"] == name]
+
+
+def _samples(row: Row) -> Figure:
+    figure = new_figure(11, 7)
+    often, classes, first, second = figure.subplots(2, 2).flatten()
+    often.bar(range(len(row["samples_by_times"])), row["samples_by_times"], color=COLOURS[0])
+    tidy(often, f"Samples by times left out, of {row['possible']} possible", "times, all seeds together", "samples")
+    classes.bar(range(len(NAMES)), row["times_by_class"], color=COLOURS[1])
+    classes.set_xticks(range(len(NAMES)), NAMES, rotation=45, ha="right")
+    tidy(classes, "Times left out, by class", "", "mean times")
+    for run, axis in enumerate((first, second)):
+        losses = {
+            f"sample {each['sample']}": _known(each["losses"][min(run, len(each["losses"]) - 1)])
+            for each in row["trends"]
+        }
+        trends(axis, losses, f"Losses of the same samples in run {run + 1}; gaps where left out")
+    return figure
+
+
+def _known(losses: Sequence[float | None]) -> tuple[list[float], list[float]]:
+    return [float(epoch) for epoch in range(1, len(losses) + 1)], [
+        float("nan") if loss is None else loss for loss in losses
+    ]
+
+
+def _most_pruned(row: Row) -> Figure:
+    from PIL import Image
+
+    mosaic = np.asarray(Image.open(io.BytesIO(b64decode(row["mosaic"]))))
+    side = mosaic.shape[1] // COLUMNS
+    tiles = mosaic.reshape(-1, side, COLUMNS, side, 3).transpose(0, 2, 1, 3, 4).reshape(-1, side, side, 3)
+    captions = [f"{each['label']}, {each['times']}×" for each in row["most_pruned"]]
+    return contact_sheet(tiles, captions, "The samples that were left out most often, with their labels")

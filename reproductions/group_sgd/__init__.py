@@ -1,0 +1,1 @@
+"""Gao and Chen, *Group SGD*, 2020."""

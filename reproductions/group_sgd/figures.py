@@ -1,0 +1,131 @@
+"""The figures of *Group SGD*, drawn from a card."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, MultipleLocator, PercentFormatter
+
+from paceline.engine.result import Stop
+from paceline.reports.figures import COLOURS, DASHES
+from paceline.theory.group_bound import Toy, theorem_3_1
+from reproductions.group_sgd.training import MODELS, STRATEGIES, updates_of
+from reproductions.pipeline.card import Card
+from reproductions.pipeline.figures import blank, save
+
+NAMES = {"svm": "smooth SVM", "logistic": "logistic regression"}
+Runs = Sequence[Mapping[str, Any]]
+
+
+def draw(card: Card, directory: Path, toy: Toy, updates: int) -> list[Path]:
+    """Write the figures, each whole or not at all."""
+    seeds = f"{len(card.settings['seeds'])} seeds" if len(card.settings["seeds"]) > 1 else "one seed"
+    drawn: dict[str, Callable[[Figure], None]] = {
+        "group-sgd-svm": lambda figure: _paper(figure, card.runs, "svm", seeds),
+        "group-sgd-logistic": lambda figure: _paper(figure, card.runs, "logistic", seeds),
+        "group-sgd-controls": lambda figure: _controls(figure, card.runs, seeds),
+        "group-sgd-theorem": lambda figure: _theorem(figure, toy, updates),
+    }
+    paths = []
+    for name, fill in drawn.items():
+        figure = blank(10, 4 if name == "group-sgd-theorem" else 6.8)
+        fill(figure)
+        paths.append(directory / f"{name}.png")
+        save(figure, paths[-1])
+    return paths
+
+
+def _paper(figure: Figure, runs: Runs, model: str, seeds: str) -> None:
+    """Loss and accuracy, against updates and against time: the paper's Figs 5 and 7, or 6 and 8."""
+    axes = figure.subplots(2, 2)
+    mine = [run for run in runs if run["model"] == model and run["steps"] == "paper"]
+    for across, abscissa in enumerate(("updates", "units")):
+        for down, ordinate in enumerate(("loss", "accuracy")):
+            _curves(axes[down][across], mine, abscissa, ordinate)
+        axes[1][across].set_xlabel({"updates": "updates (logarithmic)", "units": "units of time"}[abscissa])
+        axes[0][across].set_title(f"against {'time' if across else 'updates'}", fontsize=11)
+        axes[1][across].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes[1][across].yaxis.set_major_locator(MultipleLocator(0.05))
+        axes[1][across].set_ylim(0.7, 0.92)
+    axes[0][0].set_ylabel("training loss with penalty (log.)")
+    axes[1][0].set_ylabel("test accuracy")
+    _finish(figure, axes, f"{NAMES[model]}, the paper's steps, {seeds}: means and ranges")
+
+
+def _controls(figure: Figure, runs: Runs, seeds: str) -> None:
+    """Loss against time with steps that were chosen by one rule for all."""
+    axes = figure.subplots(2, 2)
+    for down, model in enumerate(MODELS):
+        for across, steps in enumerate(("common", "tuned")):
+            axis = axes[down][across]
+            mine = [run for run in runs if run["model"] == model and run["steps"] == steps]
+            _curves(axis, mine, "units", "loss")
+            chosen = {run["strategy"]: run["step"] for run in mine}
+            listed = ", ".join(f"{strategy} {chosen[strategy]:g}" for strategy in STRATEGIES)
+            told = f"one step for all: {chosen['gsgd']:g}" if steps == "common" else f"tuned: {listed}"
+            axis.set_title(f"{NAMES[model]}, {told}", fontsize=10)
+        axes[down][0].set_ylabel("training loss with penalty (log.)")
+    for axis in axes[1]:
+        axis.set_xlabel("units of time")
+    _finish(figure, axes, f"Controls that the paper lacks, {seeds}: means and ranges")
+
+
+def _curves(axis: Any, runs: Runs, abscissa: str, ordinate: str) -> None:
+    for number, strategy in enumerate(STRATEGIES):
+        mine = [run for run in runs if run["strategy"] == strategy]
+        places = sorted(set.intersection(*(set(run[abscissa]) for run in mine)))
+        values = np.array([_seen(run, abscissa, ordinate, places) for run in mine])
+        step = f" (step {mine[0]['step']:g})" if mine[0]["steps"] == "paper" else ""
+        colour, label = COLOURS[number], strategy.upper() + step
+        axis.plot(places, values.mean(axis=0), color=colour, linestyle=DASHES[number], linewidth=1.8, label=label)
+        axis.fill_between(places, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.12, linewidth=0)
+    if abscissa == "updates":
+        axis.set_xscale("symlog", linthresh=1)
+        axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+    if ordinate == "loss":
+        axis.set_yscale("log", subs=(1, 2, 3, 4, 5, 6, 8))
+        axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axis.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
+
+
+def _seen(run: Mapping[str, Any], abscissa: str, ordinate: str, places: Sequence[float]) -> list[float]:
+    """What was last seen at each place."""
+    last = np.searchsorted(run[abscissa], places, side="right") - 1
+    return [math.nan if (value := run[ordinate][place]) is None else value for place in last]
+
+
+def _theorem(figure: Figure, toy: Toy, updates: int) -> None:
+    """Exact expectations and the bound, where the theorem applies."""
+    axes = figure.subplots(1, len(STRATEGIES), sharey=True, squeeze=False)
+    for number, strategy in enumerate(STRATEGIES):
+        axis = axes[0][number]
+        bound = theorem_3_1([made.move for made in updates_of(strategy, Stop(updates=updates))], toy)
+        axis.plot(bound.left, color=COLOURS[number], linewidth=1.8, label="expected loss, exact")
+        if bound.applies:
+            axis.plot(bound.right, color="0.35", linestyle=DASHES[1], linewidth=1.5, label="bound of theorem 3.1")
+        said = f"gamma {bound.gamma:.4f}" + ("" if bound.applies else " > 1:\nthe theorem does not apply")
+        axis.set_title(f"{strategy.upper()}, {said}", fontsize=10)
+        axis.set_yscale("log")
+        axis.set_xlabel("updates")
+        axis.legend(frameon=False, fontsize=9)
+    axes[0][0].set_ylabel("F(w) - F*  (logarithmic)")
+    _style(axes)
+    figure.suptitle(f"Theorem 3.1 on F = w²/2, step {toy.step:g}", fontsize=12)
+
+
+def _finish(figure: Figure, axes: Any, title: str) -> None:
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    figure.suptitle(title, fontsize=12)
+    _style(axes)
+
+
+def _style(axes: Any) -> None:
+    for axis in axes.flat:
+        axis.grid(True, color="0.9", linewidth=0.7)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.margins(x=0.01)

@@ -1,0 +1,1 @@
+"""Xu, *Live Gradient Compensation for Evading Stragglers in Distributed Learning*."""

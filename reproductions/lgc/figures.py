@@ -1,0 +1,172 @@
+"""The figures of the reproduction of live compensation, drawn from the runs of its card."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from paceline.reports.figures import COLOURS, DASHES
+from reproductions.lgc.timing import PERIODS, QUORUM, QUORUMS, TIME_MODELS, WORKERS, expected_saving
+from reproductions.pipeline.card import Card
+from reproductions.pipeline.figures import blank, save, tidy
+
+Row = Mapping[str, Any]
+LABELS = {"full": "Full-SGD", "k": "K-SGD", "lgc": "LGC-SGD"}
+LOOKS = {method: {"color": COLOURS[n], "linestyle": DASHES[n]} for n, method in enumerate(LABELS)}
+MARKS = {"full": "o", "k": "s", "lgc": "^"}
+MODELS = {"vgg": "VGG-11, 1/8 width", "lenet": "LeNet"}
+
+
+def draw(card: Card, directory: Path) -> list[Path]:
+    """Draw all that the card has the runs for."""
+    timing = [row for row in card.runs if row["kind"] == "timing"]
+    training = [row for row in card.runs if row["kind"] == "training"]
+    chosen = {model: each["step"] for model, each in card.settings["steps"].items()}
+    shared = [row for row in training if row["step"] == chosen[row["model"]]]
+    drawn = {
+        "lgc-timing.png": _timing(timing),
+        "lgc-accuracy.png": _accuracy(shared),
+        "lgc-convergence.png": _convergence(shared, next(iter(chosen))),
+        "lgc-frontier-partial.png": _frontier_and_partial(shared),
+    }
+    paths = []
+    for name, figure in drawn.items():
+        if figure is not None:
+            paths.append(directory / name)
+            save(figure, paths[-1])
+    return paths
+
+
+def _timing(rows: Sequence[Row]) -> Figure:
+    figure = blank(10, 4)
+    left, right = figure.subplots(1, 2, width_ratios=(2, 3))
+    quorums = range(5, WORKERS + 1)
+    left.plot(quorums, [expected_saving(quorum) for quorum in quorums], color="0.4", label="order statistics, exact")
+    simulated = [_saving(rows, "ideal", 1, quorum) for quorum in QUORUMS]
+    left.plot(QUORUMS, simulated, "o", color=COLOURS[1], label="simulated (ideal, h=1)")
+    tidy(left, "Time saved by waiting for K of 10", "K", "saving, % of Full-SGD's time")
+    left.legend(frameon=False, fontsize=9)
+    for number, h in enumerate(PERIODS):
+        saved = [_saving(rows, model, h) for model in TIME_MODELS]
+        places = [place + (number - 1) * 0.27 for place in range(len(TIME_MODELS))]
+        bars = right.bar(places, saved, width=0.25, color=COLOURS[number], label=f"h={h}")
+        right.bar_label(bars, fmt="%.0f", fontsize=8)
+    right.axhline(35, color="0.35", linewidth=0.9, linestyle=(0, (2, 2)), label="the paper: ~35 %")
+    names = [model.replace("k_", "K-SGD\n").replace("_", "\n") for model in TIME_MODELS]
+    right.set_xticks(range(len(TIME_MODELS)), names, fontsize=9)
+    tidy(right, "K=7: what late workers do decides", "", "saving, %")
+    right.set_ylim(0, 48)
+    right.legend(frameon=False, fontsize=9, ncols=4, loc="upper center")
+    return figure
+
+
+def _saving(rows: Sequence[Row], model: str, h: int, quorum: int = QUORUM) -> float:
+    """The mean over the repeats."""
+    wanted = (model, h, quorum, 0)
+    those = [row for row in rows if (row["time_model"], row["h"], row["quorum"], row["warm_up"]) == wanted]
+    return fmean(row["saving_percent"] for row in those)
+
+
+def _accuracy(rows: Sequence[Row]) -> Figure:
+    """Test accuracy by classes a worker (the paper's Fig. 3): a row of panels for each model, a panel for each h."""
+    usual = [row for row in rows if row["quorum"] in (QUORUM, WORKERS) and row["blocks_done"] == "4"]
+    models = list(dict.fromkeys(row["model"] for row in usual))
+    periods = sorted({row["h"] for row in usual})
+    figure = blank(1.5 + 3.3 * len(periods), 0.6 + 3.1 * len(models))
+    panels = figure.subplots(len(models), len(periods), squeeze=False, sharey="row")
+    for down, model in enumerate(models):
+        for across, h in enumerate(periods):
+            axis = panels[down][across]
+            for method in LABELS:
+                h_of = 10 if method == "full" else h
+                mine = [r for r in usual if (r["model"], r["method"], r["h"]) == (model, method, h_of)]
+                _by_classes(axis, mine, method)
+            tidy(axis, f"{MODELS[model]}, h={h}", "classes of a worker, c", "" if across else "test accuracy, %")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _by_classes(axis: Any, rows: Sequence[Row], method: str) -> None:
+    classes = sorted({row["c"] for row in rows})
+    places = {c: place for place, c in enumerate((1, 2, 3, 10))}
+    means = [fmean(100 * row["test_accuracy"] for row in rows if row["c"] == c) for c in classes]
+    axis.plot([places[c] for c in classes], means, marker=MARKS[method], label=LABELS[method], **LOOKS[method])
+    for row in rows:
+        axis.plot(places[row["c"]], 100 * row["test_accuracy"], ".", color=LOOKS[method]["color"], alpha=0.4)
+    axis.set_xticks(list(places.values()), [str(c) for c in places])
+
+
+def _convergence(rows: Sequence[Row], model: str) -> Figure:
+    """Training loss against updates and time at c = 3, h = 10 (Fig. 4)."""
+    figure = blank(10, 3.8)
+    panels = figure.subplots(1, 2, sharey=True)
+    for row in rows:
+        if (row["model"], row["c"], row["h"], row["blocks_done"]) != (model, 3, 10, "4") or (
+            row["quorum"] != (WORKERS if row["method"] == "full" else QUORUM)
+        ):
+            continue
+        first = row["seed"] == 0
+        for axis, column in zip(panels, (0, 1), strict=True):
+            axis.plot(
+                [point[column] for point in row["curve"]], [point[2] for point in row["curve"]],
+                label=LABELS[row["method"]] if first else None, alpha=1 if first else 0.4, **LOOKS[row["method"]],
+            )  # fmt: skip
+    tidy(panels[0], f"{MODELS[model]}, c=3, h=10", "updates", "loss on 1,000 training samples")
+    tidy(panels[1], "the same against virtual time (ideal)", "virtual seconds", "")
+    panels[0].legend(frameon=False)
+    return figure
+
+
+def _frontier_and_partial(rows: Sequence[Row]) -> Figure | None:
+    """Loss and time for every K (Fig. 5), and accuracy for partial work (Fig. 6); c = 3, h = 10."""
+    partial = [row for row in rows if row["blocks_done"] != "4"]
+    if not partial:
+        return None
+    model = partial[0]["model"]
+    seeds = {row["seed"] for row in partial}
+    mine = [r for r in rows if (r["model"], r["c"], r["h"]) == (model, 3, 10) and r["seed"] in seeds]
+    figure = blank(10, 4.2)
+    left, right = figure.subplots(1, 2)
+    _frontier(left, [row for row in mine if row["blocks_done"] == "4"])
+    tidy(left, f"{MODELS[model]}, c=3, h=10: K=5 to 10", "virtual seconds (ideal)", "training loss at the end")
+    left.legend(frameon=False, fontsize=9)
+    _partial(right, [row for row in mine if row["method"] == "lgc" and row["quorum"] == QUORUM])
+    tidy(right, "LGC-SGD, K=7: partial work", "blocks that late workers get done, r of 4", "test accuracy, %")
+    return figure
+
+
+def _frontier(axis: Any, rows: Sequence[Row]) -> None:
+    everybody = [row for row in rows if row["method"] == "full"]
+    for method in ("k", "lgc"):
+        of_method = [row for row in rows if row["method"] == method] + everybody
+        quorums = sorted({row["quorum"] for row in of_method})
+        points = []
+        for quorum in quorums:
+            those = [row for row in of_method if row["quorum"] == quorum]
+            points.append([fmean(row[what] for row in those) for what in ("seconds", "train_loss", "test_accuracy")])
+        axis.plot(
+            [p[0] for p in points], [p[1] for p in points], marker=MARKS[method], label=LABELS[method], **LOOKS[method]
+        )
+        for quorum, (seconds, loss, accuracy) in zip(quorums, points, strict=True):
+            if quorum < WORKERS or method == "lgc":
+                told = f"K={quorum} {100 * accuracy:.0f} %"
+                axis.annotate(told, (seconds, loss), xytext=(4, 4), textcoords="offset points", fontsize=8)
+
+
+def _partial(axis: Any, rows: Sequence[Row]) -> None:
+    parts = ("1", "2", "3", "4", "uniform")
+    for number, scaled in enumerate((True, False)):
+        values = [
+            fmean(100 * row["test_accuracy"] for row in rows if row["blocks_done"] == done and row["scaled"] in which)
+            for done in parts
+            for which in [(scaled, True) if done == "4" else (scaled,)]
+        ]
+        places = [place + (number - 0.5) * 0.38 for place in range(len(parts))]
+        bars = axis.bar(places, values, 0.36, color=COLOURS[number], label="scaled" if scaled else "not scaled")
+        axis.bar_label(bars, fmt="%.1f", fontsize=8)
+    axis.set_xticks(range(len(parts)), parts)
+    axis.set_ylim(0, 1.3 * max(100 * row["test_accuracy"] for row in rows))
+    axis.legend(frameon=False, fontsize=9, ncols=2, loc="upper center")

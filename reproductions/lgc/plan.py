@@ -1,0 +1,170 @@
+"""How much is trained: the plans of the reproduction of live compensation, and the runs that they come to."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reproductions.lgc.timing import ITERATIONS, PERIODS, QUORUMS
+from reproductions.lgc.training import Case, Size, Training
+
+METHODS = ("full", "k", "lgc")
+PARTS = ("1", "2", "3", "uniform")
+SPEED = {"vgg": 2_000, "lenet": 4_800}  # training samples a second on one core of the machine of docs/results
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All three methods for every number of classes a worker has, every holding period and every seed."""
+
+    model: str
+    classes: Sequence[int]
+    periods: Sequence[int]
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to train. The first grid is that of the claims on c = 3, h = 10.
+
+    name      what is said of every claim that rests on it
+    steps     candidates, largest first; the one of which Full-SGD (c = 3, first seed) comes to the highest accuracy on
+              validation samples is used by all methods of that model
+    frontier  the models and seeds for which every quorum is tried, at c = 3 and h = 10
+    partial   the models and seeds for which late workers get 1, 2, 3 or any number of blocks done, with and without
+              scaling, at c = 3 and h = 10
+    repeats   of the simulations without a model; each has so many ``iterations``
+    """
+
+    name: str
+    size: Size
+    steps: Sequence[float]
+    grids: Sequence[Grid]
+    frontier: Sequence[tuple[str, int]] = ()
+    partial: Sequence[tuple[str, int]] = ()
+    repeats: int = 3
+    iterations: int = ITERATIONS
+
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys(grid.model for grid in self.grids))
+
+
+# Half a minute of one core, the simulations included: under a minute beside other work.
+QUICK = Plan(
+    name="reduced run",
+    size=Size(samples=4_000, epochs=8, tested=1_000),
+    steps=(0.1,),
+    grids=(Grid("lenet", (3,), (10,), (0,)),),
+    repeats=1,
+    iterations=ITERATIONS // 6,
+)
+# About 20 minutes of two cores.
+SMALL = Plan(
+    name="scaled down",
+    size=Size(),
+    steps=(0.2, 0.1, 0.05, 0.02),
+    grids=(
+        Grid("vgg", (3,), (10,), (0, 1, 2)),
+        Grid("lenet", (3, 2, 1, 10), PERIODS, (0,)),
+        Grid("vgg", (2, 1, 10), (10,), (0,)),
+        Grid("vgg", (3,), (1, 50), (0,)),
+        Grid("lenet", (3,), PERIODS, (1, 2)),
+    ),
+    frontier=(("lenet", 0),),
+    partial=(("lenet", 0),),
+)
+# The paper's data, epochs and repeats, on the narrow networks: about 36 hours of two cores.
+FULL = Plan(
+    name="full length",
+    size=Size(samples=50_000, epochs=60),
+    steps=(0.2, 0.1, 0.05, 0.02),
+    grids=(Grid("vgg", (3, 2, 1, 10), PERIODS, (0, 1, 2)), Grid("lenet", (3, 2, 1, 10), PERIODS, (0, 1, 2))),
+    frontier=tuple((model, seed) for model in ("vgg", "lenet") for seed in range(3)),
+    partial=tuple((model, seed) for model in ("vgg", "lenet") for seed in range(3)),
+)
+
+Results = Mapping[Training, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The step of a model that all its methods share, and a smaller one at which the gaps are looked at again."""
+
+    step: float
+    smaller: float | None
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Names the runs of a plan, given where the data are and the steps that were chosen."""
+
+    plan: Plan
+    data: str
+    chosen: Mapping[str, Chosen]
+
+    def run(self, model: str, case: Case, seed: int, step: float | None = None) -> Training:
+        step = self.chosen[model].step if step is None else step
+        return Training(self.data, model, case, step, seed, self.plan.size)
+
+    def all(self) -> list[Training]:
+        """Each once, the most telling first."""
+        plan = self.plan
+        listed = [*self._grid(plan.grids[0]), *self._smaller_steps()]
+        listed += [self.run(model, each, seed) for model, seed in plan.frontier for each in frontier_cases()]
+        listed += [self.run(model, each, seed) for model, seed in plan.partial for each in partial_cases()]
+        listed += [run for grid in plan.grids[1:] for run in self._grid(grid)]
+        return list(dict.fromkeys(listed))
+
+    def _grid(self, grid: Grid) -> Iterable[Training]:
+        for seed in grid.seeds:
+            for classes in grid.classes:
+                for h in grid.periods:
+                    yield from (self.run(grid.model, case(method, classes, h), seed) for method in METHODS)
+
+    def _smaller_steps(self) -> Iterable[Training]:
+        for model in self.plan.models:
+            if (smaller := self.chosen[model].smaller) is not None:
+                yield from (self.run(model, case(method, 3, 10), 0, smaller) for method in METHODS)
+
+
+def case(method: str, classes: int, h: int) -> Case:
+    """Full-SGD goes the same way whatever the holding period, which only changes its times: it is run for one."""
+    return Case(method, classes, 10 if method == "full" else h)
+
+
+def frontier_cases() -> list[Case]:
+    return [Case("full"), *(Case(method, quorum=quorum) for method in ("k", "lgc") for quorum in QUORUMS)]
+
+
+def partial_cases() -> list[Case]:
+    """With all four blocks done, scaling changes nothing."""
+    return [
+        Case("lgc"),
+        *(Case("lgc", done=done, scale=scale) for done in ("1", "2", "3", "uniform") for scale in (True, False)),
+    ]
+
+
+def tuning(plan: Plan, data: str) -> list[Training]:
+    """The runs by which the steps are chosen: Full-SGD alone."""
+    if len(plan.steps) == 1:
+        return []
+    return [Training(data, model, Case("full"), step, 0, plan.size) for model in plan.models for step in plan.steps]
+
+
+def choose(plan: Plan, results: Results) -> dict[str, Chosen]:
+    """Of each model, the step of the highest validation accuracy; of equal ones the smaller."""
+    if len(plan.steps) == 1:
+        return {model: Chosen(plan.steps[0], None) for model in plan.models}
+    chosen = {}
+    for model in plan.models:
+        reached = {run.step: result["validation_accuracy"] for run, result in results.items() if run.model == model}
+        step = max(reached, key=lambda step: (reached[step], -step))
+        chosen[model] = Chosen(step, next((other for other in plan.steps if other < step), step / 2))
+    return chosen
+
+
+def cost(training: Training) -> float:
+    """Seconds of one core, about."""
+    share = training.case.quorum / 10 if training.case.method == "k" else 1.0
+    used = training.size.updates * 320 * share + (training.size.tested + training.size.samples) / 3
+    return used / SPEED[training.model]

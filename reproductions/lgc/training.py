@@ -1,0 +1,157 @@
+"""One training run of the reproduction of live compensation: CIFAR-10 on ten workers, one of three methods.
+
+As the paper has it: N = 10, batches of 32, momentum 0.9, weight decay 0.0005, a step that is divided by 10 half-way, a
+warm-up of 2/60 of the updates in which K-SGD and LGC-SGD wait for everybody. Ours: how much data, how many updates, the
+width of the network, and its norm.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
+
+from paceline.core.coordinator import Strategy
+from paceline.data.partition import Pathological
+from paceline.delays import Delay, Empirical, ShiftedExponential
+from paceline.engine.result import Every, Stop
+from paceline.engine.train import train
+from paceline.fleets.simulated.fleet import SimulatedFleet
+from paceline.learning.task import Task
+from paceline.randomness import stream
+from paceline.strategies.fastest_k import FastestK
+from paceline.strategies.live_compensation import LiveCompensation
+from paceline.strategies.synchronous import Synchronous
+from reproductions.datasets.cifar import ChannelsLast, cifar10
+from reproductions.lgc.timing import BLOCKS, MEAN, QUORUM, SHIFT, WORKERS
+from reproductions.models.networks import lenet, vgg11
+
+BATCH = 32
+VALIDATED = 2_000  # training samples that no run trains on; the step is chosen by them
+PROBED = 1_000  # training samples on which the loss is followed
+WIDTH = 1 / 8
+JUST_AFTER = 1e-6  # of the time of a round: when a late worker's last block ends after the update
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the data set, how often, and how many test samples the end is judged by."""
+
+    samples: int = 10_000
+    epochs: int = 10
+    tested: int = 10_000
+
+    @property
+    def updates_in_an_epoch(self) -> int:
+        return self.samples // WORKERS // BATCH
+
+    @property
+    def updates(self) -> int:
+        return self.epochs * self.updates_in_an_epoch
+
+    @property
+    def warm_up(self) -> int:
+        """2 epochs of 60."""
+        return round(self.updates * 2 / 60)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method and the circumstances it is tried in. ``done`` says how many blocks late workers get done: 1 to 4."""
+
+    method: str  # full, k, lgc
+    classes: int = 3
+    h: int = 10
+    quorum: int = QUORUM
+    done: str = "4"  # or uniform
+    scale: bool = True
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run."""
+
+    data: str
+    model: str  # vgg, lenet
+    case: Case
+    step: float
+    seed: int
+    size: Size
+
+
+def run_training(training: Training) -> dict[str, Any]:
+    """Train, and judge the last model on test, validation and training samples."""
+    size, seed = training.size, training.seed
+    pictures = cifar10(training.data, trained=size.samples, validated=VALIDATED, tested=size.tested)
+    probe = pictures.train[0][:PROBED], pictures.train[1][:PROBED]
+    torch.manual_seed(seed)
+    model = nn.Sequential(ChannelsLast(), lenet() if training.model == "lenet" else vgg11(WIDTH, "group"))
+    run = train(
+        Task(model, cross_entropy, pictures.train, probe),
+        strategy=_strategy(training.case, size.warm_up),
+        fleet=_fleet(training.case, seed, size.updates),
+        optimizer=lambda parameters: SGD(parameters, lr=training.step, momentum=0.9, weight_decay=5e-4),
+        scheduler=lambda optimizer: _divided_half_way(optimizer, size.updates),
+        stop=Stop(updates=size.updates),
+        batch_size=BATCH,
+        partition=Pathological(training.case.classes),
+        every=Every(updates=size.updates_in_an_epoch),
+        seed=seed,
+        progress=False,
+    )
+    result: dict[str, Any] = {"ended": run.ended, "problem": run.problem, "seconds": run.history[-1].seconds}
+    for name in ("test", "validation", "train"):
+        judge = Task(model, cross_entropy, pictures.train, getattr(pictures, name)).judge()
+        result[f"{name}_loss"], result[f"{name}_accuracy"] = judge(run.model)
+    curve = [(row.updates, round(row.seconds, 4), _rounded(row.loss)) for row in run.history]
+    return {**result, "curve": curve}
+
+
+def _divided_half_way(optimizer: Optimizer, updates: int) -> LRScheduler:
+    return MultiStepLR(optimizer, milestones=[updates // 2], gamma=0.1)
+
+
+def _rounded(loss: float) -> float:
+    return float(f"{loss:.5g}")
+
+
+def _strategy(case: Case, warm_up: int) -> Strategy:
+    match case.method:
+        case "full":
+            return Synchronous()
+        case "k":
+            return FastestK(case.quorum, warm_up=warm_up)
+        case "lgc":
+            return LiveCompensation(case.quorum, BLOCKS, scale=case.scale, warm_up=warm_up)
+    raise ValueError(f"there is no method {case.method!r}: full, k or lgc")
+
+
+def _fleet(case: Case, seed: int, updates: int) -> SimulatedFleet:
+    delay = ShiftedExponential(SHIFT, MEAN, case.h)
+    if case.done == str(BLOCKS):
+        return SimulatedFleet(delay, workers=WORKERS, recall="complete")
+    return SimulatedFleet(partial_work(delay, case, seed, updates), recall="block")
+
+
+def partial_work(delay: Delay, case: Case, seed: int, updates: int) -> list[Empirical]:
+    r"""Durations by which the same workers are late as without, but get $r$ (``done``) of $s$ blocks done.
+
+    Where worker $i$ is late, $X_i$ becomes $(1 + 10^{-6})\, X_{(K)}\, s / r$: its block $r$ ends just after the update,
+    and a worker that finishes the block it is at when it is recalled hands in $r$ of them. Of late workers, the
+    durations so no longer tell a time; of all others, and of the rounds, they do.
+    """
+    drawn = np.array(
+        [list(islice(delay.durations(stream(seed, "delay", worker)), updates)) for worker in range(WORKERS)]
+    )
+    kth = np.sort(drawn, axis=0)[case.quorum - 1]
+    if case.done == "uniform":  # drawn from a stream that no worker has
+        done = stream(seed, "delay", WORKERS).integers(1, BLOCKS + 1, size=drawn.shape)
+    else:
+        done = np.full(drawn.shape, int(case.done))
+    made = np.where(drawn > kth, kth * (1 + JUST_AFTER) * BLOCKS / done, drawn)
+    return [Empirical(durations, in_order=True) for durations in made.tolist()]

@@ -1,0 +1,1 @@
+"""The models and losses of the papers."""

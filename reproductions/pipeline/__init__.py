@@ -1,0 +1,1 @@
+"""What all reproductions share: plans, runs that are kept, claims, the card, figures."""

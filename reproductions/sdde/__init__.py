@@ -1,0 +1,1 @@
+"""He, Meng, Chen, Ma and Liu, *Differential Equations for Modeling Asynchronous Algorithms*."""

@@ -1,1 +1,0 @@
-"""What the papers trained: their models and losses."""

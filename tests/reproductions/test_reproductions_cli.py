@@ -1,0 +1,117 @@
+"""``python -m reproductions``: its commands, what it refuses, and that it is no part of the wheel."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import paceline.cli.main
+from reproductions.cli import PAPERS, main, paper_module
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lcg"], "lcg"),
+        (["lgc", "--nothing"], "--nothing"),
+        (["group-sgd"], "python -m reproductions fetch mnist --to DIR"),
+        (["group-sgd", "--data", "/nowhere"], "python -m reproductions fetch mnist --to /nowhere"),
+        (["group-sgd", "--quick", "--data", "file"], "python -m reproductions fetch mnist --to file"),
+        (["group-sgd", "--json", "/"], "it is a directory"),
+        (["sdde", "--json", "folder"], "folder"),
+        (["sdde", "--figures", "file"], "file"),
+        (["sdde", "--json", "/proc/paceline/card.json"], "/proc/paceline"),
+        (["lgc", "--work", "/proc/paceline/work"], "/proc/paceline"),
+        (["group-sgd", "--work", "file"], "file"),
+        (["fetch"], "NAME"),
+        (["fetch", "mnist"], "--to"),
+        (["fetch", "mnist", "imagenet", "--to", "data"], "there is no data set 'imagenet'"),
+        (["fetch", "mnist", "--to", "file"], "file"),
+        (["fetch", "mnist", "--to", "/proc/paceline/data"], "/proc/paceline"),
+        *((["fetch", "mnist", "--to", "data", "--from", url], url) for url in ("x", "ftp://a/b", "file:///etc")),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_code_2(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert message in output.err
+    assert output.err.count("\n") == 1
+    assert "paceline --help" not in output.err
+    assert sorted(path.name for path in here.iterdir()) == ["file", "folder"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert main(arguments) == 0
+    words = capsys.readouterr().out.split()
+    assert {*PAPERS, "fetch"} <= set(words)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_paper_has_a_module(name: str) -> None:
+    module = paper_module(name)
+    assert callable(module.reproduce)
+    assert callable(module.figures)
+
+
+def test_help_is_light() -> None:
+    code = (
+        "import sys; from reproductions.cli import main; main(['lgc', '--help']);"
+        "heavy = {'torch', 'numpy', 'ray', 'matplotlib', 'sklearn'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "now"),
+    [
+        (["reproduce", "lgc", "--quick", "--data", "my data"], "python -m reproductions lgc --quick --data 'my data'"),
+        (["reproduce", "--help"], "python -m reproductions --help"),
+        (["data", "fetch", "mnist", "--to", "data"], "python -m reproductions fetch mnist --to data"),
+    ],
+)
+def test_the_former_commands_say_where_they_are(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], now: str
+) -> None:
+    assert paceline.cli.main.main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.endswith(f": {now}\n")
+    assert output.err.count("\n") == 1
+
+
+def test_the_wheel_has_the_library_and_nothing_else(tmp_path: Path) -> None:
+    copy, built = tmp_path / "copy", tmp_path / "built"
+    for name in ("src", "reproductions"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    built.mkdir()
+    code = f"from setuptools.build_meta import build_wheel; build_wheel({str(built)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, check=True)
+    (wheel,) = built.iterdir()
+    with zipfile.ZipFile(wheel) as opened:
+        files = opened.namelist()
+        (metadata,) = [opened.read(name).decode() for name in files if name.endswith(".dist-info/METADATA")]
+    assert "paceline/__init__.py" in files
+    assert "paceline/cli/demo.toml" in files
+    assert {file.split("/")[0] for file in files if ".dist-info/" not in file} == {"paceline"}
+    needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: scikit-learn")]
+    assert needed == ['Requires-Dist: scikit-learn>=1.4; extra == "demo"']

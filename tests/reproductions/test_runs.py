@@ -1,0 +1,161 @@
+"""Jobs over the cores: kept when they are done, gone on with after an interruption, and no process left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from reproductions.pipeline.runs import Job, run_jobs
+from support.processes import reaped
+
+NUMBERS = 4
+TESTS = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a job that squares a number and leaves its marks in ``directory``."""
+
+    number: int
+    directory: str
+
+
+def square(settings: Settings) -> dict[str, Any]:
+    """Jobs from the third one on wait as long as there is a file named hold."""
+    import torch
+
+    directory = Path(settings.directory)
+    with (directory / f"calls-{settings.number}").open("a") as calls:
+        calls.write(f"{os.getpid()}\n")
+    while settings.number >= 2 and (directory / "hold").exists():
+        time.sleep(0.05)
+    return {"square": settings.number**2, "threads": torch.get_num_threads(), "odd": float("nan")}
+
+
+def refuse(settings: Settings) -> dict[str, Any]:
+    raise ConfigError(f"no data for {settings.number}")
+
+
+def jobs(directory: Path) -> list[Job]:
+    return [Job(square, Settings(number, str(directory))) for number in range(NUMBERS)]
+
+
+def calls(directory: Path) -> list[int]:
+    return [len(pids(directory, number)) for number in range(NUMBERS)]
+
+
+def pids(directory: Path, number: int) -> list[int]:
+    file = directory / f"calls-{number}"
+    return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    ends = time.monotonic() + 100
+    while time.monotonic() < ends and not condition():
+        time.sleep(0.05)
+    return condition()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_results_come_in_the_order_of_the_jobs_each_with_one_thread(tmp_path: Path, processes: int) -> None:
+    results = run_jobs(jobs(tmp_path), processes=processes)
+    assert results == [{"square": n**2, "threads": 1, "odd": None} for n in range(NUMBERS)]
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    first = run_jobs(jobs(tmp_path)[:2], work=work, processes=1)
+    assert run_jobs(jobs(tmp_path), work=work, processes=1)[:2] == first
+    assert calls(tmp_path) == [1, 1, 1, 1]
+    assert len(list(work.iterdir())) == NUMBERS
+
+
+def test_a_damaged_result_is_made_again(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    whole = run_jobs(jobs(tmp_path)[:1], work=work, processes=1)
+    (file,) = work.iterdir()
+    file.write_text(file.read_text()[:20])
+    assert run_jobs(jobs(tmp_path)[:1], work=work, processes=1) == whole
+    assert calls(tmp_path)[0] == 2
+
+
+def test_other_settings_and_other_functions_have_other_keys(tmp_path: Path) -> None:
+    one, other = Settings(1, str(tmp_path)), Settings(2, str(tmp_path))
+    assert len({Job(square, one).key, Job(square, other).key, Job(refuse, one).key}) == 3
+    assert Job(square, one).key == Job(square, Settings(1, str(tmp_path)), cost=3.0).key
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_error_of_a_job_is_told(tmp_path: Path, processes: int) -> None:
+    refused = [Job(refuse, Settings(number, str(tmp_path))) for number in (7, 7)]
+    with pytest.raises(ConfigError, match="no data for 7"):
+        run_jobs(refused, processes=processes)
+
+
+def test_a_place_that_cannot_hold_results_is_refused_before_any_job(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot keep runs in"):
+        run_jobs(jobs(tmp_path), work=tmp_path / "file", processes=1)
+    assert calls(tmp_path) == [0] * NUMBERS
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends signals")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_after_an_interruption_no_process_is_left_and_the_rest_is_done_later(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    (tmp_path / "hold").write_text("")
+    work = tmp_path / "work"
+    with begin(tmp_path) as process, reaped(process):
+        assert until(lambda: calls(tmp_path) == [1] * NUMBERS and len(list(work.glob("*.json"))) == 2)
+        process.send_signal(how)
+        assert process.wait(timeout=100) != 0
+    assert until(lambda: not any(alive(pid) for number in range(NUMBERS) for pid in pids(tmp_path, number)))
+    assert len(list(work.glob("*.json"))) == 2
+    (tmp_path / "hold").unlink()
+    with begin(tmp_path) as process, reaped(process):
+        assert process.wait(timeout=100) == 0
+    assert calls(tmp_path) == [1, 1, 2, 2]
+
+
+def test_a_background_job_ignores_ctrl_c_with_its_processes(tmp_path: Path) -> None:
+    """As nohup and shells without job control start it: Ctrl-C of the terminal is for others."""
+    (tmp_path / "hold").write_text("")
+    with begin(tmp_path, on_ctrl_c="SIG_IGN") as process, reaped(process):
+        assert until(lambda: calls(tmp_path) == [1] * NUMBERS)
+        os.killpg(process.pid, signal.SIGINT)
+        (tmp_path / "hold").unlink()
+        assert process.wait(timeout=100) == 0
+    assert calls(tmp_path) == [1] * NUMBERS
+
+
+def begin(directory: Path, on_ctrl_c: str = "default_int_handler") -> "subprocess.Popen[bytes]":
+    script = f"""
+import signal, sys
+from pathlib import Path
+sys.path[:0] = {[str(place) for place in (TESTS / "reproductions", TESTS, TESTS.parent)]!r}
+from test_runs import jobs
+from reproductions.pipeline.runs import run_jobs
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.{on_ctrl_c})
+    run_jobs(jobs(Path({str(directory)!r})), work=Path({str(directory)!r}) / "work", processes=2)
+"""
+    (directory / "script.py").write_text(script)
+    command = [sys.executable, str(directory / "script.py")]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
