@@ -43,9 +43,9 @@ from measuring import write
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline import saved_models
 from paceline.core.messages import Arrived, Drop, Halt, Joined, Left, Start, Step, Ticket
 from paceline.fleets.processes.fork_server import NURSERY
+from paceline.storage import saved_models
 from paceline.trace.record import Spoiled
 
 TESTS = Path(__file__).parents[1] / "tests"

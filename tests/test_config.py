@@ -10,7 +10,7 @@ from paceline.config.toml import to_toml
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Joined, Left
 from paceline.delays import Constant, LogNormal, ShiftedExponential
-from paceline.engine.result import Stop
+from paceline.engine.limits import Stop
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.simulated.fleet import SimulatedFleet

@@ -141,9 +141,9 @@ def test_in_python_the_log_says_what_ended_a_run(
 def test_sigterm_ends_a_comparison_as_ctrl_c_does(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from paceline import compare
+    from paceline.comparison import jobs
 
-    run_job = compare.run_job
+    run_job = jobs.run_job
     done: list[Any] = []
 
     def runs(*job: Any) -> Any:
@@ -152,7 +152,7 @@ def test_sigterm_ends_a_comparison_as_ctrl_c_does(
         done.append(job)
         return run_job(*job)
 
-    monkeypatch.setattr(compare, "run_job", runs)
+    monkeypatch.setattr(jobs, "run_job", runs)
     assert main(["compare", "tiny.toml", "--jobs", "1", "--json", "out.json"]) == 143
     told = capsys.readouterr().err.splitlines()
     assert told[-1] == "terminated after 2 of 20 runs; those that ended are in out.json"

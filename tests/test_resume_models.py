@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline import saved_models
 from paceline.core.messages import Arrived, Halt, Left, Start, Step
+from paceline.storage import saved_models
 from paceline.storage.checkpoint import read_checkpoint
 from support.digits import rows, weights
 from support.resumable import MODELS, PROCESSES, replayed

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, MultipleLocator, PercentFormatter
 
-from paceline.engine.result import Stop
+from paceline.engine.limits import Stop
 from paceline.reports.figures import COLOURS, DASHES
 from paceline.theory.group_bound import Toy, theorem_3_1
 from reproductions.group_sgd.training import MODELS, STRATEGIES, updates_of

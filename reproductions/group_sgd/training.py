@@ -13,7 +13,8 @@ from paceline.core.errors import Diverged
 from paceline.core.messages import Event, Step
 from paceline.data.batches import Resampled
 from paceline.delays import Constant
-from paceline.engine.result import Every, Run, Stop
+from paceline.engine.limits import Every, Stop
+from paceline.engine.result import Run
 from paceline.engine.train import simulate, train
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.learning.task import Task

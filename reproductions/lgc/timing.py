@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from paceline.core.coordinator import Strategy
 from paceline.delays import ShiftedExponential
-from paceline.engine.result import Stop
+from paceline.engine.limits import Stop
 from paceline.engine.train import simulate
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.fastest_k import FastestK

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 from paceline.core.coordinator import Strategy
 from paceline.data.partition import Pathological
 from paceline.delays import Delay, Empirical, ShiftedExponential
-from paceline.engine.result import Every, Stop
+from paceline.engine.limits import Every, Stop
 from paceline.engine.train import train
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.learning.task import Task

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from paceline.data.partition import Dirichlet, Equal, Pathological
     from paceline.data.reassign import ReassignShards
     from paceline.delays import Constant, Empirical, LogNormal, Pareto, ShiftedExponential
+    from paceline.engine.limits import Every, Stop
     from paceline.engine.replay import replay
-    from paceline.engine.result import Every, Run, Stop
+    from paceline.engine.result import Run
     from paceline.engine.train import simulate, train
     from paceline.fleets.processes.fleet import ProcessFleet
     from paceline.fleets.processes.timeouts import SilenceTimeout
@@ -51,7 +52,8 @@ _HOME = {
     "paceline.engine.replay": ("replay",),
     "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning"),
     "paceline.pruning.with_indices": ("WithIndices",),
-    "paceline.engine.result": ("Every", "Run", "Stop"),
+    "paceline.engine.limits": ("Every", "Stop"),
+    "paceline.engine.result": ("Run",),
     "paceline.data.batches": ("Resampled", "Shuffled"),
     "paceline.data.reassign": ("ReassignShards",),
     "paceline.data.partition": ("Dirichlet", "Equal", "Pathological"),

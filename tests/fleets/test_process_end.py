@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
-from paceline import saved_models
 from paceline.core.messages import Start, Step
+from paceline.storage import saved_models
 from support import faults
 from support.digits import digits_task, linear
 

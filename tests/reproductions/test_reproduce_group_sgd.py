@@ -14,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.data.batches import Resampled
 from paceline.data.partition import Equal, deal
 from paceline.data.samples import TensorSamples
-from paceline.engine.result import Stop
+from paceline.engine.limits import Stop
 from paceline.randomness import stream
 from paceline.theory.group_bound import Move, Toy, second_moments, theorem_3_1
 from reproductions.datasets.readers import read_mnist

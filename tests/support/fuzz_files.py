@@ -34,8 +34,8 @@ import numpy as np
 import torch
 
 import paceline as pl
-from paceline import saved_models
 from paceline.cli.main import main
+from paceline.storage import saved_models
 from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
 from support.resumable import CASES, MODELS, Case
 

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 import paceline as pl
-from paceline import saved_models
+from paceline.storage import saved_models
 from support.digits import digits
 from support.resumable import CASES, MODELS, Case
 

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.delays import Constant, ShiftedExponential
-from paceline.engine.result import Stop
+from paceline.engine.limits import Stop
 from paceline.engine.train import simulate
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.asynchronous import Asynchronous

@@ -1,1 +1,1 @@
-"""What is told of a run's progress while it goes on."""
+"""What is called, shown and logged while a run trains."""

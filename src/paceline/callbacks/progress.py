@@ -4,13 +4,17 @@ import sys
 import time
 from contextlib import suppress
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from paceline.core.ledger import Ledger
-from paceline.engine.result import Row, Stop
+from paceline.storage.metrics import Row
+
+if TYPE_CHECKING:
+    from paceline.engine.limits import Stop
 
 PERIOD, MINUTE = 0.1, 60.0  # seconds between two looks, and between two lines of a log
 
@@ -34,7 +38,7 @@ class Progress:
     On a terminal it is kept up to date; elsewhere, as in a log, a plain one is written each minute.
     """
 
-    def __init__(self, label: str, stop: Stop, ledger: Ledger, shown: bool | None) -> None:
+    def __init__(self, label: str, stop: "Stop", ledger: Ledger, shown: bool | None) -> None:
         self._label = label
         self._stop = stop
         self._ledger = ledger
@@ -55,7 +59,7 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def row(self, row: Row) -> None:
+    def on_evaluation(self, row: Row) -> None:
         self._row = row
 
     def look(self, updates: int, seconds: float) -> None:

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from paceline.core.errors import ConfigError
-from paceline.engine.result import Row
+from paceline.storage.metrics import Row
 
 
 class TensorBoard:
-    """Writes each judgement of the model, by updates; those ``after`` an update replace what is there already."""
+    """Writes the metrics of each evaluation by updates; those ``after`` an update replace what is there already."""
 
     def __init__(self, directory: Path, after: int | None = None) -> None:
         try:
@@ -17,7 +17,7 @@ class TensorBoard:
             raise ConfigError(needs) from None
         self._writer = SummaryWriter(str(directory), purge_step=None if after is None else after + 1)
 
-    def row(self, row: Row) -> None:
+    def on_evaluation(self, row: Row) -> None:
         for name in ("loss", "accuracy", "training_loss", "staleness", "samples", "seconds"):
             self._writer.add_scalar(name, getattr(row, name), row.updates)
 

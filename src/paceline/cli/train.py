@@ -43,7 +43,7 @@ def train(  # noqa: PLR0917 - typer names the options
         raise ConfigError(f"--resume {resume} goes on in that directory: leave --directory {directory} out")
     path = resume or directory or free_path(Path("runs") / f"{name}-{choice.named.names[1]}-seed{seed}")
     from paceline.config.experiment import check, run, settled
-    from paceline.engine.result import Every
+    from paceline.engine.limits import Every
 
     config = settled(config, choice, seed, lr)
     config = config if checkpoint is None else replace(config, checkpoint=Every(updates=checkpoint))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from paceline.comparison.pool import begin_process, end_fork_server, pool_context
 from paceline.config.file import Config, config_table
-from paceline.engine.result import Row
+from paceline.storage.metrics import Row
 from paceline.trace.measure import Measures, measure
 
 P = ParamSpec("P")

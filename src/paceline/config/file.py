@@ -37,7 +37,7 @@ from paceline.config.toml import (
 from paceline.core.errors import ConfigError
 from paceline.data.batches import Resampled, Sampling, Shuffled
 from paceline.data.partition import Dirichlet, Equal, Partition, Pathological
-from paceline.engine.result import Every, Stop
+from paceline.engine.limits import Every, Stop
 from paceline.files import read_text
 from paceline.pruning.rules import FineRule, RandomRule
 from paceline.randomness import LARGEST_SEED

@@ -7,7 +7,7 @@ from typing import Any
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_kind, shown
-from paceline.engine.result import Every, Stop
+from paceline.engine.limits import Every, Stop
 from paceline.fleets.base import Fleet, labels_of
 from paceline.randomness import LARGEST_SEED
 from paceline.storage.run_directory import RunDirectory

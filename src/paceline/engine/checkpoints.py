@@ -7,12 +7,13 @@ from typing import Any
 from paceline.core.errors import CannotWrite, ConfigError, PacelineError
 from paceline.core.stateful import State, Stateful, check_stateful
 from paceline.data.batches import Batches
+from paceline.engine.limits import Every, Interval
 from paceline.engine.loop import Loop
-from paceline.engine.result import Every, Interval, Row
 from paceline.fleets.base import WorkerGroup
 from paceline.learning.gradients.server import GradientServer
 from paceline.learning.models.server import ModelServer
 from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
+from paceline.storage.metrics import Row
 from paceline.storage.run_directory import RunDirectory
 from paceline.trace.record import TraceWriter
 
@@ -42,7 +43,7 @@ class Checkpoints:
     ) -> None:
         self._directory = directory
         self._trace = trace
-        self._parts = check_stateful({**parts, "metrics": directory, "trace": trace})
+        self._parts = check_stateful({**parts, "metrics": directory.metrics, "trace": trace})
         self._every = every
         self._agenda = Interval(every)
         self._resumed = False
@@ -83,7 +84,7 @@ class Checkpoints:
                 raise ConfigError(f"cannot resume from {path}: {error}") from None
             except UNFIT as error:
                 raise ConfigError(f"cannot resume from {path}: its {name} does not fit ({_line(error)})") from None
-        rows = self._directory.rows()
+        rows = self._directory.metrics.rows()
         self._trace.check()
         try:
             for part in self._parts.values():

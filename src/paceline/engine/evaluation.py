@@ -2,23 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
+from paceline.callbacks.base import Callback
 from paceline.core.codec import real
 from paceline.core.errors import Diverged
 from paceline.core.stateful import State
+from paceline.engine.limits import Every, Interval
 from paceline.engine.loop import Update
-from paceline.engine.result import Every, Interval, Row
 from paceline.learning.gradients.server import GradientServer
 from paceline.learning.models.server import ModelServer
 from paceline.learning.task import Task
+from paceline.storage.metrics import Row
 from paceline.trace.staleness import Staleness
-
-
-class Listener(Protocol):
-    """Is told of each judgement."""
-
-    def row(self, row: Row, /) -> None: ...
 
 
 class EvaluationFailed(Exception):
@@ -33,7 +28,7 @@ class Evaluator:
     """Counts updates and their staleness; adds a row to the history when one is due."""
 
     def __init__(
-        self, task: Task, server: GradientServer | ModelServer, every: Every | None, listeners: Sequence[Listener]
+        self, task: Task, server: GradientServer | ModelServer, every: Every | None, callbacks: Sequence[Callback]
     ) -> None:
         self.server = server
         self.staleness = Staleness()
@@ -41,11 +36,11 @@ class Evaluator:
         self._judge = task.judge()
         self._agenda = Interval(every)
         self._overdue: float | None = None  # when the model was to be judged, and could not be
-        self._listeners = listeners
+        self._callbacks = callbacks
 
     def count(self, update: Update) -> Row | None:
         """Take note of an update, and judge the model if it is time."""
-        self.staleness.count(update)
+        self.staleness.count(update.version, update.step)
         if not self._agenda.due(self.server.updates, update.at):
             return None
         self._overdue = update.at
@@ -78,15 +73,15 @@ class Evaluator:
             raise EvaluationFailed(error) from error
         row = self._row(seconds, loss, accuracy)
         self.server.judged(loss, accuracy)
-        for listener in self._listeners:
-            listener.row(row)
+        for callback in self._callbacks:
+            callback.on_evaluation(row)
         return row
 
     def stay(self, seconds: float) -> None:
         """The model is still the one that was judged last."""
         row = self._row(seconds, self.history[-1].loss, self.history[-1].accuracy)
-        for listener in self._listeners:
-            listener.row(row)
+        for callback in self._callbacks:
+            callback.on_evaluation(row)
 
     def pass_over(self, seconds: float) -> None:
         """The model cannot be judged: the history says where the run is, and nobody else is told."""

@@ -22,7 +22,8 @@ from paceline.core.messages import Step
 from paceline.data.batches import Sampling, Shuffled
 from paceline.data.partition import Equal, Partition
 from paceline.engine.arguments import check_arguments, strategy_for
-from paceline.engine.result import AtUpdates, Every, Run, Stop
+from paceline.engine.limits import AtUpdates, Every, Stop
+from paceline.engine.result import Run
 from paceline.engine.train import settings_of, train
 from paceline.fleets.base import Fleet
 from paceline.fleets.replayed import Replayed

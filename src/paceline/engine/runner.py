@@ -7,10 +7,11 @@ from paceline.callbacks.progress import Progress
 from paceline.core.errors import CannotWrite, ConfigError, Diverged, TooFewWorkers
 from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.evaluation import EvaluationFailed, Evaluator
+from paceline.engine.limits import Stop
 from paceline.engine.loop import Loop
-from paceline.engine.result import Row, Stop
 from paceline.engine.signals import Interrupts
 from paceline.pruning.shards import PrunedShards
+from paceline.storage.metrics import Row
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.callbacks.base import Callback
 from paceline.callbacks.progress import Progress
 from paceline.callbacks.tensorboard import TensorBoard
 from paceline.core.coordinator import Strategy
@@ -17,9 +18,10 @@ from paceline.data.partition import Equal, Partition, deal
 from paceline.engine.arguments import check_arguments, strategy_for, whole
 from paceline.engine.build import launch, warn_of_settings_without_effect
 from paceline.engine.checkpoints import Checkpoints, changing_parts
-from paceline.engine.evaluation import Evaluator, Listener
+from paceline.engine.evaluation import Evaluator
+from paceline.engine.limits import Every, Stop
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
-from paceline.engine.result import Every, Run, Stop
+from paceline.engine.result import Run
 from paceline.engine.runner import Ended, Runner
 from paceline.engine.signals import end_by
 from paceline.fleets.base import Fleet
@@ -125,8 +127,8 @@ def train(
             crew.announce = writer.note
         loop = Loop(strategy, crew, server, writer, stop.seconds)
         line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
-        listeners: list[Listener] = [line] if opened is None else [opened, line]
-        judge = Evaluator(replace(task, loss=workload.loss.whole), server, every, listeners)
+        callbacks: list[Callback] = [line] if opened is None else [opened.metrics, line]
+        judge = Evaluator(replace(task, loss=workload.loss.whole), server, every, callbacks)
         checkpoints = None
         if opened is not None and changing:
             parts = {**changing, "loop": loop, "judge": judge, "random": Generators(device_of(server.model))}
@@ -135,7 +137,7 @@ def train(
                 judge.history += checkpoints.resume()
         if opened is not None and tensorboard:
             after = judge.history[-1].updates if judge.history else None
-            listeners.append(stack.enter_context(TensorBoard(opened.path / "tensorboard", after)))
+            callbacks.append(stack.enter_context(TensorBoard(opened.path / "tensorboard", after)))
         whole_epoch = sum(len(shard) // batch_size * batch_size for shard in shards)
         ended = Runner(stop, loop, judge, whole_epoch, pruned).come(line, checkpoints)
         run = Run(

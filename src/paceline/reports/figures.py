@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, PercentFormatter
 from numpy.typing import NDArray
 
-from paceline.engine.result import Row
 from paceline.files import write_atomically
+from paceline.storage.metrics import Row
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart; the dashes repeat the distinction.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

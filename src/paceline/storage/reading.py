@@ -10,9 +10,9 @@ from typing import Any
 
 from paceline.core.codec import real
 from paceline.core.errors import ConfigError
-from paceline.engine.result import Row
 from paceline.files import read_regular
-from paceline.storage.run_directory import check_files, row_from
+from paceline.storage.metrics import Row, read_rows
+from paceline.storage.run_directory import check_files
 from paceline.trace.record import Trace, read_trace
 
 LARGEST = 1 << 24  # bytes of a configuration or a summary
@@ -59,7 +59,7 @@ def read_run(path: Path) -> SavedRun:
     summary = _object(path / "summary.json") if (path / "summary.json").exists() else None
     trace = read_trace(path)
     _ = trace.about
-    return SavedRun(path, config, _rows(path / "metrics.jsonl"), summary, _target(path, config), trace)
+    return SavedRun(path, config, read_rows(path / "metrics.jsonl"), summary, _target(path, config), trace)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
@@ -80,21 +80,6 @@ def _object(file: Path) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"cannot read {file}: it holds no JSON object")
     return value
-
-
-def _rows(file: Path) -> list[Row]:
-    if not file.exists():
-        return []
-    lines = read_regular(file).decode(errors="replace").splitlines()
-    rows: list[Row] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(row_from(json.loads(line)))
-        except (ValueError, TypeError, LookupError, RecursionError):
-            if number == len(lines):
-                break  # torn: the run was killed while it wrote
-            raise ConfigError(f"line {number} of {file} cannot be understood: {line[:60]!r}") from None
-    return rows
 
 
 def _target(path: Path, config: Mapping[str, Any]) -> float | None:

@@ -12,27 +12,22 @@ The command line adds config.toml at the start, and a run that hands in models l
 """
 
 import json
-import math
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.codec import real, whole
 from paceline.core.errors import ConfigError
-from paceline.core.stateful import State
-from paceline.engine.result import Row
 from paceline.files import (
     check_parent,
     check_regular,
     is_partial,
-    open_regular,
     read_regular,
     remove_partial,
     write_atomically,
     writing,
 )
+from paceline.storage.metrics import MetricsFile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -56,7 +51,6 @@ class RunDirectory:
         self.path = Path(path)
         self.goes_on = False
         self._notes = notes or {}
-        self._bytes = 0
 
     def open(self, config: Mapping[str, Any], *, resume: bool) -> "RunDirectory":
         """Begin a run in an empty directory; or find one of the same ``config`` there, to resume."""
@@ -70,11 +64,10 @@ class RunDirectory:
         metrics = self.path / "metrics.jsonl"
         if self.goes_on and not metrics.is_file():
             raise ConfigError(f"cannot resume {self.path}: it has no metrics.jsonl")
-        with writing(metrics):
-            if not self.goes_on:
+        if not self.goes_on:
+            with writing(metrics):
                 self._write_config()
-            begin = 0 if self.goes_on else os.O_CREAT | os.O_TRUNC
-            self._metrics = open_regular(metrics, os.O_WRONLY | os.O_APPEND | begin)
+        self.metrics = MetricsFile(metrics, resumed=self.goes_on)
         return self
 
     def how_to_go_on(self) -> str:
@@ -134,40 +127,11 @@ class RunDirectory:
     def checkpoint(self) -> Path:
         return self.path / "checkpoint.safetensors"
 
-    def row(self, row: Row) -> None:
-        values = {name: None if math.isnan(value) else value for name, value in row._asdict().items()}
-        data = (json.dumps(values) + "\n").encode()
-        self._bytes += len(data)
-        with writing(self.path / "metrics.jsonl"):
-            while data:
-                data = data[self._metrics.write(data) :]
-
-    def state(self) -> State:
-        """How much of the metrics is written, and will be there whatever happens to the machine."""
-        with writing(self.path / "metrics.jsonl"):
-            os.fsync(self._metrics.fileno())
-        return {"bytes": self._bytes}
-
-    def restore(self, state: State) -> None:
-        self._bytes, there = whole(state["bytes"]), (self.path / "metrics.jsonl").stat().st_size
-        if self._bytes > there:
-            raise ConfigError(
-                f"{self.path / 'metrics.jsonl'} has {there} bytes, and {self._bytes} when the checkpoint was made"
-            )
-
-    def rows(self) -> Sequence[Row]:
-        """The judgements up to the state that was restored."""
-        try:
-            text = read_regular(self.path / "metrics.jsonl")[: self._bytes].decode()
-            return [row_from(json.loads(line)) for line in text.splitlines()]
-        except (LookupError, TypeError, ValueError, RecursionError):
-            raise ConfigError(f"cannot resume {self.path}: its metrics.jsonl cannot be understood") from None
-
     def cut(self) -> None:
         """Forget what was written after the state that was restored."""
         self._write_config()
-        with writing(self.path / "metrics.jsonl"):
-            os.ftruncate(self._metrics.fileno(), self._bytes)
+        self.metrics.cut()
+        with writing(self.path):
             for name in ("summary.json", "model.safetensors", "loss.safetensors", "pruning.safetensors"):
                 (self.path / name).unlink(missing_ok=True)
 
@@ -175,7 +139,7 @@ class RunDirectory:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._metrics.close()
+        self.metrics.close()
 
     def finish(self, model: "nn.Module", summary: Mapping[str, Any], loss: "nn.Module | None" = None) -> None:
         from safetensors.torch import save
@@ -186,18 +150,6 @@ class RunDirectory:
                 tensors = {key: value.detach().cpu().contiguous().clone() for key, value in values}
                 write_atomically(self.path / f"{name}.safetensors", save(tensors))
         write_atomically(self.path / "summary.json", _json(summary))
-
-
-def row_from(values: Mapping[str, Any]) -> Row:
-    """A line of the metrics; ``ValueError`` or the like if it is none."""
-
-    def number(name: str) -> float:
-        value = values[name]  # a loss may have become infinite
-        return math.nan if value is None else value if value in (math.inf, -math.inf) else real(value)
-
-    counts = {name: whole(values[name]) for name in ("updates", "samples")}
-    rest = {name: number(name) for name in Row._fields if name not in (*counts, "seconds")}
-    return Row(**counts, seconds=real(values["seconds"]), **rest)  # type: ignore[arg-type]
 
 
 def check_files(path: Path, *, written: bool = False) -> None:

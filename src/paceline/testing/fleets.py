@@ -116,7 +116,7 @@ class FleetContract:
     def _make_run(self, strategy: Strategy, lose: int | None) -> "tuple[Spied, Run]":
         import torch
 
-        from paceline.engine.result import Every, Stop
+        from paceline.engine.limits import Every, Stop
         from paceline.engine.train import train
         from paceline.testing.retraced import WrittenDown
 

@@ -1,9 +1,8 @@
 """How old the gradients were that the model was moved along."""
 
 from paceline.core.codec import plain_ticket, real, ticket_from, whole
-from paceline.core.messages import Ticket
+from paceline.core.messages import Step, Ticket
 from paceline.core.stateful import State
-from paceline.engine.loop import Update
 
 
 class Staleness:
@@ -19,8 +18,8 @@ class Staleness:
         self._kept: frozenset[Ticket] = frozenset()
         self._row_updates, self._row_total = 0, 0.0
 
-    def count(self, update: Update) -> None:
-        version, step = update.version, update.step
+    def count(self, version: int, step: Step) -> None:
+        """Count an update of the model from this version to the next."""
         kept = self._kept
         ages = [version - ticket.version for ticket in step.weights if ticket not in kept]
         if ages:
