@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.commands import app
+from reproductions.cli import app
 from reproductions.pipeline.card import Card
 from reproductions.sdde import paper as sdde
 from reproductions.sdde.claims import exact_claims
@@ -56,7 +56,7 @@ def test_figures_are_drawn_from_the_card(card: Card, tmp_path: Path) -> None:
 
 def test_the_command_writes_the_card_in_json(tmp_path: Path, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdde, "reproduce", lambda options: card)
-    result = CliRunner().invoke(app, ["reproduce", "sdde", "--quick", "--json", str(tmp_path / "card.json")])
+    result = CliRunner().invoke(app, ["sdde", "--quick", "--json", str(tmp_path / "card.json")])
     assert result.exit_code == 0, result.output
     assert "dominant_root" in result.output
     written = json.loads((tmp_path / "card.json").read_text())
