@@ -31,7 +31,7 @@ import torch
 from measuring import interleaved, parse, ratio, save, seconds
 
 from paceline.theory import DelayEquation, critical_step, solve_sdde
-from paceline.theory.sdde import IN_CACHE
+from paceline.theory.sdde.paths import IN_CACHE
 
 PATHS, STEPS, DELAY, STEP = 10_000, 2_000, 10, 0.005
 RATE, NOISE = 2.0, 2.0 * math.sqrt(STEP)

@@ -123,9 +123,9 @@ def test_the_theory_imports_no_torch() -> None:
 
 
 def test_the_rules_of_pruning_need_no_torch_and_its_plans_nothing_at_all() -> None:
-    for file in files("pruning.rules", "pruning.memory", "pruning.selection", "pruning.shards", "pruning.record"):
+    for file in files("pruning.rules", "pruning.memory", "pruning.shards", "pruning.record"):
         assert {name for name in reaches(file) if belongs_to(name, "torch")} == set(), ids(file)
-    for file in files("pruning.plan"):
+    for file in files("pruning.schedule"):
         assert {name for name in reaches(file) if not (is_standard_library(name) or belongs_to(name, "paceline"))} == (
             set()
         ), ids(file)

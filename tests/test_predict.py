@@ -39,7 +39,7 @@ mean = 1.0
 @pytest.fixture(autouse=True)
 def short_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of the usual length is enough here."""
-    monkeypatch.setattr("paceline.theory.simulated.PIECES_OF_WORK", 3_000)
+    monkeypatch.setattr("paceline.theory.runtime.costs.PIECES_OF_WORK", 3_000)
 
 
 def rows(*arguments: str) -> dict[str, Any]:

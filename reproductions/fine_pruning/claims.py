@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline.config.toml import table_of
-from paceline.pruning.plan import Schedule
+from paceline.pruning.schedule import Schedule
 from reproductions.fine_pruning.formulas import IN_MINUTES, TABLE_1, TABLE_2, pruned_epochs_formula_3
 from reproductions.fine_pruning.plan import ARMS, Plan
 from reproductions.pipeline.card import Claim, within

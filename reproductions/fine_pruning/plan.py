@@ -6,8 +6,8 @@ The paper names none of its settings. Ours are windows along the learning rate a
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from paceline.pruning.plan import Schedule
 from paceline.pruning.rules import FineRule, RandomRule, SoftRule
+from paceline.pruning.schedule import Schedule
 from reproductions.fine_pruning.training import CURVE, Choice, Size, Training
 
 ARMS = ("regular", "pruned", "random", "soft", "shortened")

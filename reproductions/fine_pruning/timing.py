@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from paceline.pruning.plan import Schedule
 from paceline.pruning.rules import FineRule
+from paceline.pruning.schedule import Schedule
 from reproductions.fine_pruning.training import Loop, Size, Training
 from reproductions.models.networks import lenet
 

@@ -20,9 +20,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 from torch.utils.data import BatchSampler
 
-from paceline.pruning.plan import Schedule
-from paceline.pruning.pruning_sampler import PruningSampler
 from paceline.pruning.rules import FineRule, RandomRule, SoftRule
+from paceline.pruning.samplers import PruningSampler
+from paceline.pruning.schedule import Schedule
 from paceline.randomness import stream
 from reproductions.datasets.readers import Labelled, read_cifar10
 from reproductions.models.networks import lenet, vgg11

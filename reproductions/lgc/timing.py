@@ -28,7 +28,7 @@ from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.synchronous import Synchronous
-from paceline.theory.order_statistics import exponential_order_statistic
+from paceline.theory.runtime.order_statistics import exponential_order_statistic
 from paceline.trace.record import Trace
 from reproductions.pipeline.card import Claim, within
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from paceline.fleets.ray.fleet import RayFleet
     from paceline.fleets.simulated.fleet import Network, SimulatedFleet
     from paceline.learning.task import Task
-    from paceline.pruning.samplers import FinePruning, RandomPruning, SoftPruning
-    from paceline.pruning.with_indices import WithIndices
+    from paceline.pruning.samplers import FinePruning, RandomPruning, SoftPruning, WithIndices
     from paceline.storage.saved_models import load
     from paceline.strategies.asynchronous import Asynchronous
     from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
@@ -50,8 +49,7 @@ _HOME = {
     "paceline.fleets.simulated.fleet": ("Network", "SimulatedFleet"),
     "paceline.learning.task": ("Task",),
     "paceline.engine.replay": ("replay",),
-    "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning"),
-    "paceline.pruning.with_indices": ("WithIndices",),
+    "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning", "WithIndices"),
     "paceline.engine.limits": ("Every", "Stop"),
     "paceline.engine.result": ("Run",),
     "paceline.data.batches": ("Resampled", "Shuffled"),

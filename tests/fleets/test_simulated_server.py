@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import paceline as pl
 from paceline.core.messages import Arrived, Event, Halt, Joined, Left, Rang, Start, Ticket, gradient
-from paceline.theory.runtime import runtime
+from paceline.theory.runtime.costs import runtime
 from paceline.trace.record import Trace
 from support.digits import digits_task, train
 from support.updates import arrivals, update_times, updates

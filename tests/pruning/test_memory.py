@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.pruning.memory import Counting, Scores
-from paceline.pruning.plan import Schedule
-from paceline.pruning.selection import CHUNK, keep_any, keep_highest, keep_lowest, only_kept
+from paceline.pruning.memory import CHUNK, Counting, Scores, keep_any, keep_highest, keep_lowest, only_kept
+from paceline.pruning.schedule import Schedule
 
 ALWAYS = Schedule(1, 1, 1, window=1000)
 losses_of_a_batch = st.lists(st.floats(0, 100, width=32), min_size=1, max_size=40)

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline as pl
-from paceline.pruning.plan import Plan, Schedule, plan_of, pruned_number
 from paceline.pruning.rules import FineRule, SoftRule
+from paceline.pruning.schedule import Plan, Schedule, plan_of, pruned_number
 
 
 def epochs_of(schedule: Schedule, n: int) -> list[int]:

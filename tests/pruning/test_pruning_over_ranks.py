@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 import paceline as pl
-from paceline.pruning.pruning_sampler import PruningSampler
+from paceline.pruning.samplers import PruningSampler
 
 SAMPLES, EPOCHS, RANKS = 61, 7, 2
 

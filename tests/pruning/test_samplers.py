@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, TensorDataset
 
 import paceline as pl
-from paceline.pruning.pruning_sampler import PruningSampler
+from paceline.pruning.samplers import PruningSampler
 
 SAMPLES, BATCH = 60, 8
 

@@ -18,10 +18,9 @@ from torch import nn
 import paceline as pl
 from paceline.config.file import parse_config, write_config
 from paceline.data.partition import Indices
-from paceline.pruning.plan import Schedule
-from paceline.pruning.record import Trends
+from paceline.pruning.record import Trends, read_pruning
 from paceline.pruning.rules import FineRule, RandomRule
-from paceline.pruning.saved import read_pruning
+from paceline.pruning.schedule import Schedule
 from paceline.pruning.shards import PrunedShards
 from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
 from support.digits import digits_task, rows

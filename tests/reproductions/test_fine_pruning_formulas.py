@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.pruning.plan import Schedule
+from paceline.pruning.schedule import Schedule
 from reproductions.fine_pruning.formulas import (
     IN_MINUTES,
     TABLE_1,

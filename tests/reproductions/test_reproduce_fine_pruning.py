@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.pruning.plan import Schedule
 from paceline.pruning.rules import FineRule, SoftRule
+from paceline.pruning.schedule import Schedule
 from reproductions.fine_pruning.claims import Found, choose, claims, rows
 from reproductions.fine_pruning.paper import figures, reproduce_plan
 from reproductions.fine_pruning.plan import ARMS, FULL, QUICK, SMALL, Plan, as_random, ending

@@ -34,7 +34,7 @@ from paceline.learning.models.server import ModelServer
 from paceline.learning.task import Task, device_of
 from paceline.learning.threads import own_threads
 from paceline.learning.workload import Workload, workload_of
-from paceline.pruning.saved import write_pruning
+from paceline.pruning.record import write_pruning
 from paceline.pruning.shards import pruned_shards
 from paceline.randomness import stream
 from paceline.storage.run_directory import RunDirectory, place_of, plain_repr

@@ -9,8 +9,8 @@ from paceline.core.errors import ConfigError
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.prediction.descent import Descent
 from paceline.theory.estimate import Estimate, weakest
-from paceline.theory.net_weights import NetWeights
-from paceline.theory.runtime import Ages, Runtime, runtime
+from paceline.theory.runtime.costs import Ages, Runtime, runtime
+from paceline.theory.stability.net_weights import NetWeights
 from paceline.trace.measure import Measures
 
 TAIL = 0.99  # the share of what updates use that is not older than the shown staleness

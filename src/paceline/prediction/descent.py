@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.theory.net_weights import NetWeights, net_critical_step, net_decay, net_mean_square_step
+from paceline.theory.stability.net_weights import NetWeights, net_critical_step, net_decay, net_mean_square_step
 
 
 @dataclass(frozen=True)

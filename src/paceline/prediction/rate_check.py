@@ -11,7 +11,7 @@ from paceline.comparison.jobs import Comparison, aside
 from paceline.config.file import Config
 from paceline.core.errors import ConfigError
 from paceline.prediction.descent import descent_of
-from paceline.theory.net_weights import NetWeights
+from paceline.theory.stability.net_weights import NetWeights
 from paceline.trace.measure import Measures
 
 if TYPE_CHECKING:

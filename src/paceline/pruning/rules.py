@@ -7,9 +7,8 @@ from typing import Literal, Protocol
 from paceline.core.errors import ConfigError
 from paceline.data.batches import Batches
 from paceline.data.partition import Indices
-from paceline.pruning.memory import Blind, Counting, Memory, Scores
-from paceline.pruning.plan import Plan, Schedule, check_epochs, check_fraction, plan_of, pruned_number
-from paceline.pruning.selection import Ties
+from paceline.pruning.memory import Blind, Counting, Memory, Scores, Ties
+from paceline.pruning.schedule import Plan, Schedule, check_epochs, check_fraction, plan_of, pruned_number
 from paceline.pruning.shards import PrunedShards
 
 

@@ -1,22 +1,98 @@
-"""Pruning under every strategy of Paceline: each worker prunes its own shard, by losses that come with its gradients.
+"""Pruning inside train(): each worker's shard has a memory of its own."""
 
-A worker's epochs are its own passes through its shard. In whole epochs it draws exactly the mini-batches that
-``Shuffled`` would give it; in pruned ones the same order without what is left out. An incomplete last batch is dropped.
-A gradient may be used after its worker has begun the next epoch; its losses then count towards that one.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from paceline.core.codec import whole
+from paceline.core.errors import ConfigError
 from paceline.core.stateful import State
 from paceline.data.batches import Batches, Losses, ShardBatches
 from paceline.data.partition import Indices
 from paceline.data.reassign import ReassigningBatches
-from paceline.pruning.memory import Memory
-from paceline.pruning.passes import Passes
+from paceline.pruning.memory import Mask, Memory, refill
 from paceline.pruning.record import PruningRecord, new_record
-from paceline.randomness import stream
+from paceline.randomness import restore_stream, stream, stream_state
+
+
+class Passes:
+    """All mini-batches of a worker. The same random stream as ``Shuffled``, used in the same way.
+
+    Where the worker stands is a pass, the samples that it keeps, their order, and a place in that.
+    """
+
+    def __init__(
+        self, worker: int, shard: Indices, memory: Memory, record: PruningRecord, *, batch_size: int, seed: int
+    ) -> None:
+        self.memory = memory
+        self.epoch = 0
+        self._worker = worker
+        self._shard = shard
+        self._record = record
+        self._batch_size = batch_size
+        self._seed = seed
+        self._generator = stream(seed, "batches", worker)
+        self._before = stream_state(self._generator)  # where the stream stood when the order was drawn
+        self._kept: Mask | None = None
+        self._order: Indices = shard[:0]
+        self._place = 0
+        self._skipped = 0  # in passes that are over
+
+    def __iter__(self) -> Iterator[Indices]:
+        return self
+
+    def __next__(self) -> Indices:
+        end = self._place + self._batch_size
+        if end > len(self._order):
+            self._begin()
+            end = self._batch_size
+        self._place = end
+        return self._order[end - self._batch_size : end]
+
+    @property
+    def skipped(self) -> int:
+        """Samples left out so far: of the pass under way, in proportion to the batches drawn."""
+        size = self._batch_size
+        there, drawn = len(self._order) // size, self._place // size
+        left_out = len(self._shard) // size - there
+        return self._skipped + (left_out * size * drawn // there if drawn else 0)
+
+    def _begin(self) -> None:
+        self._skipped, self._place = self.skipped, 0
+        self.epoch += 1
+        self._kept = self.memory.enter(self.epoch, stream(self._seed, "pruning", self._worker, self.epoch))
+        self._shuffle()
+        if len(self._order) < self._batch_size:
+            raise ConfigError(
+                f"pruning leaves worker {self._worker} {len(self._order)} of {len(self._shard)} samples, fewer than "
+                f"one batch of {self._batch_size}: use fewer workers, a smaller batch, or a smaller fraction"
+            )
+        self._record.passes.append((self._worker, self.epoch, len(self._shard), len(self._order)))
+        if self._kept is not None:
+            self._record.times_pruned[self._shard[~self._kept]] += 1
+
+    def _shuffle(self) -> None:
+        self._before = stream_state(self._generator)
+        places = self._generator.permutation(len(self._shard))
+        self._order = self._shard[places if self._kept is None else places[self._kept[places]]]
+
+    def state(self) -> State:
+        kept = None if self._kept is None else np.packbits(self._kept)
+        where = {"epoch": self.epoch, "place": self._place, "skipped": self._skipped, "before": self._before}
+        return {**where, "kept": kept, "memory": self.memory.state()}
+
+    def restore(self, state: State) -> None:
+        self.epoch, self._place, self._skipped = (whole(state[name]) for name in ("epoch", "place", "skipped"))
+        refill(self.memory.state(), state["memory"])
+        restore_stream(self._generator, state["before"])
+        if state["kept"] is not None:
+            bits = np.zeros(-(-len(self._shard) // 8), dtype=np.uint8)
+            refill({"kept": bits}, state)
+            self._kept = np.unpackbits(bits, count=len(self._shard)).view(np.bool_)
+        if self.epoch:
+            self._shuffle()
+        if self._place > len(self._order):
+            raise ValueError(f"place {self._place} is beyond the {len(self._order)} samples of the pass")
 
 
 class PrunedShards:

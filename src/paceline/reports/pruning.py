@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from paceline.pruning.record import FOLLOWED
-from paceline.pruning.saved import SavedPruning, read_pruning
+from paceline.pruning.record import FOLLOWED, SavedPruning, read_pruning
 
 if TYPE_CHECKING:
     from paceline.reports.page import Described

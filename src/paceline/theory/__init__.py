@@ -5,10 +5,18 @@ holds more widely. Delays are whole updates where the discrete algorithm is mean
 equation is. ``docs/theory.md`` tells which number to trust when.
 """
 
-from paceline.theory.approximation import ApproximationError, approximation_error
 from paceline.theory.group_bound import group_sgd_bound
-from paceline.theory.moments import Moments, recursion_moments, sdde_moments, sdde_stationary_variance
-from paceline.theory.rates import (
+from paceline.theory.sdde.moments import (
+    Moments,
+    discrete_stationary_variance,
+    recursion_moments,
+    sdde_moments,
+    sdde_stationary_variance,
+    stationary_variance,
+)
+from paceline.theory.sdde.paths import DelayEquation, Solution, solve_sdde
+from paceline.theory.sdde.recursion import ApproximationError, DelayedDescent, approximation_error
+from paceline.theory.sdde.theorems import (
     TimeToEpsilon,
     corollary_3_3,
     corollary_4_3,
@@ -19,24 +27,20 @@ from paceline.theory.rates import (
     theorem_4_2,
     time_to_epsilon,
 )
-from paceline.theory.record import Solution
-from paceline.theory.recursion import DelayedDescent
-from paceline.theory.roots import dominant_root
-from paceline.theory.schedules import (
+from paceline.theory.stability.limits import (
+    critical_step,
+    dominant_root,
+    mean_square_critical_step,
+    oscillation_limit,
+    spectral_radius,
+)
+from paceline.theory.stability.schedules import (
     Schedule,
     recorded_schedule,
     schedule_critical_step,
     schedule_growth,
     simulated_schedule,
 )
-from paceline.theory.sdde import DelayEquation, solve_sdde
-from paceline.theory.stability import (
-    critical_step,
-    mean_square_critical_step,
-    oscillation_limit,
-    spectral_radius,
-)
-from paceline.theory.variance import discrete_stationary_variance, stationary_variance
 
 __all__ = [
     "ApproximationError",

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from paceline.core.errors import ConfigError
-from paceline.theory.histogram import check_momentum
-from paceline.theory.stability import _first_on_the_circle, characteristic, push_correlations
+from paceline.theory.stability.delays import check_momentum
+from paceline.theory.stability.limits import characteristic, first_on_the_circle, push_correlations
 
 Floats = NDArray[np.float64]
 TAIL = 1e-3  # of the weight, on the largest ages: lumped together, since long tails cost much and change little
@@ -71,7 +71,7 @@ def net_critical_step(weights: NetWeights, momentum: float = 0.0, *, nesterov: b
     momentum  $m$, as in ``torch.optim.SGD(momentum=...)``; with ``nesterov`` as in ``SGD(nesterov=True)``
     """
     check_momentum(momentum)
-    return _first_on_the_circle(_by_age(weights, momentum * nesterov), momentum)
+    return first_on_the_circle(_by_age(weights, momentum * nesterov), momentum)
 
 
 def net_mean_square_step(weights: NetWeights, momentum: float = 0.0, *, nesterov: bool = False) -> float:
@@ -88,7 +88,7 @@ def net_mean_square_step(weights: NetWeights, momentum: float = 0.0, *, nesterov
     check_momentum(momentum)
     weights = weights.trimmed()
     shares, gaps = _by_age(weights, momentum * nesterov), _by_gap(weights, momentum * nesterov)
-    limit = _first_on_the_circle(shares, momentum)
+    limit = first_on_the_circle(shares, momentum)
 
     def excess(step: float) -> float:
         correlations = push_correlations(step, shares, momentum)

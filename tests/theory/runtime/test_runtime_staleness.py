@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import paceline as pl
-from paceline.theory.clocks import clocks_of
-from paceline.theory.renewal import exponential_staleness, renewal_staleness
-from paceline.theory.runtime import Ages, runtime
+from paceline.theory.runtime.costs import Ages, runtime
+from paceline.theory.runtime.renewal import clocks_of, exponential_staleness, renewal_staleness
 from support.updates import updates
 
 MIXED: list[Any] = [pl.LogNormal(1.0, 0.2)] * 3 + [pl.ShiftedExponential(1.5, 0.5)] * 3 + [pl.Pareto(2.4, 3.5)] * 2

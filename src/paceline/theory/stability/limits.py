@@ -17,11 +17,12 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
+from scipy.special import lambertw
 
 from paceline.core.errors import ConfigError
-from paceline.theory.histogram import Delays, check_momentum, probabilities
+from paceline.theory.stability.delays import Delays, check_momentum, probabilities
 
 Floats = NDArray[np.float64]
 Complexes = NDArray[np.complex128]
@@ -49,7 +50,7 @@ def critical_step(delays: Delays, momentum: float = 0.0) -> float:
     delay = len(shares) - 1
     if momentum == 0 and shares[delay] == 1:
         return 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
-    return _first_on_the_circle(shares, momentum)
+    return first_on_the_circle(shares, momentum)
 
 
 def oscillation_limit(delay: int) -> float:
@@ -139,7 +140,7 @@ def check_step(scaled_step: float) -> None:
         raise ConfigError(f"a step times curvature of {scaled_step} is not possible: positive and finite")
 
 
-def _first_on_the_circle(shares: Floats, momentum: float) -> float:
+def first_on_the_circle(shares: Floats, momentum: float) -> float:
     r"""The smallest $h > 0$ with a root $z = e^{i\omega}$.
 
     With $N = z - (1+m) + m/z$ and $Q = \sum_j q_j z^{-j}$ this is $h = -N/Q$, which must be real: $\Im(N\bar Q) = 0$.
@@ -192,3 +193,50 @@ def _brackets(shares: Floats, momentum: float, response: Callable[[Floats], Comp
 
 def _numerator(omegas: Floats, momentum: float) -> Complexes:
     return (1 + momentum) * (np.cos(omegas) - 1) + 1j * (1 - momentum) * np.sin(omegas)
+
+
+def dominant_root(rate: ArrayLike, delay: float) -> float:
+    r"""$V = \sup\{\Re\beta : \det(\beta I + A e^{-\beta\tau}) = 0\}$, the real part of the rightmost root.
+
+    $$V = \max_i \frac{\Re\, W_0(-\lambda_i \tau)}{\tau}$$
+
+    over the eigenvalues $\lambda_i$ of $A$, with the principal branch $W_0$ of Lambert's function, which is the
+    rightmost of all branches. For $\tau = 0$ it is $-\min_i \Re\lambda_i$.
+
+    rate   $A$: a number $a$, or a square matrix
+    delay  $\tau$, in the same time in which ``rate`` counts (not updates)
+
+    The continuous equation is stable in the mean if and only if $V < 0$, for a number if $0 < a\tau < \pi/2$; with
+    additive noise it is then stable in mean square too. Means decay like $e^{Vt}$.
+    This is about the differential equation; the limit of the discrete algorithm is ``critical_step``.
+
+    He et al., *Differential Equations for Modeling Asynchronous Algorithms*, Theorem 4.1.
+    """
+    check_delay(delay)
+    eigenvalues = np.linalg.eigvals(square(rate)).astype(np.complex128)
+    roots = -eigenvalues if delay == 0 else _principal(-eigenvalues * delay) / delay
+    return float(roots.real.max())
+
+
+def square(rate: ArrayLike) -> NDArray[np.float64]:
+    """A rate as a square matrix of finite numbers, or an error."""
+    matrix = np.asarray(rate, dtype=np.float64)
+    matrix = matrix.reshape(1, 1) if matrix.ndim == 0 else matrix
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
+        raise ConfigError(f"a rate of shape {matrix.shape} is not possible: a number, or a square matrix")
+    if not np.isfinite(matrix).all():
+        raise ConfigError(f"the rate {matrix.tolist()} is not finite")
+    return matrix
+
+
+def _principal(z: NDArray[np.complex128]) -> NDArray[np.complex128]:
+    """Lambert's W0. Next to its branch point -1/e, where scipy has no value, its series in p = sqrt(2 (1 + e z))."""
+    p = np.sqrt(2 * (1 + math.e * z))
+    with np.errstate(invalid="ignore"):
+        known = lambertw(z)
+    return np.where(np.abs(p) < 1e-3, -1 + p - p**2 / 3 + 11 / 72 * p**3 - 43 / 540 * p**4, known)
+
+
+def check_delay(delay: float) -> None:
+    if not 0 <= delay < math.inf:
+        raise ConfigError(f"a delay of {delay} is not possible: at least 0, and finite")

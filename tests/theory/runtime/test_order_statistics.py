@@ -12,10 +12,10 @@ from scipy.special import ndtr
 import paceline as pl
 from paceline.core.errors import ConfigError
 from paceline.delays import Distribution
-from paceline.theory.integral import integrate
-from paceline.theory.order_statistics import (
+from paceline.theory.runtime.order_statistics import (
     exponential_order_statistic,
     fewer_done,
+    integrate,
     order_statistic_mean,
     order_statistic_means,
     pareto_order_statistic,

@@ -23,8 +23,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.messages import Step
 from paceline.engine.loop import Loop, NoLearner
 from paceline.fleets.simulated.fleet import SimulatedFleet
-from paceline.theory.histogram import check_momentum
-from paceline.theory.stability import check_step
+from paceline.theory.stability.delays import check_momentum
+from paceline.theory.stability.limits import check_step
 from paceline.trace.record import Trace, TraceWriter, read_trace
 
 Floats = NDArray[np.float64]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import ConfigError
 from paceline.theory import critical_step, mean_square_critical_step, spectral_radius
-from paceline.theory.net_weights import NetWeights, net_critical_step, net_decay, net_mean_square_step
+from paceline.theory.stability.net_weights import NetWeights, net_critical_step, net_decay, net_mean_square_step
 
 HISTOGRAMS = [
     {0: 1.0},

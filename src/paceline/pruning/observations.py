@@ -1,9 +1,4 @@
-"""What users hand over after each batch, put aside at first, and refused where it cannot be meant.
-
-Right after a forward pass the processor's caches hold nothing of ours, so whatever is done then takes many times as
-long as a loop over the same calls suggests; and on a GPU, looking at a loss waits for it. Hence batches are only put
-aside, and looked at together.
-"""
+"""The losses of a data set's samples, batch by batch, and the marks that they leave, over one or several processes."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,11 +6,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, distributed
 
 from paceline.core.errors import ConfigError
 from paceline.data.partition import Indices
 from paceline.pruning.memory import Floats
+
+
+def processes() -> int:
+    """How many train together."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def minimum(values: NDArray[Any]) -> None:
+    """Replace each value by the smallest that a process has for it. All processes must call this."""
+    on_gpu = "nccl" in distributed.get_backend()
+    shared = torch.from_numpy(values).to("cuda" if on_gpu else "cpu")
+    distributed.all_reduce(shared, op=distributed.ReduceOp.MIN)
+    if on_gpu:
+        np.copyto(values, shared.cpu().numpy())
+
 
 Places = Tensor | NDArray[np.integer[Any]] | Sequence[int]
 Values = Tensor | NDArray[np.floating[Any]] | Sequence[float]

@@ -1,4 +1,4 @@
-"""In which epochs samples are left out, and what that saves: known before the first step. Standard library only."""
+"""Which epochs are pruned, and how much of them."""
 
 import math
 from collections.abc import Sequence

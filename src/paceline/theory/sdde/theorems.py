@@ -12,11 +12,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paceline.core.errors import ConfigError
-from paceline.theory.histogram import Delays
-from paceline.theory.moments import recursion_moments
-from paceline.theory.roots import check_delay, dominant_root
-from paceline.theory.stability import critical_step, mean_square_critical_step, spectral_radius
-from paceline.theory.variance import discrete_stationary_variance
+from paceline.theory.sdde.moments import discrete_stationary_variance, recursion_moments
+from paceline.theory.stability.delays import Delays
+from paceline.theory.stability.limits import (
+    check_delay,
+    critical_step,
+    dominant_root,
+    mean_square_critical_step,
+    spectral_radius,
+)
 
 Floats = NDArray[np.float64]
 MOST_UPDATES = 2_000_000

@@ -13,7 +13,7 @@ import pytest
 import paceline as pl
 from paceline.core.errors import ConfigError
 from paceline.strategies.asynchronous import Asynchronous
-from paceline.theory.runtime import Runtime, runtime
+from paceline.theory.runtime.costs import Runtime, runtime
 from paceline.trace.measure import Measures, measure
 
 ALIKE: list[Any] = [pl.ShiftedExponential(0.05, 0.02)] * 10
@@ -25,7 +25,7 @@ LGC = pl.LiveCompensation(quorum=5, blocks=4)
 @pytest.fixture(autouse=True)
 def short_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the usual length is enough for these tolerances."""
-    monkeypatch.setattr("paceline.theory.simulated.PIECES_OF_WORK", 8_000)
+    monkeypatch.setattr("paceline.theory.runtime.costs.PIECES_OF_WORK", 8_000)
 
 
 def fleet(delays: Sequence[Any], latency: float = 0.0, **options: Any) -> pl.SimulatedFleet:

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paceline.core.errors import ConfigError
-from paceline.theory.grid_delays import grid_delays
-from paceline.theory.histogram import Delays
-from paceline.theory.sdde import DelayEquation
+from paceline.theory.sdde.moments import recursion_moments, sdde_moments
+from paceline.theory.sdde.paths import DelayEquation, solve_sdde
+from paceline.theory.stability.delays import Delays, grid_delays
 
 Floats = NDArray[np.float64]
 Gradient = Callable[[Floats], Floats]
@@ -119,3 +119,56 @@ class DelayedDescent:
         if self.warm_up == "undelayed":
             lags = np.where(np.arange(updates)[:, None] < known.longest, 0, lags)
         return lags
+
+
+@dataclass(frozen=True)
+class ApproximationError:
+    r"""Between $X(1)$ and $x_K$, in three readings, as the theorems do not say what couples the two.
+
+    mean       $|E X - E x_K|$: exact
+    coupled    $E|X - \tilde x_K|$, where $\tilde x$ is the algorithm with the Brownian motion's own noise. Sampled
+    uncoupled  $E|X - x_K|$ with mini-batches that have nothing to do with the Brownian motion. Sampled
+    """
+
+    mean: float
+    coupled: float
+    uncoupled: float
+
+
+def approximation_error(
+    updates: int,
+    delay: int,
+    batch_size: int,
+    *,
+    rate: float = 2.0,
+    sigma: float = 2.0,
+    start: float = 4.0,
+    paths: int = 2000,
+    refined: int = 16,
+    seed: int = 0,
+) -> ApproximationError:
+    """After ``updates`` ($K$) with a fixed ``delay`` ($l$) and mini-batches of ``batch_size`` ($b$).
+
+    $X$ is taken from a grid that is ``refined`` so many times, which leaves about a part in so many of ``coupled``.
+    """
+    if updates < 1 or batch_size < 1 or refined < 2:
+        raise ConfigError(f"cannot compare {updates} updates of batches of {batch_size}, refined {refined} times")
+    step, noise = 1 / updates, sigma / math.sqrt(batch_size)
+    generator = np.random.Generator(np.random.SFC64(seed))
+    fine = generator.standard_normal((updates * refined, paths, 1))
+    coarse = fine.reshape(updates, refined, paths, 1).sum(axis=1) / math.sqrt(refined)
+    equation = DelayEquation(-rate, math.sqrt(step) * noise)
+    descent = DelayedDescent(lambda x: rate * x, noise, step)
+    exact = solve_sdde(
+        equation, step=step / refined, steps=updates * refined, delay=delay * refined, history=start, paths=paths,
+        noise=fine,
+    ).end  # fmt: skip
+    heads = generator.binomial(batch_size, 0.5, (updates, paths, 1))
+    batches: Floats = np.asarray((2.0 * heads - batch_size) / math.sqrt(batch_size), dtype=np.float64)
+    continuous = sdde_moments(rate, delay, math.sqrt(step) * noise, unit=step, updates=updates, history=start).mean[-1]
+    discrete = recursion_moments(rate * step, delay, step * noise, start=start, updates=updates).mean[-1]
+    return ApproximationError(
+        mean=float(abs(continuous - discrete)),
+        coupled=float(np.abs(exact - descent.paths(start, coarse, delay)[-1]).mean()),
+        uncoupled=float(np.abs(exact - descent.paths(start, batches, delay)[-1]).mean()),
+    )

@@ -1,0 +1,1 @@
+"""Asynchronous SGD as a stochastic delay differential equation: paths, moments, theorems."""

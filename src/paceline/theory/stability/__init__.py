@@ -1,0 +1,1 @@
+"""Which learning rates converge in spite of stale gradients."""
