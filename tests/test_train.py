@@ -26,6 +26,7 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from paceline.core.messages import Ticket
+from paceline.fleets.base import Fleet
 from paceline.learning.loss import Loss
 from paceline.trace.record import Spoiled
 from support import repeatable
@@ -401,11 +402,11 @@ def test_the_scheduler_steps_once_an_update() -> None:
     assert (weights(run.model) - weights(constant)).abs().max() > 1e-3
 
 
-def one_step(clip_norm: float | None) -> Tensor:
+def one_step(clip_norm: float | None, fleet: Fleet | None = None) -> Tensor:
     run = pl.train(
         digits_task(),
         strategy=pl.Synchronous(),
-        fleet=equal_fleet(),
+        fleet=fleet or equal_fleet(),
         optimizer=sgd(1.0),
         stop=pl.Stop(updates=1),
         clip_norm=clip_norm,
@@ -417,6 +418,12 @@ def test_a_gradient_longer_than_the_clipping_norm_is_shortened_to_it() -> None:
     plain, clipped = one_step(None), one_step(0.125)
     assert plain.norm() > 0.2
     assert clipped.norm().item() == pytest.approx(0.125, rel=1e-9)
+    torch.testing.assert_close(clipped, plain * 0.125 / plain.norm(), rtol=0, atol=1e-12)
+
+
+def test_processes_clip_what_the_mean_of_their_gradients_is() -> None:
+    plain, clipped = (one_step(norm, pl.ProcessFleet(workers=2)) for norm in (None, 0.125))
+    assert plain.norm() > 0.2
     torch.testing.assert_close(clipped, plain * 0.125 / plain.norm(), rtol=0, atol=1e-12)
 
 

@@ -231,6 +231,33 @@ def row_of(
     return torch.cat([values.flatten() for values in arena[1].parameters]), mean
 
 
+class Counting(nn.Module):
+    """One value a sample, and how often it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.asked += 1
+        return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_a_module_of_ones_own_is_asked_itself_and_once_a_batch() -> None:
+    """After the first batch, which shows that its mean is meant."""
+    x, y = data(64)
+    y = y.clamp(min=0)
+    own, outputs = Counting(), model()(x)
+    loss = SampleLoss(own, TensorSamples(x, y))
+    assert loss.separable(outputs, y)
+    before = own.asked
+    for _ in range(3):
+        mean, each = loss.mean(outputs, y)
+        assert each is not None
+        assert torch.equal(mean, functional.cross_entropy(outputs, y, reduction="none").mean())
+    assert own.asked - before == 3
+
+
 def test_batches_of_several_sizes_each_keep_their_memory() -> None:
     """As the last, smaller one of an epoch does: nothing is allocated after the first epoch."""
     x, y = data(64)

@@ -79,7 +79,7 @@ TESTS: dict[str, Sequence[str]] = {
     "theory/approximation": ("theory/test_rates.py",),
     "theory/clocks": ("theory/test_runtime.py", "theory/test_runtime_staleness.py"),
     "theory/renewal": ("theory/test_runtime.py", "theory/test_runtime_staleness.py"),
-    "theory/record": ("theory/test_runtime.py", "theory/test_runtime_staleness.py"),
+    "theory/record": ("theory/test_sdde.py",),
     "theory/simulated": ("theory/test_runtime.py", "theory/test_runtime_staleness.py"),
     "theory/estimate": ("theory/test_runtime.py", "theory/test_runtime_staleness.py"),
     "pruning": ("pruning/test_samplers.py",),

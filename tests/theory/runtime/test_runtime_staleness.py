@@ -72,6 +72,21 @@ def test_memoryless_workers_are_geometric(means: list[float]) -> None:
     assert closed[0] == pytest.approx((shares**2).sum(), rel=1e-9)
 
 
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_the_distribution_does_not_depend_on_the_unit_of_time(unit: float) -> None:
+    """Nor does the grid on which it is computed: narrow delays, of which a coarser one would find something else."""
+
+    def found(scale: float) -> NDArray[np.float64]:
+        fleet = pl.SimulatedFleet([pl.LogNormal(each * scale, 0.02) for each in (1.0, 1.3, 2.1)])
+        clocks = clocks_of(pl.Asynchronous(), fleet, 0.0)
+        assert clocks is not None
+        shares = renewal_staleness(clocks)
+        assert shares is not None
+        return shares
+
+    np.testing.assert_allclose(found(unit), found(1.0), rtol=0, atol=1e-6)
+
+
 @given(st.lists(st.sampled_from(sorted({*MIXED}, key=repr)), min_size=2, max_size=5), st.sampled_from([0.0, 0.3]))
 def test_the_mean_is_the_number_of_the_others(delays: list[Any], latency: float) -> None:
     fleet = pl.SimulatedFleet(delays, network=pl.Network(latency=latency))
