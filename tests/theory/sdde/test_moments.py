@@ -19,7 +19,7 @@ RANDOM = {0: 0.3, 4: 0.5, 10: 0.2}
 
 
 def test_means_of_the_specification() -> None:
-    mean = recursion_moments(STEP * RATE, DELAY, 0.0, start=START, updates=50).mean
+    mean = recursion_moments(scaled_step=STEP * RATE, delays=DELAY, noise=0.0, start=START, updates=50).mean
     assert mean[[10, 20, 50]] == pytest.approx([3.6, 3.218, 2.2959537], abs=5e-8)
 
 

@@ -147,3 +147,18 @@ def test_larger_mini_batches_bring_uncoupled_paths_together_with_order_one_half(
     assert slope(sizes, [each.uncoupled for each in errors]) == pytest.approx(-0.5, abs=0.05)
     with pytest.raises(ConfigError, match="batches of 0"):
         approximation_error(10, 1, 0)
+
+
+def test_without_noise_the_errors_of_an_approximation_are_that_of_euler_s_steps() -> None:
+    """x' = -2 x(t - l/K) from 4, once by 16 steps for each update and once by one, in a plain loop."""
+
+    def end(steps: int, delay: int) -> float:
+        x = [4.0] * (delay + 1)
+        for _ in range(steps):
+            x.append(x[-1] - 2.0 / steps * x[-1 - delay])
+        return x[-1]
+
+    found = approximation_error(8, 2, 1, sigma=0.0, paths=3)
+    expected = abs(end(8 * 16, 2 * 16) - end(8, 2))
+    assert (found.coupled, found.uncoupled) == pytest.approx((expected, expected), rel=1e-9)
+    assert expected > 0.01
