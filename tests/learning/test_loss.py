@@ -231,6 +231,20 @@ def row_of(
     return torch.cat([values.flatten() for values in arena[1].parameters]), mean
 
 
+def test_a_worker_that_is_recalled_before_its_first_block_brings_nothing() -> None:
+    x, y = data(64)
+    net = model()
+    parameters = list(net.parameters())
+    layout = Layout(parameters, [], 8)
+    arena = ParameterArena(layout, torch.zeros(2 * layout.stride, dtype=torch.uint8))
+    samples = TensorSamples(x, y)
+    work = GradientWork(net, parameters, samples, SampleLoss(functional.cross_entropy, samples))
+    for units in (1, 4):
+        made, brought = work.compute(arena[0], arena[1], np.arange(8), units=units, seed=0, go_on=lambda _: False)
+        assert (made, brought.losses, brought.loss_sum, brought.norm, brought.loss_weight) == (0, 0, 0.0, 0.0, 0.0)
+        assert not any(values.any() for values in arena[1].parameters)
+
+
 class Counting(nn.Module):
     """One value a sample, and how often it, or a copy of it, was asked."""
 

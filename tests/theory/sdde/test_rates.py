@@ -150,7 +150,7 @@ def test_larger_mini_batches_bring_uncoupled_paths_together_with_order_one_half(
 
 
 def test_without_noise_the_errors_of_an_approximation_are_that_of_euler_s_steps() -> None:
-    """x' = -2 x(t - l/K) from 4, once by 16 steps for each update and once by one, in a plain loop."""
+    """Of x' = -2 x(t - l/K) from 4, once by 16 steps for each update and once by one, in a plain loop."""
 
     def end(steps: int, delay: int) -> float:
         x = [4.0] * (delay + 1)
