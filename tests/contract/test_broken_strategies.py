@@ -141,7 +141,7 @@ class Tampers(Strategy):
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
         decisions = Synchronous().decide(ledger)
         if not decisions:
-            ledger.updated_at = ledger.now + 1
+            ledger.updated_at = ledger.now + 1  # type: ignore[misc]
         return decisions
 
 

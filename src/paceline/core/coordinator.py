@@ -1,6 +1,6 @@
 """Events in, instructions out: the ledger follows, then the strategy is asked until it answers nothing."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from paceline.core.codec import whole
@@ -26,8 +26,8 @@ from paceline.core.messages import (
     Within,
     Work,
 )
-from paceline.core.regrouping import move, regroup
 from paceline.core.rules import check_decisions, check_events
+from paceline.core.state import LedgerState
 
 
 class Strategy(Protocol):
@@ -49,11 +49,11 @@ class Coordinator:
 
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
-        self.ledger = Ledger()
-        self._issued = 0
+        self.ledger = LedgerState()
+        self.issued = 0  # tickets
         self._whole = (self.ledger,)
         self._paths: dict[int, _Path] = {}
-        self._regrouping: list[Ledger] = []  # those in which somebody is to move when what it runs has ended
+        self._regrouping: list[LedgerState] = []  # those in which somebody is to move when what it runs has ended
 
     @property
     def version(self) -> int:
@@ -70,7 +70,7 @@ class Coordinator:
                 at, ticket, done = event.at, event.ticket, event.done
                 for touched in self._touch(ticket.worker):
                     touched.now = at
-                    touched._arrive(ticket, done)
+                    touched.arrive(ticket, done)
                 if self._regrouping:
                     self._move_on(ticket.worker)
             else:
@@ -82,8 +82,8 @@ class Coordinator:
             passes += 1
             if passes > 1000 + 4 * len(ledger.workers):
                 raise IllegalDecision(f"{self.strategy} never becomes quiet: asked {passes} times, now {decisions[0]}")
-        if ledger._touched:
-            ledger._quiet()
+        if ledger.touched:
+            ledger.mark_asked()
         return instructions
 
     def _follow(self, event: Event, instructions: list[Instruction]) -> None:
@@ -91,29 +91,29 @@ class Coordinator:
         if isinstance(event, Joined):
             for ledger in self._touch(event.worker):
                 ledger.now = at
-                ledger._join(event.worker)
+                ledger.join(event.worker)
         elif isinstance(event, Left):
             running = self.ledger.running.get(event.worker)
             for ledger in self._touch(event.worker):
                 ledger.now = at
-                ledger._leave(event.worker)
+                ledger.leave(event.worker)
                 if running is not None:
-                    ledger._halt(running)
+                    ledger.halt(running)
             if running is not None:
                 instructions.append(Halt(running))
             if self._regrouping:
                 self._move_on(event.worker)
         else:
-            self.ledger._ring(at)
+            self.ledger.ring(at)
 
     def state(self) -> dict[str, Any]:
         """Everything that the next decisions depend on, as plain values. Between two events only."""
-        return {"issued": self._issued, "ledger": self.ledger.state()}
+        return {"issued": self.issued, "ledger": self.ledger.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._issued = whole(state["issued"])
+        self.issued = whole(state["issued"])
         self.ledger.restore(state["ledger"])
-        self._regrouping = [ledger for ledger in _all_of(self.ledger) if ledger._moving]
+        self._regrouping = [ledger for ledger in self.ledger.walk() if ledger.moving]
 
     def carry_out(self, decisions: Sequence[Decision]) -> list[Instruction]:
         """Carry out a list of decisions, all or none of them."""
@@ -124,8 +124,8 @@ class Coordinator:
     def _carry_out(self, decisions: Sequence[Decision], instructions: list[Instruction]) -> None:
         root = self.ledger
         check_decisions(root, decisions)
-        if root._touched:
-            root._quiet()  # every touched part was just asked; those that answered will be asked again
+        if root.touched:
+            root.mark_asked()  # every touched part was just asked; those that answered will be asked again
         for decision in decisions:
             inner = decision
             while type(inner) is Within:
@@ -134,14 +134,14 @@ class Coordinator:
                 instructions.append(self._start(inner.worker, inner.work))
             elif type(inner) is Step:
                 for ledger in _touch_within(root, decision):  # where it was given out: its worker may have moved since
-                    ledger._step(inner.weights, inner.keep)
+                    ledger.step(inner.weights, inner.keep)
                 instructions.append(inner)
             elif type(inner) is Drop:
                 instructions.append(self._drop(decision, inner))
             elif type(inner) is Recall:
                 ticket = inner.ticket
                 for ledger in self._touch(ticket.worker):
-                    ledger._recalled[ticket] = None
+                    ledger.recall(ticket)
                 instructions.append(inner)
             else:
                 assert isinstance(inner, Remember | WakeAt | Regroup)  # all else was refused
@@ -152,59 +152,57 @@ class Coordinator:
         path = _touch_within(self.ledger, decision)
         if isinstance(inner, Remember | Regroup):
             if isinstance(inner, Remember):
-                path[-1]._memory[inner.name] = inner.value
+                path[-1].remember(inner.name, inner.value)
             else:
                 self._regroup(path[-1], inner)
             instructions.append(decision if isinstance(decision, Within) else inner)
             return
-        if inner.at not in self.ledger._alarms:
+        if inner.at not in self.ledger.alarms:
             instructions.append(inner)
         for ledger in path:
-            ledger._alarms[inner.at] = None
+            ledger.set_alarm(inner.at)
 
     def _start(self, worker: int, work: Work) -> Start:
-        ticket = tuple.__new__(
-            Ticket, (self._issued, worker, self.ledger.round, work)
-        )  # half of the time of Ticket(...)
-        self._issued += 1
+        # half of the time of Ticket(...)
+        ticket = tuple.__new__(Ticket, (self.issued, worker, self.ledger.round, work))
+        self.issued += 1
         for ledger in self._touch(worker):
-            ledger._start(ticket)
+            ledger.start(ticket)
         return Start(ticket)
 
     def _drop(self, decision: Decision, inner: Drop) -> Halt | Drop:
         ticket = inner.ticket
         if self.ledger.running.get(ticket.worker) != ticket:
             for ledger in _touch_within(self.ledger, decision):
-                ledger._drop(ticket)
+                ledger.drop(ticket)
             return inner
         for ledger in self._touch(ticket.worker):
-            ledger._halt(ticket)
+            ledger.halt(ticket)
         if self._regrouping:
             self._move_on(ticket.worker)
         return Halt(ticket)
 
-    def _regroup(self, ledger: Ledger, decision: Regroup) -> None:
-        regroup(ledger, decision.groups)
+    def _regroup(self, ledger: LedgerState, decision: Regroup) -> None:
+        ledger.regroup(decision.groups)
         self._paths.clear()
         self._regrouping = [each for each in self._regrouping if each is not ledger]
-        if ledger._moving:
+        if ledger.moving:
             self._regrouping.append(ledger)
 
     def _move_on(self, worker: int) -> None:
         """What the worker ran has ended: if it was to change its part, it does."""
         for ledger in self._regrouping:
-            if (number := ledger._moving.pop(worker, None)) is not None:
-                move(ledger, worker, number)
+            if ledger.move(worker):
                 self._paths.pop(worker, None)
-        self._regrouping = [ledger for ledger in self._regrouping if ledger._moving]
+        self._regrouping = [ledger for ledger in self._regrouping if ledger.moving]
 
-    def _touch(self, worker: int) -> tuple[Ledger, ...]:
+    def _touch(self, worker: int) -> tuple[LedgerState, ...]:
         """Mark the parts that a worker belongs to; return its ledgers, from the whole to the innermost part."""
         root = self.ledger
-        if not root._parts:
+        if not root.is_split:
             return self._whole
         path = self._paths.get(worker)
-        if path is None or path.ledgers[-1]._parts:  # or the innermost part was split since
+        if path is None or path.ledgers[-1].is_split:  # or the innermost part was split since
             path = self._paths[worker] = _path(root, worker)
         for touched, number in path.marks:
             touched[number] = None
@@ -214,27 +212,21 @@ class Coordinator:
 class _Path(NamedTuple):
     """A worker's ledgers, from the whole to the innermost part, and where to note that something happened to them."""
 
-    ledgers: tuple[Ledger, ...]
+    ledgers: tuple[LedgerState, ...]
     marks: tuple[tuple[dict[int, None], int], ...]
 
 
-def _path(root: Ledger, worker: int) -> _Path:
-    ledgers = root._path(worker)
-    return _Path(ledgers, tuple((ledger._touched, ledger._part_number(worker)) for ledger in ledgers[:-1]))
+def _path(root: LedgerState, worker: int) -> _Path:
+    ledgers = root.path(worker)
+    return _Path(ledgers, tuple((ledger.touched, ledger.part_number(worker)) for ledger in ledgers[:-1]))
 
 
-def _all_of(ledger: Ledger) -> Iterator[Ledger]:
-    yield ledger
-    for part in ledger._parts:
-        yield from _all_of(part)
-
-
-def _touch_within(ledger: Ledger, decision: Decision) -> list[Ledger]:
+def _touch_within(ledger: LedgerState, decision: Decision) -> list[LedgerState]:
     """Mark the parts that a decision was made within; return them, the innermost last."""
     path = [ledger]
     while isinstance(decision, Within):
-        ledger._touched[decision.part] = None
-        ledger = ledger._parts[decision.part]
+        ledger.touched[decision.part] = None
+        ledger = ledger.parts()[decision.part]
         path.append(ledger)
         decision = decision.decision
     return path

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from paceline.core.errors import IllegalDecision, ImpossibleEvent
-from paceline.core.ledger import Ledger
 from paceline.core.messages import (
     Arrived,
     Assign,
@@ -22,16 +21,17 @@ from paceline.core.messages import (
     WakeAt,
     Within,
 )
+from paceline.core.state import LedgerState
 
 
-def check_events(ledger: Ledger, events: Sequence[Event]) -> None:
+def check_events(ledger: LedgerState, events: Sequence[Event]) -> None:
     """Raise ``ImpossibleEvent`` unless all of the events can happen one after the other."""
     now = ledger.now
     if len(events) == 1 and type(event := events[0]) is Arrived:  # by far the most frequent
         if not now <= event.at < math.inf:
             _check_time(event, now)
         ticket = event.ticket
-        if event.done != ticket.work.units or ledger._running.get(ticket.worker) != ticket:
+        if event.done != ticket.work.units or ledger.running.get(ticket.worker) != ticket:
             _check_arrival(ledger, event)
         return
     gone: set[int] = set()  # what the earlier events of this list changed
@@ -65,7 +65,7 @@ def _check_time(event: Event, now: float) -> None:
         raise ImpossibleEvent(f"{event} cannot happen: the time is already {now:g}, and always finite")
 
 
-def _check_arrival(ledger: Ledger, event: Arrived) -> None:
+def _check_arrival(ledger: LedgerState, event: Arrived) -> None:
     ticket, done = event.ticket, event.done
     if ledger.running.get(ticket.worker) != ticket:
         raise ImpossibleEvent(f"{ticket} cannot arrive: worker {ticket.worker} does not run it")
@@ -78,7 +78,7 @@ def _check_arrival(ledger: Ledger, event: Arrived) -> None:
         raise ImpossibleEvent(f"{ticket} cannot arrive with {done} of {units} units: it was not recalled")
 
 
-def check_decisions(ledger: Ledger, decisions: Sequence[Decision]) -> None:
+def check_decisions(ledger: LedgerState, decisions: Sequence[Decision]) -> None:
     """Raise ``IllegalDecision`` unless all of the decisions may be carried out one after the other."""
     check = DecisionCheck()
     for decision in decisions:
@@ -97,16 +97,16 @@ class DecisionCheck:
         # workers that were assigned, tickets that were ended (halted, dropped or settled), and what else was decided
         self._done: set[int | Ticket | tuple[object, ...]] = set()
 
-    def check(self, ledger: Ledger, decision: Decision) -> None:
+    def check(self, ledger: LedgerState, decision: Decision) -> None:
         """Raise ``IllegalDecision`` unless the decision is allowed after those checked before it."""
         while type(decision) is Within:
-            parts = ledger._parts
+            parts = ledger.parts()
             if not 0 <= decision.part < len(parts):
                 raise IllegalDecision(f"no part {decision.part}: this ledger has {len(parts)} parts")
             ledger = parts[decision.part]
             decision = decision.decision
-        if ledger._parts and type(decision) not in _NOT_ABOUT_ONE_PART:
-            raise IllegalDecision(f"{decision} must be made within one of this ledger's {len(ledger._parts)} parts")
+        if ledger.is_split and type(decision) not in _NOT_ABOUT_ONE_PART:
+            raise IllegalDecision(f"{decision} must be made within one of this ledger's {len(ledger.parts())} parts")
         if type(decision) is Assign:
             self._check_assign(ledger, decision)
         elif type(decision) is Step:
@@ -120,7 +120,7 @@ class DecisionCheck:
             ticket = decision.ticket
             if not self._runs(ledger, ticket):
                 raise IllegalDecision(f"cannot recall {ticket}: it does not run")
-            if ticket in ledger._recalled or ("recalled", ticket) in self._done:
+            if ticket in ledger.recalled or ("recalled", ticket) in self._done:
                 raise IllegalDecision(f"cannot recall {ticket}: it was recalled already")
             self._done.add(("recalled", ticket))
         elif type(decision) is WakeAt:
@@ -133,23 +133,23 @@ class DecisionCheck:
         elif type(decision) is not Remember:
             raise IllegalDecision(f"not a decision: {decision!r}")
 
-    def _check_assign(self, ledger: Ledger, decision: Assign) -> None:
+    def _check_assign(self, ledger: LedgerState, decision: Assign) -> None:
         worker = decision.worker
-        if worker not in ledger._workers:
+        if worker not in ledger.workers:
             raise IllegalDecision(f"cannot assign worker {worker}: it is not here")
         if worker in self._done:
             raise IllegalDecision(f"cannot assign worker {worker}: it was just given something else")
-        if worker in ledger._running and (running := ledger._running[worker]) not in self._done:
+        if worker in ledger.running and (running := ledger.running[worker]) not in self._done:
             raise IllegalDecision(f"cannot assign worker {worker}: it still runs {running}")
         if decision.work.units < 1:
             raise IllegalDecision(f"cannot assign worker {worker} {decision.work.units} units: at least 1")
         self._done.add(worker)
 
-    def _check_step(self, ledger: Ledger, decision: Step) -> None:
+    def _check_step(self, ledger: LedgerState, decision: Step) -> None:
         weights = decision.weights
         if not weights:
             raise IllegalDecision("cannot step on no tickets")
-        fresh, ended = ledger._fresh, self._done
+        fresh, ended = ledger.fresh, self._done
         for ticket, weight in weights.items():
             if not fresh.get(ticket) or ticket in ended:
                 self._check_held(ledger, ticket, "step on")
@@ -165,24 +165,24 @@ class DecisionCheck:
         else:
             ended.update(weights)
 
-    def _check_regroup(self, ledger: Ledger, decision: Regroup) -> None:
-        groups, parts = decision.groups, len(ledger._parts)
+    def _check_regroup(self, ledger: LedgerState, decision: Regroup) -> None:
+        groups, parts = decision.groups, len(ledger.parts())
         named = [worker for group in groups for worker in group]
         if not parts or len(groups) < parts:
             raise IllegalDecision(f"cannot regroup {parts} parts into {len(groups)} groups: as many, or more")
         if len({*named}) < len(named):
             raise IllegalDecision(f"cannot regroup by {groups}: a worker is in two groups")
-        if missing := sorted({*ledger._workers}.difference(named)):
+        if missing := sorted({*ledger.workers}.difference(named)):
             raise IllegalDecision(f"cannot regroup by {groups}: no group has worker {missing[0]}, which is here")
         if ("regrouped", id(ledger)) in self._done:
             raise IllegalDecision(f"cannot regroup by {groups}: it was just regrouped by an earlier decision")
         self._done.add(("regrouped", id(ledger)))
 
-    def _check_held(self, ledger: Ledger, ticket: Ticket, action: str) -> None:
+    def _check_held(self, ledger: LedgerState, ticket: Ticket, action: str) -> None:
         if ticket in self._done:
             raise IllegalDecision(f"cannot {action} {ticket}: it was settled by an earlier decision")
         if not (ticket in ledger.fresh or ticket in ledger.late or ticket in ledger.kept):
             raise IllegalDecision(f"cannot {action} {ticket}: it is not at hand")
 
-    def _runs(self, ledger: Ledger, ticket: Ticket) -> bool:
-        return ledger._running.get(ticket.worker) == ticket and ticket not in self._done
+    def _runs(self, ledger: LedgerState, ticket: Ticket) -> bool:
+        return ledger.running.get(ticket.worker) == ticket and ticket not in self._done

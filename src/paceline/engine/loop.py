@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from operator import length_hint
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from paceline.core.agreement import check_coordinator
 from paceline.core.codec import whole
+from paceline.core.consistency import check_coordinator
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import Diverged, IllegalDecision
 from paceline.core.ledger import Ledger

@@ -1,7 +1,7 @@
 """How long workers take, as far as it was seen: for rules that go by measured speeds."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from statistics import median
 from typing import Any
 
@@ -9,7 +9,7 @@ from paceline.core.codec import real, whole
 from paceline.core.messages import Ticket
 
 
-class Pace:
+class Speeds:
     """What each worker took for its last ``window`` pieces of work, from the hand-out to the arrival.
 
     A piece of which only some units came counts as if the others had taken as long each; one without any, or
@@ -43,6 +43,11 @@ class Pace:
         """The median of the last ``window`` pieces, of each worker that did so many."""
         return {worker: median(last) for worker, last in self._last.items() if len(last) == self.window}
 
+    @property
+    def timed(self) -> Set[int]:
+        """The workers that are at work."""
+        return self._began.keys()
+
     def state(self) -> dict[str, Any]:
         return {
             "window": self.window,
@@ -52,10 +57,10 @@ class Pace:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "Pace":
-        pace = cls(whole(state["window"]))
-        pace.news = whole(state["news"])
-        pace._began.update((whole(worker), real(at)) for worker, at in state["began"])
+    def from_state(cls, state: Mapping[str, Any]) -> "Speeds":
+        speeds = cls(whole(state["window"]))
+        speeds.news = whole(state["news"])
+        speeds._began.update((whole(worker), real(at)) for worker, at in state["began"])
         for worker, last in state["last"]:
-            pace._last[whole(worker)] = deque(map(real, last), maxlen=pace.window)
-        return pace
+            speeds._last[whole(worker)] = deque(map(real, last), maxlen=speeds.window)
+        return speeds

@@ -1,0 +1,361 @@
+"""The ledger as the coordinator keeps it: each index follows what happens, one verb for each thing that can happen.
+
+A ticket moves from one index to the next at most once, so that following costs the same with 16 workers as with 10,000.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
+from typing import Any
+
+from paceline.core.codec import plain_ticket, real, ticket_from, whole
+from paceline.core.errors import IllegalDecision
+from paceline.core.messages import Groups, Ticket
+from paceline.core.speeds import Speeds
+
+
+class LedgerState:
+    """A ``Ledger`` that can be written: strategies see the former only. The verbs check nothing; the rules did.
+
+    current     running tickets given out since the last update: the others are ``behind``
+    holding     worker -> how many of the fresh tickets are its own
+    is_split    whether it has parts
+    touched     the numbers of the parts that something happened to since the strategy was asked
+    part_of     worker -> the number of its part; a worker that is not named belongs to the last one
+    moving      worker -> the part that it joins when what it runs has ended
+    speeds      what is measured of the workers, if anything
+    """
+
+    __slots__ = (
+        "_alarms", "_behind", "_current", "_fresh", "_handed_in", "_holding", "_idle", "_kept", "_late", "_memory",
+        "_parts", "_recalled", "_running", "_workers", "alarms", "behind", "current", "fresh", "groups", "handed_in",
+        "holding", "idle", "is_split", "kept", "late", "memory", "moving", "now", "part_of", "recalled", "round",
+        "running", "speeds", "touched", "updated_at", "workers",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._workers: dict[int, None] = {}
+        self._idle: dict[int, None] = {}
+        self._running: dict[int, Ticket] = {}
+        self._current: dict[Ticket, None] = {}
+        self._behind: dict[Ticket, None] = {}
+        self._recalled: dict[Ticket, None] = {}
+        self._fresh: dict[Ticket, int] = {}
+        self._late: dict[Ticket, int] = {}
+        self._handed_in: dict[Ticket, None] = {}
+        self._kept: dict[Ticket, int] = {}
+        self._holding: dict[int, int] = {}
+        self._alarms: dict[float, None] = {}
+        self._memory: dict[str, float] = {}
+
+        self.workers: Set[int] = self._workers.keys()
+        self.idle: Set[int] = self._idle.keys()
+        self.running: Mapping[int, Ticket] = MappingProxyType(self._running)
+        self.current: Set[Ticket] = self._current.keys()
+        self.behind: Set[Ticket] = self._behind.keys()
+        self.recalled: Set[Ticket] = self._recalled.keys()
+        self.fresh: Mapping[Ticket, int] = MappingProxyType(self._fresh)
+        self.late: Mapping[Ticket, int] = MappingProxyType(self._late)
+        self.handed_in: Set[Ticket] = self._handed_in.keys()
+        self.kept: Mapping[Ticket, int] = MappingProxyType(self._kept)
+        self.holding: Mapping[int, int] = MappingProxyType(self._holding)
+        self.alarms: Set[float] = self._alarms.keys()
+        self.memory: Mapping[str, float] = MappingProxyType(self._memory)
+        self.round = 0
+        self.now = 0.0
+        self.updated_at = 0.0
+
+        self.groups: Groups = ()
+        self.is_split = False
+        self.touched: dict[int, None] = {}
+        self.moving: dict[int, int] = {}
+        self.speeds: Speeds | None = None
+        self.part_of: dict[int, int] = {}
+        self._parts: tuple[LedgerState, ...] = ()
+
+    # What a worker and its tickets do.
+
+    def join(self, worker: int) -> None:
+        self._workers[worker] = None
+        if worker not in self._holding:
+            self._idle[worker] = None
+
+    def leave(self, worker: int) -> None:
+        del self._workers[worker]
+        self._idle.pop(worker, None)
+
+    def start(self, ticket: Ticket) -> None:
+        self._idle.pop(ticket.worker, None)
+        self._running[ticket.worker] = ticket
+        self._current[ticket] = None
+
+    def recall(self, ticket: Ticket) -> None:
+        self._recalled[ticket] = None
+
+    def arrive(self, ticket: Ticket, done: int) -> None:
+        worker = ticket.worker
+        del self._running[worker]
+        if self._recalled:
+            self._recalled.pop(ticket, None)
+        if ticket in self._current:
+            del self._current[ticket]
+            self._fresh[ticket] = done
+            self._holding[worker] = self._holding.get(worker, 0) + 1
+        else:
+            del self._behind[ticket]
+            self._late[ticket] = done
+            self._free(worker)
+        self._handed_in[ticket] = None
+
+    def halt(self, ticket: Ticket) -> None:
+        """Forget a ticket that runs."""
+        del self._running[ticket.worker]
+        self._recalled.pop(ticket, None)
+        if ticket in self._current:
+            del self._current[ticket]
+        else:
+            del self._behind[ticket]
+        self._free(ticket.worker)
+
+    def drop(self, ticket: Ticket) -> None:
+        """Forget a ticket that was handed in."""
+        self._handed_in.pop(ticket, None)
+        if ticket in self._fresh:
+            del self._fresh[ticket]
+            self._holding[ticket.worker] -= 1
+            if not self._holding[ticket.worker]:
+                del self._holding[ticket.worker]
+                self._free(ticket.worker)
+        else:
+            self._late.pop(ticket, None)
+            self._kept.pop(ticket, None)
+
+    def _free(self, worker: int) -> None:
+        if worker in self._workers and worker not in self._running and worker not in self._holding:
+            self._idle[worker] = None
+
+    def step(self, weights: Mapping[Ticket, object], keep: Collection[Ticket]) -> None:
+        """Make an update: a new round begins."""
+        fresh, late, kept = self._fresh, self._late, self._kept
+        keep = keep if len(keep) < 2 else frozenset(keep)
+        handed_in = self._handed_in
+        for ticket in weights:
+            handed_in.pop(ticket, None)  # what was kept is not there
+            done = fresh.pop(ticket, None)
+            if done is None:
+                done = late.pop(ticket, None)
+            if done is None:
+                done = kept.pop(ticket)
+            if ticket in keep:
+                kept[ticket] = done
+        if fresh:  # what the step left unused
+            late.update(fresh)
+            fresh.clear()
+        if self._current:
+            self._behind.update(self._current)
+            self._current.clear()
+        running, workers, idle = self._running, self._workers, self._idle
+        for worker in self._holding:
+            if worker not in running and worker in workers:
+                idle[worker] = None
+        self._holding.clear()
+        self.round += 1
+        self.updated_at = self.now
+
+    def remember(self, name: str, value: float) -> None:
+        self._memory[name] = value
+
+    def set_alarm(self, at: float) -> None:
+        self._alarms[at] = None
+
+    def ring(self, at: float) -> None:
+        """Let the alarms up to a time ring, in all parts."""
+        self.now = at
+        for alarm in [alarm for alarm in self._alarms if alarm <= at]:
+            del self._alarms[alarm]
+        for number, part in enumerate(self._parts):
+            self.touched[number] = None
+            part.ring(at)
+
+    def mark_asked(self) -> None:
+        """Note that the strategy was asked about every touched part."""
+        parts = self._parts
+        for number in self.touched:
+            if parts[number].touched:
+                parts[number].mark_asked()
+        self.touched.clear()
+        if self.speeds is not None and self.speeds.news >= len(self._workers):
+            self.speeds.news = 0
+
+    # Parts: a part of a ledger is a ledger.
+
+    def split(self, groups: Groups, *, window: int = 0) -> Sequence[tuple[int, "LedgerState"]]:
+        if groups is not self.groups and groups != self.groups:
+            self._make_parts(groups, window)
+        parts = self._parts
+        return [(number, parts[number]) for number in self.touched]
+
+    @property
+    def seconds(self) -> Mapping[int, float]:
+        speeds = self.speeds
+        return speeds.seconds() if speeds is not None and speeds.news >= len(self._workers) else {}
+
+    def parts(self) -> tuple["LedgerState", ...]:
+        return self._parts
+
+    def part_number(self, worker: int) -> int:
+        """The part that a worker belongs to, whether it is here or not."""
+        return self.part_of.get(worker, len(self._parts) - 1)
+
+    def path(self, worker: int) -> tuple["LedgerState", ...]:
+        """This ledger and every part, from the outermost to the innermost, that the worker belongs to."""
+        ledger = self
+        path = [ledger]
+        while ledger._parts:
+            ledger = ledger._parts[ledger.part_number(worker)]
+            path.append(ledger)
+        return tuple(path)
+
+    def walk(self) -> Iterator["LedgerState"]:
+        """This ledger and all its parts, however deep."""
+        yield self
+        for part in self._parts:
+            yield from part.walk()
+
+    def _new_parts(self, count: int) -> tuple["LedgerState", ...]:
+        return tuple(LedgerState() if self.speeds is None else _TimedPart(self.speeds) for _ in range(count))
+
+    def _make_parts(self, groups: Groups, window: int) -> None:
+        if self._parts:
+            raise IllegalDecision(f"cannot split by {groups}: this ledger is already split by {self.groups}")
+        if self._running or self._fresh or self._late or self._kept:
+            raise IllegalDecision(f"cannot split into {len(groups)} groups: split once, before any work is given out")
+        self.groups = groups
+        self.speeds = Speeds(window) if window else None
+        self._parts = self._new_parts(len(groups))
+        self.is_split = bool(self._parts)
+        self.part_of = {worker: number for number, group in enumerate(groups) for worker in group}
+        for number in sorted({self.part_number(worker) for worker in self._workers}):
+            self.touched[number] = None
+        for worker in self._workers:
+            part = self._parts[self.part_number(worker)]
+            part.now = self.now
+            part.join(worker)
+
+    # From one split to another, ticket by ticket: no ticket ever changes its part. What a worker runs or has handed in
+    # stays in the part that gave it out, and is used there. The worker itself leaves that part when it has nothing
+    # running, and joins its new one at the same instant: to the rules inside, one worker left and one joined.
+
+    def regroup(self, groups: Groups) -> None:
+        """Make the groups the parts of this split ledger. Who runs something moves when that has ended."""
+        was = {worker: self.part_number(worker) for worker in self._workers}
+        self.groups = groups
+        self._parts += self._new_parts(len(groups) - len(self._parts))
+        self.part_of = {worker: number for number, group in enumerate(groups) for worker in group}
+        self.moving.clear()
+        for worker, part in was.items():
+            now = self.part_number(worker)
+            if now == part:
+                continue
+            self.part_of[worker] = part
+            self.moving[worker] = now
+            if worker not in self._running:
+                self.move(worker)
+
+    def move(self, worker: int) -> bool:
+        """Let a worker that runs nothing join the part that it is to move to, if there is one. Returns whether."""
+        number = self.moving.pop(worker, None)
+        if number is None:
+            return False
+        here = worker in self._workers
+        if here:
+            for part in self._touch_inside(worker):
+                part.leave(worker)
+        self.part_of[worker] = number
+        if here:
+            for part in self._touch_inside(worker):
+                part.join(worker)
+        return True
+
+    def _touch_inside(self, worker: int) -> tuple["LedgerState", ...]:
+        """The parts that a worker belongs to, the innermost last, all of which are to be asked."""
+        self.touched[self.part_number(worker)] = None
+        path = self._parts[self.part_number(worker)].path(worker)
+        for part in path:
+            part.now = self.now
+        for part in path[:-1]:
+            part.touched[part.part_number(worker)] = None
+            if (number := part.moving.pop(worker, None)) is not None:
+                part.part_of[worker] = number  # when it comes back
+        return path
+
+    # Between two events the whole ledger can be saved as plain values, and restored.
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **{name: list(getattr(self, name)) for name in ("_workers", "_idle", "_alarms")},
+            **{name: [plain_ticket(each) for each in getattr(self, name)] for name in _TICKETS},
+            **{name: [[plain_ticket(t), done] for t, done in getattr(self, name).items()] for name in _UNITS},
+            "handed_in": [plain_ticket(each) for each in self._handed_in],
+            "_holding": [[worker, count] for worker, count in self._holding.items()],
+            "_memory": [[name, value] for name, value in self._memory.items()],
+            "numbers": [self.round, self.now, self.updated_at],
+            "_groups": [list(group) for group in self.groups],
+            "moving": [[worker, self.part_number(worker), part] for worker, part in self.moving.items()],
+            "pace": None if self.speeds is None else self.speeds.state(),
+            "parts": [part.state() for part in self._parts],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Become the ledger whose state that was. For a new ledger only; the order of every index is kept."""
+        self._workers.update((whole(worker), None) for worker in state["_workers"])
+        self._idle.update((whole(worker), None) for worker in state["_idle"])
+        self._alarms.update((real(at), None) for at in state["_alarms"])
+        for name in _TICKETS:
+            getattr(self, name).update((ticket_from(each), None) for each in state[name])
+        for name in _UNITS:
+            getattr(self, name).update((ticket_from(each), whole(done)) for each, done in state[name])
+        unused = {**self._late, **self._fresh}
+        arrived = [ticket_from(each) for each in state["handed_in"]] if "handed_in" in state else unused
+        if {*arrived} != unused.keys():
+            raise ValueError("what was handed in is neither all that is late nor all that is fresh")
+        self._handed_in.update(dict.fromkeys(arrived))
+        self._running.update((ticket.worker, ticket) for ticket in (*self._behind, *self._current))
+        self._holding.update((whole(worker), whole(count)) for worker, count in state["_holding"])
+        self._memory.update((str(name), value) for name, value in state["_memory"] if isinstance(value, int | float))
+        self.round = whole(state["numbers"][0])
+        self.now, self.updated_at = map(real, state["numbers"][1:])
+        self.groups = tuple(tuple(whole(worker) for worker in group) for group in state["_groups"])
+        self.part_of = {worker: number for number, group in enumerate(self.groups) for worker in group}
+        for worker, now, then in state.get("moving", ()):
+            self.part_of[whole(worker)], self.moving[worker] = whole(now), whole(then)
+        self.speeds = Speeds.from_state(state["pace"]) if state.get("pace") else None
+        self._parts = self._new_parts(len(self.groups))
+        self.is_split = bool(self._parts)
+        for part, each in zip(self._parts, state["parts"], strict=True):
+            part.restore(each)
+
+
+class _TimedPart(LedgerState):
+    """A part whose workers are timed: a class of its own, so that all others need not even ask whether they are."""
+
+    __slots__ = ("_timing",)
+
+    def __init__(self, timing: Speeds) -> None:
+        super().__init__()
+        self._timing = timing
+
+    def start(self, ticket: Ticket) -> None:
+        super().start(ticket)
+        self._timing.begin(ticket.worker, self.now)
+
+    def arrive(self, ticket: Ticket, done: int) -> None:
+        super().arrive(ticket, done)
+        self._timing.end(ticket, self.now, done)
+
+    def halt(self, ticket: Ticket) -> None:
+        super().halt(ticket)
+        self._timing.cut(ticket.worker)
+
+
+_TICKETS = ("_current", "_behind", "_recalled")
+_UNITS = ("_fresh", "_late", "_kept")
