@@ -37,6 +37,25 @@ def test_a_sum_is_added_in_place_and_elsewhere_with_the_same_bits(rows: Sequence
         torch.testing.assert_close(here.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_sums_of_a_model_of_several_types_of_numbers() -> None:
+    """Those of half precision are summed in floats, whatever comes after them."""
+    generator = torch.Generator().manual_seed(1)
+    types = (torch.float16, torch.float32, torch.bfloat16, torch.float64)
+    matrices = [torch.randn(6, 17, generator=generator).to(each) for each in types]
+    parts = ((0, 1 / 3), (1, 0.25), (4, -1.5))
+    before = [torch.randn(17, generator=generator).to(each) for each in types]
+    added, written = ([torch.full_like(each, 7.0) for each in before] for _ in range(2))
+    SlotSums(matrices).add(parts, before, added)
+    SlotSums(matrices).write(parts, written)
+    for matrix, vector, more, alone in zip(matrices, before, added, written, strict=True):
+        expected = torch.zeros(17, dtype=torch.float64)
+        for row, factor in parts:
+            expected += factor * matrix[row].double()
+        close = max(1e-6, 2 * torch.finfo(matrix.dtype).eps)
+        torch.testing.assert_close(alone.double(), expected, rtol=close, atol=close)
+        torch.testing.assert_close(more.double(), vector.double() + expected, rtol=close, atol=close)
+
+
 class Timing:
     """Who is slow, as an update finds it: the same tickets in the same order, handed in early or late."""
 

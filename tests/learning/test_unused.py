@@ -16,7 +16,7 @@ import paceline as pl
 from paceline.core.messages import Ticket
 from paceline.data.partition import Indices
 from paceline.fleets.base import Fleet
-from paceline.learning.plain_sgd import plain_sgd
+from paceline.learning.plain_sgd import plain_rate, plain_sgd
 from paceline.learning.workload import workload_of
 from support.noted import Noted, steps_of
 
@@ -212,3 +212,19 @@ def test_the_quicker_step_of_sgd_leaves_out_what_torch_leaves_out() -> None:
             backward(model, range(begin, begin + 4))  # type: ignore[arg-type]
             step()
     assert all(torch.equal(*pair) for pair in zip(*(model.parameters() for model in models), strict=True))
+
+
+def test_a_rate_is_told_of_nothing_but_steps_of_w_minus_rate_times_gradient() -> None:
+    layers = [nn.Linear(3, 2), nn.Linear(2, 1)]
+    parameters = [each for layer in layers for each in layer.parameters()]
+    groups = [{"params": list(layer.parameters())} for layer in layers]
+    for optimizer, rate in (
+        (SGD(parameters, lr=0.3), 0.3),
+        (SGD(groups, lr=0.3), None),
+        (SGD(parameters[:2], lr=0.3), None),
+        (SGD(parameters, lr=0.3, momentum=0.9), None),
+        (SGD(parameters, lr=0.3, weight_decay=0.1), None),
+        (SGD(parameters, lr=0.3, maximize=True), None),
+        (Adam(parameters, lr=0.3), None),
+    ):
+        assert plain_rate(optimizer, parameters)() == rate

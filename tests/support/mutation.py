@@ -49,7 +49,7 @@ SLIPS = (  # of all that Cosmic Ray offers, what one could have written by mista
     "ReplaceContinueWithBreak", "NumberReplacer", "ZeroIterationForLoop",
 )  # fmt: skip
 
-# The tests of a module, those of its package unless it has its own; those that notice most come first.
+# The tests of a module: its own, or those of the package around it; those that notice most come first.
 _DECIDE = ("core/test_strategies_decide.py",)
 _MODELS = ("strategies/test_ec_dnn_by_hand.py", "learning/test_averaging.py", "strategies/test_ec_dnn.py")
 TESTS: dict[str, Sequence[str]] = {
@@ -68,28 +68,21 @@ TESTS: dict[str, Sequence[str]] = {
     "strategies/ensemble_compression": ("core/test_handing_in.py",),
     "strategies/model_averaging": ("core/test_handing_in.py",),
     "strategies/handing_in": ("core/test_handing_in.py",),
-    "theory": ("theory",),  # or tests/theory/test_MODULE.py
-    "theory/recursion": ("theory/test_sdde.py", "theory/test_rates.py"),
-    "theory/roots": ("theory/test_variance.py", "theory/test_rates.py"),
-    "theory/group_bound": ("reproductions/test_reproduce_group_sgd.py", "theory/test_rates.py"),
-    "theory/grid_delays": ("theory/test_sdde.py", "theory/test_moments.py"),
-    "theory/histogram": ("theory/test_stability.py", "theory/test_moments.py"),
-    "theory/integral": ("theory/test_order_statistics.py",),
-    "theory/approximation": ("theory/test_rates.py",),
-    "theory/clocks": ("theory/test_runtime.py", "theory/test_runtime_staleness.py"),
-    "theory/renewal": ("theory/test_runtime.py", "theory/test_runtime_staleness.py"),
-    "theory/record": ("theory/test_sdde.py",),
-    "theory/simulated": ("theory/test_runtime.py", "theory/test_runtime_staleness.py"),
-    "theory/estimate": ("theory/test_runtime.py", "theory/test_runtime_staleness.py"),
+    "theory": ("theory",),
+    "theory/runtime": ("theory/runtime",),
+    "theory/runtime/order_statistics": ("theory/runtime/test_order_statistics.py",),
+    "theory/estimate": ("theory/runtime",),
+    "theory/stability": ("theory/stability/test_stability.py", "theory/sdde/test_moments.py"),
+    "theory/stability/net_weights": ("theory/stability/test_net_weights.py",),
+    "theory/stability/schedules": ("theory/stability/test_schedules.py",),
+    "theory/sdde": ("theory/sdde",),
+    "theory/group_bound": ("reproductions/test_reproduce_group_sgd.py", "theory/sdde/test_rates.py"),
     "pruning": ("pruning/test_samplers.py",),
     "pruning/shards": ("pruning/test_train_pruned.py",),
-    "pruning/saved": ("pruning/test_train_pruned.py",),
-    "pruning/passes": ("pruning/test_train_pruned.py",),
     "pruning/record": ("pruning/test_train_pruned.py", "reports/test_pruning_section.py"),
-    "pruning/plan": ("pruning/test_plan.py", "pruning/test_samplers.py"),
+    "pruning/schedule": ("pruning/test_plan.py", "pruning/test_samplers.py"),
     "pruning/rules": ("pruning/test_memory.py", "pruning/test_samplers.py"),
-    "pruning/memory": ("pruning/test_memory.py", "pruning/test_samplers.py"),
-    "pruning/selection": ("pruning/test_memory.py", "pruning/test_samplers.py"),
+    "pruning/memory": ("pruning/test_memory.py", "pruning/test_samplers.py", "pruning/test_train_pruned.py"),
     "learning": ("test_train.py", *_MODELS),
     "learning/arena/arena": ("learning/test_rows.py", "learning/test_loss.py"),
     "learning/arena/blobs": ("fleets/test_ray_letters.py",),
@@ -179,10 +172,7 @@ class Trial:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans of a trial become children of this process, and are ended
 
     def tests(self, module: str) -> Sequence[str]:
-        own = f"theory/test_{Path(module).name}.py"
-        if module.startswith("theory/") and (self.copy / "tests" / own).exists():
-            return (own,)
-        return TESTS.get(module, TESTS[module.split("/", maxsplit=1)[0]])
+        return next(TESTS[str(place)] for place in (Path(module), *Path(module).parents) if str(place) in TESTS)
 
     def outcome(self, mutant: Mutant) -> dict[str, str]:
         """``killed``, ``survived`` or ``timed out``, the lines that are others, and the test that failed first."""
@@ -255,6 +245,13 @@ class Trial:
             os._exit(code)
 
 
+def _missing() -> Iterator[str]:
+    """Modules and files of ``TESTS`` that were moved since."""
+    source, tests = ROOT / "src" / "paceline", ROOT / "tests"
+    yield from (module for module in TESTS if not ((source / module).is_dir() or (source / f"{module}.py").is_file()))
+    yield from sorted({file for files in TESTS.values() for file in files if not (tests / file).exists()})
+
+
 def summary(found: Sequence[dict[str, object]], populations: dict[str, int]) -> dict[str, object]:
     packages: dict[str, object] = {}
     for package, population in populations.items():
@@ -284,6 +281,8 @@ def main() -> None:
         "--limit", type=float, help="seconds for the tests of one; otherwise thrice what they take without a mutant"
     )
     asked = parser.parse_args()
+    if missing := [*_missing()]:
+        parser.error(f"TESTS names what is not there: {', '.join(missing)}")
     os.environ.update(OMP_NUM_THREADS="1")
     done: dict[str, dict[str, object]] = {}
     if asked.log.exists():
