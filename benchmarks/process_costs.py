@@ -2,9 +2,9 @@
 
     python benchmarks/process_costs.py [--save] [--rounds N]
 
-start-up      seconds from the call of ``train`` to the first step, four workers: with torch loaded in the nursery by an
-              earlier run, and (in an interpreter of its own that has imported torch) without; beside it what importing
-              torch takes, which the process that starts the workers has to do as well
+start-up      seconds from the call of ``train`` to the first step, four workers: with torch loaded in the fork server
+              by an earlier run, and (in an interpreter of its own that has imported torch) without; beside it what
+              importing torch takes, which the process that starts the workers has to do as well
 recall        how long a recalled worker took to hand in, in terms of a block, and the longest
 death         milliseconds from kill -9 to ``Left``
 memory        shared memory in terms of the weights, after a run of a model of 10 M, four workers
@@ -94,16 +94,16 @@ def deaths() -> list[float]:
     """Milliseconds; each worker dies four times, for after five without work in between there is no replacement."""
     chosen = CASES["logistic regression"]
     workload = workload_of(pl.Task(chosen.make(), cross_entropy, chosen.data()), [], chosen.batch)
-    crew, _ = pl.ProcessFleet(2).launch(workload, seed=0)
+    group, _ = pl.ProcessFleet(2).launch(workload, seed=0)
     noticed = []
-    with closing(crew):
-        crew.wait()
+    with closing(group):
+        group.wait()
         for number in range(8):
             began = time.monotonic()
-            os.kill(crew.pids[number % 2], signal.SIGKILL)
-            crew.wait()
+            os.kill(group.pids[number % 2], signal.SIGKILL)
+            group.wait()
             noticed.append(1000 * (time.monotonic() - began))
-            crew.wait()
+            group.wait()
     return noticed
 
 

@@ -142,8 +142,8 @@ def speeds(address: str, rounds: int) -> dict[str, dict[str, float]]:
     table: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         fleets = {
-            "near": stack.enter_context(pl.RayFleet(WORKERS, address=address).standing()),
-            "far": stack.enter_context(pl.RayFleet(WORKERS, address=address, share_memory=False).standing()),
+            "near": stack.enter_context(pl.RayFleet(WORKERS, address=address).persistent()),
+            "far": stack.enter_context(pl.RayFleet(WORKERS, address=address, share_memory=False).persistent()),
         }
         for name, case in CASES.items():
             with closing(Pattern(case)) as pattern:
@@ -172,7 +172,7 @@ def alternatives(case: Case, steps: int, pattern: Pattern, fleets: dict[str, Any
 def over_pure(address: str, rounds: int) -> dict[str, float]:
     """The time of four workers that share the server's memory, over that of four that only compute."""
     found: dict[str, float] = {}
-    with pl.RayFleet(NODE_OF, {"CPU": 0.5}, address=address).standing() as fleet:
+    with pl.RayFleet(NODE_OF, {"CPU": 0.5}, address=address).persistent() as fleet:
         for name, case in CASES.items():
             team = Team(pure, case, NODE_OF)
             try:
@@ -186,14 +186,14 @@ def over_pure(address: str, rounds: int) -> dict[str, float]:
 def milliseconds_to_notice(address: str, near: bool) -> float:
     """From kill -9 of a worker that has nothing to do to the event."""
     fleet = pl.RayFleet(WORKERS, address=address, share_memory=near)
-    crew, _ = fleet.launch(workload_of(trivial(), [], 8), seed=0)
+    group, _ = fleet.launch(workload_of(trivial(), [], 8), seed=0)
     noticed = []
-    with closing(crew):
-        crew.wait()
+    with closing(group):
+        group.wait()
         for worker in range(WORKERS):
             began = time.perf_counter()
-            os.kill(crew.pids[worker], signal.SIGKILL)
-            crew.wait()
+            os.kill(group.pids[worker], signal.SIGKILL)
+            group.wait()
             noticed.append(time.perf_counter() - began)
     return round(median(noticed) * 1e3, 1)
 
@@ -210,7 +210,7 @@ def driver_milliseconds(address: str, near: bool) -> dict[str, dict[str, float]]
     found: dict[str, dict[str, float]] = {}
     for workers in (2, 8, 32):
         fleet = pl.RayFleet(workers, {"CPU": 0.1}, address=address, share_memory=near)
-        with fleet.standing() as standing:
+        with fleet.persistent() as standing:
             spend(trivial(), standing, 10 * workers)
             found.setdefault("trivial", {})[f"{workers} workers"] = spend(trivial(), standing, 600)
             for name, case in CASES.items() if workers == WORKERS else ():

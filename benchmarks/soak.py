@@ -44,9 +44,9 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline.core.messages import Arrived, Drop, Halt, Joined, Left, Start, Step, Ticket
-from paceline.fleets.processes.fork_server import NURSERY
+from paceline.fleets.processes.fork_server import FORK_SERVER
 from paceline.storage import saved_models
-from paceline.trace.format import NonFinite
+from paceline.trace.record import Spoiled
 
 TESTS = Path(__file__).parents[1] / "tests"
 WORKERS, LR, BATCH_SIZE, NOT_FINITE = 4, 0.05, 8, 7  # the last: which sample
@@ -130,7 +130,7 @@ class Tormented:
     nodes: Any = None
     ended: threading.Event = field(default_factory=threading.Event)
     node_wanted: threading.Event = field(default_factory=threading.Event)
-    crew: Any = None
+    group: Any = None
 
     def __repr__(self) -> str:
         return repr(self.fleet)
@@ -145,39 +145,39 @@ class Tormented:
     def hire_trainers(self, bench: Any) -> Any:
         return self._struck(self.fleet.hire_trainers(bench))
 
-    def _struck(self, hired: Any) -> Any:
-        self.crew = hired[0]
-        threading.Thread(target=self._strike, args=(hired[0],), daemon=True).start()
-        return hired
+    def _struck(self, launched: Any) -> Any:
+        self.group = launched[0]
+        threading.Thread(target=self._strike, args=(launched[0],), daemon=True).start()
+        return launched
 
-    def _strike(self, crew: Any) -> None:
+    def _strike(self, group: Any) -> None:
         on_ray = self.nodes is not None
         weights = {**FROM_OUTSIDE, **FROM_INSIDE, **(OF_RAY if on_ray else OF_PROCESSES)}
         if on_ray:  # to start an actor takes seconds
             weights["pause"] = 60
-        while len(crew.present) < self.workers:
+        while len(group.ready) < self.workers:
             time.sleep(0.05)
         while len(lines(self.done)) < self.faults:
             time.sleep(self.random.expovariate(1 / 0.1))
             (kind,) = self.random.choices([*weights], [*weights.values()])
-            if self._strike_once(crew, kind):
+            if self._strike_once(group, kind):
                 with self.done.open("a") as file:
                     file.write(f"{kind}\n")
-        while len(crew.present) < self.workers or self._is_suffering(crew):
+        while len(group.ready) < self.workers or self._is_suffering(group):
             time.sleep(0.1)  # time for the last ones to be missed and replaced
         time.sleep(1.0)  # and for the run to hear of it
         self.ended.set()
 
-    def _strike_once(self, crew: Any, kind: str) -> bool:
+    def _strike_once(self, group: Any, kind: str) -> bool:
         """Whoever has ended twice in a row without handing anything in is left in peace: the fifth time is the last."""
-        fruitless = {member.number: member.fruitless for member in crew._roster}
+        failures = {worker.number: worker.failures for worker in group.supervisor}
         if kind in OF_PROCESSES or kind in OF_RAY:
-            if max(fruitless.values()) >= 2 or len(crew.present) < self.workers:
+            if max(failures.values()) >= 2 or len(group.ready) < self.workers:
                 return False
-            return self._strike_all(crew, kind)
-        everybody, present = crew.pids, crew.present
+            return self._strike_all(group, kind)
+        everybody, present = group.pids, group.ready
         starting_too = self.random.random() < 0.1 and kind in FROM_OUTSIDE
-        chosen = [w for w in everybody if (starting_too or w in present) and fruitless[w] < 2]
+        chosen = [w for w in everybody if (starting_too or w in present) and failures[w] < 2]
         if not chosen or (len(present) < 2 and kind in LETHAL):
             return False
         pid = everybody[self.random.choice(chosen)]
@@ -191,7 +191,7 @@ class Tormented:
             return True
         return False
 
-    def _strike_all(self, crew: Any, kind: str) -> bool:
+    def _strike_all(self, group: Any, kind: str) -> bool:
         """Those that workers depend on. The next strike comes when everybody is back."""
         if kind == "raylet killed":
             node = self.random.choice([n for n in self.nodes.cluster.list_all_nodes() if not n.head])
@@ -202,11 +202,11 @@ class Tormented:
             self.nodes.remove(node)
         else:
             stopped = kind == "fork server stopped"
-            os.kill(NURSERY.pid, signal.SIGSTOP if stopped else signal.SIGKILL)
+            os.kill(FORK_SERVER.pid, signal.SIGSTOP if stopped else signal.SIGKILL)
             if stopped:  # somebody has to need it
-                os.kill(self.random.choice([*crew.pids.values()]), signal.SIGKILL)
+                os.kill(self.random.choice([*group.pids.values()]), signal.SIGKILL)
         time.sleep(0.5)
-        while len(crew.present) < self.workers:
+        while len(group.ready) < self.workers:
             time.sleep(0.1)
         return True
 
@@ -224,9 +224,9 @@ class Tormented:
             time.sleep(0.01)
         return True
 
-    def _is_suffering(self, crew: Any) -> bool:
-        return any(is_stopped(pid) for pid in crew.pids.values()) or any(
-            member.ticket is not None and crew._listened - member.heard > 1.0 for member in crew._roster
+    def _is_suffering(self, group: Any) -> bool:
+        return any(is_stopped(pid) for pid in group.pids.values()) or any(
+            worker.ticket is not None and group.waited - worker.heard_at > 1.0 for worker in group.supervisor
         )
 
 
@@ -270,7 +270,7 @@ def run_case(name: str, on_ray: bool, faults: int, seed: int, place: Path) -> No
             if tormented.node_wanted.is_set():  # Ray starts nodes in the main thread only
                 tormented.nodes.add(2)
                 tormented.node_wanted.clear()
-            everybody = tormented.ended.is_set() and len(tormented.crew._told_of) == WORKERS
+            everybody = tormented.ended.is_set() and len(tormented.group.joined) == WORKERS
             return {"loss": 0.0, "accuracy": float(everybody)}
 
         def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -315,8 +315,7 @@ def examine(run: pl.Run) -> dict[str, Any]:
     assert facts["Step"] >= run.history[-1].updates
     return {
         "seconds": round(run.history[-1].seconds, 1), "updates": run.history[-1].updates, "tickets": facts["Start"],
-        "halted": facts["Halt"], "dropped": facts["Drop"], "left": facts["Left"],
-        "not finite": facts[NonFinite.__name__],
+        "halted": facts["Halt"], "dropped": facts["Drop"], "left": facts["Left"], "not finite": facts[Spoiled.__name__],
     }  # fmt: skip
 
 
@@ -384,7 +383,7 @@ def main() -> None:
     for number, (name, on_ray, share) in enumerate(cases):
         if not share:
             continue
-        called = f"{name}, Ray ({'near' if ON_RAY[name] else 'far'})" if on_ray else name
+        called = f"{name}, Ray ({'local' if ON_RAY[name] else 'remote'})" if on_ray else name
         results[called] = drive(name, on_ray, share, options.seed, options.place / str(number))
         total.update(results[called]["faults"])
         print(called, results[called], flush=True)

@@ -55,8 +55,8 @@ def main() -> None:
 
 def kill_a_worker() -> None:
     """What a machine that runs out of memory does: end some process, without a word."""
-    (nursery,) = psutil.Process().children()
-    nursery.children()[0].kill()
+    (fork_server,) = psutil.Process().children()
+    fork_server.children()[0].kill()
 
 
 def train(strategy: pl.Strategy, fleet: pl.ProcessFleet) -> pl.Run:

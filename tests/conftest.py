@@ -24,7 +24,7 @@ from xdist.workermanage import WorkerController
 OF_THIS_RUN = "PACELINE_TEST_RUN"  # in the environment of every process that the tests start
 ON_RAY = re.compile(r"(?<![^\W_])ray(?![^\W_])")
 LONG = re.compile(r"test_(reproduce|runtime).*\.py")
-MOST_ON_RAY = "tests/fleets/test_ray.py::"  # as long as all others
+MOST_ON_RAY = "tests/fleets/ray/test_ray.py::"  # as long as all others
 
 settings.register_profile(
     "paceline",

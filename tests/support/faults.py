@@ -130,20 +130,20 @@ def die_before_the_answer() -> None:
     """When everything is computed, and nobody knows."""
     from paceline.fleets.ray import actor
 
-    setattr(actor, "cut", lambda row, pieces: die())  # noqa: B010 - it is no name of that module's own
+    setattr(actor, "split", lambda row, chunks: die())  # noqa: B010 - it is no name of that module's own
 
 
 def die_around_the_answer() -> None:
     """About when the answer is on its way: whether it comes is not known."""
     from paceline.fleets.ray import actor
 
-    cut = getattr(actor, "cut")  # noqa: B009
+    split = getattr(actor, "split")  # noqa: B009
 
-    def last(row: Any, pieces: int) -> Any:
+    def last(row: Any, chunks: int) -> Any:
         threading.Timer(0.001, die).start()
-        return cut(row, pieces)
+        return split(row, chunks)
 
-    setattr(actor, "cut", last)  # noqa: B010
+    setattr(actor, "split", last)  # noqa: B010
 
 
 def kill_the_fork_server() -> None:

@@ -23,8 +23,7 @@ from paceline.learning.workload import workload_of
 from paceline.randomness import stream
 from paceline.storage.run_directory import RunDirectory, place_of
 from paceline.strategies.asynchronous import Asynchronous
-from paceline.trace.reading import Trace
-from paceline.trace.writing import TraceWriter
+from paceline.trace.record import Trace, TraceWriter
 
 UNMOVED = Recipe(lambda parameters: torch.optim.SGD(parameters, lr=0.0), None, None)
 

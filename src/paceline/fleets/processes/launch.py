@@ -9,15 +9,15 @@ from typing import Protocol, TypeVar
 
 from paceline.core.errors import ConfigError
 from paceline.delays import Delay
-from paceline.fleets.processes.channel import IN_ORDER, SPIN, Shape
-from paceline.fleets.processes.fork_server import NURSERY
+from paceline.fleets.processes.channel import IN_ORDER, SPIN, ChannelLayout
+from paceline.fleets.processes.fork_server import FORK_SERVER
 from paceline.fleets.processes.group import ProcessWorkers, Rows
-from paceline.fleets.processes.memory import SharedMemory
+from paceline.fleets.processes.memory import SharedMemory, SharedRegions
 from paceline.fleets.processes.payload import GradientPayload, TrainingPayload, WorkerPayload
 from paceline.fleets.processes.serialization import pack
-from paceline.fleets.processes.supervisor import Forked, Memories, Starter, Supervisor
+from paceline.fleets.processes.supervisor import ForkLauncher, ProcessLauncher, Supervisor
 from paceline.fleets.processes.timeouts import SilenceTimeout
-from paceline.fleets.processes.worker import Instructions
+from paceline.fleets.processes.worker import WorkerConfig
 from paceline.fleets.real import open_files_for
 from paceline.learning.arena.arena import Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
@@ -40,13 +40,13 @@ FILES_EACH, FILES, FILES_OF_RAY = 4, 32, 160
 class SharedContext:
     """Where the workers of a run work, as far as it is the server's."""
 
-    memories: Memories
+    regions: SharedRegions
     arena: ParameterArena
     workload: Workload
-    post: int  # where workers tell what they have done
+    results: int  # the writing end of the pipe on which workers tell what they have done
 
 
-MakeStarter = Callable[[SharedContext], Starter]
+MakeLauncher = Callable[[SharedContext], ProcessLauncher]
 
 
 class RealFleet(Protocol):
@@ -72,7 +72,7 @@ class RealFleet(Protocol):
 
 
 def launch(
-    fleet: RealFleet, workload: Workload, seed: int, starter: MakeStarter | None = None
+    fleet: RealFleet, workload: Workload, seed: int, make_launcher: MakeLauncher | None = None
 ) -> tuple[ProcessWorkers, SharedGradients]:
     """Start the workers of a workload. They get ready while the server does, and the run begins when all are."""
     payload = GradientPayload(workload.state.model, workload.samples, workload.loss, hung_on(workload.state.parameters))
@@ -82,15 +82,17 @@ def launch(
         return SharedGradients(workload.state, arena, fleet.workers)
 
     needed = rows.slots_needed(fleet.workers)
-    return _hire(fleet, workload, seed, payload=payload, arena=needed, contributions=contributions, starter=starter)
+    return _hire(
+        fleet, workload, seed, payload=payload, arena=needed, contributions=contributions, make_launcher=make_launcher
+    )
 
 
 def hire_trainers(
-    fleet: RealFleet, bench: Bench, starter: MakeStarter | None = None
+    fleet: RealFleet, bench: Bench, make_launcher: MakeLauncher | None = None
 ) -> tuple[ProcessWorkers, SharedModels]:
     """The same for workers that train models of their own."""
-    if starter is None:
-        NURSERY.load_optimizers()
+    if make_launcher is None:
+        FORK_SERVER.load_optimizers()
     workload = bench.workload
     hung = hung_on(workload.state.parameters)
     payload = TrainingPayload(
@@ -102,23 +104,29 @@ def hire_trainers(
 
     needed = piece_rows.slots_needed(fleet.workers)
     return _hire(
-        fleet, workload, bench.seed, payload=payload, arena=needed, contributions=contributions, starter=starter
+        fleet,
+        workload,
+        bench.seed,
+        payload=payload,
+        arena=needed,
+        contributions=contributions,
+        make_launcher=make_launcher,
     )
 
 
 def _hire(
     fleet: RealFleet, workload: Workload, seed: int, *, payload: WorkerPayload, arena: int,
-    contributions: Callable[[ParameterArena, Blobs], Handed], starter: MakeStarter | None,
+    contributions: Callable[[ParameterArena, Blobs], Handed], make_launcher: MakeLauncher | None,
 ) -> tuple[ProcessWorkers, Handed]:  # fmt: skip
     state = workload.state
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
         raise ConfigError(f"worker processes train on the CPU, and the model is on {', '.join(elsewhere)}")
     with ExitStack() as undo:
-        undo.enter_context(open_files_for(fleet.workers, FILES_EACH, FILES if starter is None else FILES_OF_RAY))
-        if starter is None:
-            NURSERY.wake()
+        undo.enter_context(open_files_for(fleet.workers, FILES_EACH, FILES if make_launcher is None else FILES_OF_RAY))
+        if make_launcher is None:
+            FORK_SERVER.start()
         layout = Layout(state.parameters, state.buffers, workload.batch_size)
-        shape = Shape(fleet.workers, workload.batch_size)
+        channels = ChannelLayout(fleet.workers, workload.batch_size)
         blobs = Blobs()
         undo.callback(blobs.close)
 
@@ -126,33 +134,35 @@ def _hire(
             undo.callback(os.close, memory.descriptor)
             return memory
 
-        memories = Memories(
-            mailboxes=kept(SharedMemory(shape.bytes)),
+        regions = SharedRegions(
+            channels=kept(SharedMemory(channels.bytes)),
             arena=kept(SharedMemory(arena * layout.stride)),
-            instructions=kept(pack(_instructions(fleet, shape, layout), ())),
+            config=kept(pack(_config(fleet, channels, layout), ())),
             payload=kept(pack(payload, state.parameters)),
             blobs=os.dup(blobs.descriptor),
         )
-        undo.callback(os.close, memories.blobs)
-        shared = ParameterArena(layout, memories.arena.tensor())
-        post, theirs = os.pipe()
-        for end in (post, theirs):
+        undo.callback(os.close, regions.blobs)
+        shared = ParameterArena(layout, regions.arena.tensor())
+        results, theirs = os.pipe()
+        for end in (results, theirs):
             undo.callback(os.close, end)
-        started_by = Forked() if starter is None else starter(SharedContext(memories, shared, workload, theirs))
-        undo.callback(started_by.close)
-        roster = Supervisor(shape, fleet.deadline, memories, theirs, started_by)
-        undo.callback(roster.close_mailboxes)
+        context = SharedContext(regions, shared, workload, theirs)
+        launcher = ForkLauncher() if make_launcher is None else make_launcher(context)
+        undo.callback(launcher.close)
+        supervisor = Supervisor(channels, fleet.deadline, regions, theirs, launcher)
+        undo.callback(supervisor.close_channels)
         handed_in = contributions(shared, blobs)
         undo.callback(handed_in.detach)
-        crew = ProcessWorkers(
-            roster, handed_in, post, seed, minimum=fleet.min_workers, replace=fleet.replace, delays=_delays(fleet, seed)
-        )
+        group = ProcessWorkers(
+            supervisor, handed_in, results, seed,
+            minimum=fleet.min_workers, replace=fleet.replace, delays=_delays(fleet, seed),
+        )  # fmt: skip
         undo.pop_all()
         with ExitStack() as closing, open_files_for(fleet.workers, 1, 0):
-            closing.callback(crew.close)
-            crew.gather()
+            closing.callback(group.close)
+            group.start_all()
             closing.pop_all()
-    return crew, handed_in
+    return group, handed_in
 
 
 def _delays(fleet: RealFleet, seed: int) -> dict[int, Iterator[float]]:
@@ -163,11 +173,11 @@ def _delays(fleet: RealFleet, seed: int) -> dict[int, Iterator[float]]:
     }
 
 
-def _instructions(fleet: RealFleet, shape: Shape, layout: Layout) -> Instructions:
+def _config(fleet: RealFleet, channels: ChannelLayout, layout: Layout) -> WorkerConfig:
     cores = len(os.sched_getaffinity(0))
     numbers = {worker: slow for worker, slow in fleet.slow.items() if isinstance(slow, int | float)}
-    return Instructions(
-        mailboxes=shape, layout=layout, path=list(sys.path), directory=os.getcwd(),
+    return WorkerConfig(
+        channels=channels, layout=layout, path=list(sys.path), directory=os.getcwd(),
         threads=fleet.threads or max(1, cores // fleet.workers),
         # where workers wait for a core, nobody must keep one busy
         spin=SPIN if IN_ORDER and fleet.workers <= cores else 0.0,

@@ -1,96 +1,77 @@
-"""The worker processes of one run: who is here, who is starting, who is lost, and why."""
+"""Starts, replaces and ends the worker processes of one run, and knows the state of each."""
 
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.messages import Ticket
-from paceline.fleets.processes.channel import Channel, Order, Shape
-from paceline.fleets.processes.fork_server import NURSERY
-from paceline.fleets.processes.memory import SharedMemory
+from paceline.fleets.processes.channel import Channel, ChannelLayout, Order
+from paceline.fleets.processes.fork_server import FORK_SERVER
+from paceline.fleets.processes.memory import SharedRegions
 from paceline.fleets.processes.timeouts import DurationHistory, SilenceTimeout
 from paceline.learning.arena.arena import Brought
 
-ATTEMPTS = 5  # so many times in a row a worker may end without handing anything in; then it is not replaced any more
-PATIENCE = 0.5  # seconds that workers have to quit by themselves when the run is over
+MAX_FAILURES = 5  # a worker that ends this often in a row without handing anything in is not replaced any more
+QUIT_WITHIN = 0.5  # seconds that workers have to quit by themselves when the run is over
 
 
-@dataclass(frozen=True)
-class Memories:
-    """All that the server shares with its workers."""
+class WorkerProcess(Protocol):
+    """The process of a worker, on this machine or another.
 
-    mailboxes: SharedMemory
-    arena: SharedMemory
-    instructions: SharedMemory
-    payload: SharedMemory
-    blobs: int  # the descriptor
-
-    @property
-    def descriptors(self) -> list[int]:
-        """In the order in which a worker expects them."""
-        memories = (self.mailboxes, self.arena, self.instructions, self.payload)
-        return [*(each.descriptor for each in memories), self.blobs]
-
-    def close(self) -> None:
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-
-
-class Process(Protocol):
-    """What a worker runs in, wherever that is.
-
-    Its ``sentinel`` becomes readable when it has ended; or before that when there is another one to be watched.
+    ``sentinel`` is a descriptor that becomes readable when the process has ended. It may also become readable before
+    that, once, when it is to be replaced by another descriptor: ask ``has_ended`` and read ``sentinel`` again.
     """
 
     sentinel: int
     pid: int
 
     @property
-    def start_limit(self) -> float | None:
-        """Seconds that it may take to start, if not as long as any worker may."""
+    def start_timeout(self) -> float | None:
+        """Seconds that it may take to start; ``None`` for as long as a worker's first ticket may take."""
         ...
 
     @property
-    def patience(self) -> float:
-        """Seconds for which it can be expected to come, if it is not here."""
+    def expected_for(self) -> float:
+        """Seconds for which a worker that is not ready counts as on its way."""
         ...
 
     def has_ended(self) -> bool:
-        """Is it over? Never waits."""
+        """Whether it has ended. Returns at once."""
         ...
 
     def kill(self) -> None: ...
 
-    def ends_by(self, until: float, /) -> bool: ...
+    def wait(self, until: float, /) -> bool:
+        """Wait for the end, until a time of ``time.monotonic``. Returns whether it has ended."""
+        ...
 
-    def end(self) -> str:
-        """Wait for the end, and tell of what kind it was."""
+    def reap(self) -> str:
+        """Wait for the end, free what the process held, and return how it ended, for a message."""
         ...
 
 
-class Orders(Protocol):
-    """The server's side of a mailbox, wherever the worker is."""
+class ServerChannel(Protocol):
+    """The server's side of the channel to a worker, on this machine or another."""
 
     @property
-    def taken(self) -> int: ...
+    def last_received(self) -> int: ...
 
     @property
-    def beaten(self) -> int: ...
+    def last_heartbeat(self) -> int: ...
 
     @property
-    def brought(self) -> Brought: ...
+    def reported(self) -> Brought: ...
 
     @property
-    def spent(self) -> float: ...
+    def seconds(self) -> float: ...
 
     @property
-    def complaint(self) -> str: ...
+    def error(self) -> str: ...
 
-    def post(self, order: Order, /) -> None: ...
+    def send(self, order: Order, /) -> None: ...
 
-    def ring(self) -> None: ...
+    def notify(self) -> None: ...
 
     def halt(self, ticket: Ticket, /) -> None: ...
 
@@ -98,151 +79,160 @@ class Orders(Protocol):
 
     def quit(self) -> None: ...
 
-    def clear(self) -> None: ...
+    def reset(self) -> None: ...
 
 
 class WorkerHandle:
-    """One worker: a number that stays, and a process that may be replaced."""
+    """One worker: a number that stays, and a process that may be replaced.
 
-    def __init__(self, number: int, mailbox: Channel, deadline: SilenceTimeout) -> None:
+    Times are seconds of the clock of ``ProcessWorkers``, which counts only the time that the server spends waiting.
+    """
+
+    def __init__(self, number: int, channel: Channel, timeout: SilenceTimeout) -> None:
         self.number = number
-        self.shared_mailbox = mailbox
-        self.mailbox: Orders = mailbox  # or another one, where its process shares no memory
-        self.past = DurationHistory(deadline)
-        self._at_first = deadline.at_first
-        self.process: Process | None = None
-        self.here = False
+        self.shared_channel = channel
+        self.channel: ServerChannel = channel  # another one where the process shares no memory with the server
+        self.history = DurationHistory(timeout)
+        self._at_first = timeout.at_first
+        self.process: WorkerProcess | None = None
+        self.ready = False
         self.ticket: Ticket | None = None
-        self.since = 0.0  # when it was given what it has to answer, or started
-        self.heard = 0.0  # when it last gave a sign of life: not before that
-        self.beat = 0  # the last one
-        self.taken = 0  # the last order that it was seen to have taken
-        self.silent = False  # was it given something that it has not answered?
-        self.condemned = ""  # why it was killed, if we did it
-        self.complaint = ""  # the traceback of what it raised
-        self.fruitless = 0  # ends in a row without anything handed in
+        self.assigned_at = 0.0  # when it got the ticket that it has to answer, or was started
+        self.heard_at = 0.0  # when it last gave a sign of life
+        self.last_heartbeat = 0
+        self.last_received = 0
+        self.owes_answer = False  # it was sent an order, and has handed nothing in since
+        self.kill_reason = ""  # why the server killed it, if it did
+        self.error = ""  # the traceback of what it raised
+        self.failures = 0  # how often in a row it ended without handing anything in
 
     @property
     def overdue_at(self) -> float:
-        """When it will have been silent for too long; never for one that owes nothing."""
-        if self.process is None or (self.here and self.ticket is None):
+        """When it will have been silent for too long; never for a worker without a ticket."""
+        if self.process is None or (self.ready and self.ticket is None):
             return float("inf")
-        if self.here:
-            return self.heard + self.past.limit
-        limit = self.process.start_limit  # data and imports may take longer than a mini-batch ever did
-        return self.heard + (self._at_first if limit is None else limit)
+        if self.ready:
+            return self.heard_at + self.history.limit
+        limit = self.process.start_timeout  # loading data and modules may take longer than a mini-batch ever did
+        return self.heard_at + (self._at_first if limit is None else limit)
 
-    def condemn(self, now: float) -> None:
-        """It was silent for too long."""
-        silent = f"{now - self.heard:.3g} s"
-        if self.here:
-            self.condemned = f"said nothing for {silent} ({self.past.reason()}), and was ended"
+    def kill_silent(self, now: float) -> None:
+        """Kill it because it was silent for too long."""
+        silent = f"{now - self.heard_at:.3g} s"
+        if self.ready:
+            self.kill_reason = f"was silent for {silent} ({self.history.reason()}), and was killed"
         else:
-            self.condemned = f"was not ready after {silent}, and was ended"
+            self.kill_reason = f"was not ready after {silent}, and was killed"
         if self.process is not None:
             self.process.kill()
 
-    def give(self, ticket: Ticket, now: float) -> None:
-        """It has a ticket from now on; but one that did not even take its last one has been silent for longer."""
-        if not self.silent or self.mailbox.taken != self.taken:
-            self.since = self.heard = now
-        self.beat = self.mailbox.beaten
-        self.ticket, self.taken, self.silent = ticket, self.mailbox.taken, True
+    def assign(self, ticket: Ticket, now: float) -> None:
+        """It has a ticket from now on. If it never received the last order, its silence began with that one."""
+        if not self.owes_answer or self.channel.last_received != self.last_received:
+            self.assigned_at = self.heard_at = now
+        self.last_heartbeat = self.channel.last_heartbeat
+        self.ticket, self.last_received, self.owes_answer = ticket, self.channel.last_received, True
 
-    def listen(self, now: float) -> None:
-        """Is it at another mini-batch of its piece than it was?"""
-        if self.ticket is not None and self.mailbox.beaten != self.beat:
-            self.beat, self.heard = self.mailbox.beaten, now
+    def check_heartbeat(self, now: float) -> None:
+        """Another block or mini-batch since the last look is a sign of life."""
+        if self.ticket is not None and self.channel.last_heartbeat != self.last_heartbeat:
+            self.last_heartbeat, self.heard_at = self.channel.last_heartbeat, now
 
-    def answer(self, now: float) -> None:
-        """It has handed something in."""
+    def complete(self, now: float) -> None:
+        """It has handed in its ticket."""
         mini_batches = 1 if self.ticket is None else self.ticket.work.mini_batches
-        self.past.add((now - self.since) / mini_batches)
-        self.ticket, self.silent, self.fruitless = None, False, 0
+        self.history.add((now - self.assigned_at) / mini_batches)
+        self.ticket, self.owes_answer, self.failures = None, False, 0
 
-    def doing(self) -> str:
-        if not self.here:
+    def activity(self) -> str:
+        """What it was doing, for a message."""
+        if not self.ready:
             return "while it started"
         return "while it had nothing to do" if self.ticket is None else f"while it ran {self.ticket}"
 
 
-class Starter(Protocol):
-    """Where the processes of a run come from."""
+class ProcessLauncher(Protocol):
+    """Starts the processes of one run."""
 
-    def start(self, member: WorkerHandle, descriptors: list[int], /) -> Process: ...
+    def start(self, worker: WorkerHandle, descriptors: list[int], /) -> WorkerProcess: ...
 
     def close(self) -> None:
-        """All have ended."""
+        """All processes have ended."""
         ...
 
 
-class Forked:
-    """Processes of this machine."""
+class ForkLauncher:
+    """Forks processes on this machine."""
 
-    def start(self, member: WorkerHandle, descriptors: list[int]) -> Process:
-        return NURSERY.fork(member.number, descriptors)
+    def start(self, worker: WorkerHandle, descriptors: list[int]) -> WorkerProcess:
+        return FORK_SERVER.fork(worker.number, descriptors)
 
     def close(self) -> None:
-        pass  # the nursery is for other runs too
+        pass  # other runs of this process use the fork server too
 
 
 class Supervisor:
-    """Starts, replaces and ends the processes of a run."""
+    """The workers of a run, and the processes that they have at the moment.
+
+    results  the writing end of the pipe on which workers tell what they have done
+    """
 
     def __init__(
-        self, shape: Shape, deadline: SilenceTimeout, memories: Memories, post: int,
-        starter: Starter = Forked(),
+        self, layout: ChannelLayout, timeout: SilenceTimeout, regions: SharedRegions, results: int,
+        launcher: ProcessLauncher = ForkLauncher(),
     ) -> None:  # fmt: skip
-        self._memories = memories
-        self._post = post
-        self._starter = starter
-        self.members: list[WorkerHandle] = []
+        self._regions = regions
+        self._results = results
+        self._launcher = launcher
+        self.workers: list[WorkerHandle] = []
         try:
-            for number in range(shape.workers):
-                mailbox = Channel(memories.mailboxes, shape, number, os.eventfd(0))
-                self.members.append(WorkerHandle(number, mailbox, deadline))
+            for number in range(layout.workers):
+                channel = Channel(regions.channels, layout, number, os.eventfd(0))
+                self.workers.append(WorkerHandle(number, channel, timeout))
         except BaseException:
-            self.close_mailboxes()
+            self.close_channels()
             raise
 
     def __iter__(self) -> Iterator[WorkerHandle]:
-        return iter(self.members)
+        return iter(self.workers)
 
     def expected(self, now: float) -> list[WorkerHandle]:
-        """Those who are here or on their way."""
-        running = [(member, member.process) for member in self.members if member.process is not None]
-        return [member for member, process in running if member.here or now - member.since < process.patience]
+        """Workers that are ready or on their way."""
+        running = [(worker, worker.process) for worker in self.workers if worker.process is not None]
+        return [
+            worker for worker, process in running if worker.ready or now - worker.assigned_at < process.expected_for
+        ]
 
-    def awaited(self, now: float) -> bool:
-        """Is somebody on the way?"""
-        return not all(member.here for member in self.expected(now))
+    def is_starting(self, now: float) -> bool:
+        """Whether a worker is on its way."""
+        return not all(worker.ready for worker in self.expected(now))
 
-    def start(self, member: WorkerHandle, now: float) -> None:
-        """Have a process for a member that has none."""
-        member.mailbox = member.shared_mailbox
-        member.mailbox.clear()
-        member.here, member.silent, member.condemned, member.complaint = False, False, "", ""
-        member.since = member.heard = now
-        descriptors = [self._post, member.shared_mailbox.wake, *self._memories.descriptors]
-        member.process = self._starter.start(member, descriptors)
+    def start(self, worker: WorkerHandle, now: float) -> None:
+        """Start a process for a worker that has none."""
+        worker.channel = worker.shared_channel
+        worker.channel.reset()
+        worker.ready, worker.owes_answer, worker.kill_reason, worker.error = False, False, "", ""
+        worker.assigned_at = worker.heard_at = now
+        descriptors = [self._results, worker.shared_channel.eventfd, *self._regions.descriptors]
+        worker.process = self._launcher.start(worker, descriptors)
 
-    def end(self) -> None:
-        """Let everybody go: by themselves, or else at once."""
-        running = [member for member in self.members if member.process is not None]
-        for member in running:
-            member.mailbox.quit()
-        until = time.monotonic() + PATIENCE
-        for member in running:
-            assert member.process is not None
-            if not member.process.ends_by(until):
-                member.process.kill()
-            member.process.end()
-            member.process = None
-        self._starter.close()
-        self.close_mailboxes()
-        self._memories.close()
-        os.close(self._post)
+    def shut_down(self) -> None:
+        """Ask all workers to quit, kill those that do not, and close everything."""
+        running = [worker for worker in self.workers if worker.process is not None]
+        for worker in running:
+            worker.channel.quit()
+        until = time.monotonic() + QUIT_WITHIN
+        for worker in running:
+            assert worker.process is not None
+            if not worker.process.wait(until):
+                worker.process.kill()
+            worker.process.reap()
+            worker.process = None
+        self._launcher.close()
+        self.close_channels()
+        self._regions.close()
+        os.close(self._results)
 
-    def close_mailboxes(self) -> None:
-        for member in self.members:
-            os.close(member.shared_mailbox.wake)
+    def close_channels(self) -> None:
+        for worker in self.workers:
+            os.close(worker.shared_channel.eventfd)

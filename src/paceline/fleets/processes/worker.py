@@ -1,4 +1,4 @@
-"""A worker process: it waits for an order, computes it block by block, and tells when it is done."""
+"""A worker process: it waits for an order, computes it block by block, and reports the result."""
 
 import gc
 import os
@@ -7,27 +7,32 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from paceline.fleets.processes.channel import FAILED, READY, RECORD, Channel, Order, Shape
+from paceline.fleets.processes.channel import FAILED, READY, RECORD, Channel, ChannelLayout, Order
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.payload import WorkerPayload
+from paceline.fleets.processes.payload import ComputeFunction, WorkerPayload
 from paceline.fleets.processes.serialization import unpack
-from paceline.learning.arena.arena import Layout, ParameterArena
+from paceline.learning.arena.arena import Brought, Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.copies import hang
 
 
 @dataclass(frozen=True)
-class Instructions:
-    """How the workers of a run are to work; packed apart from the payload, which may fail to be unpacked."""
+class WorkerConfig:
+    """Settings of the workers of a run.
 
-    mailboxes: Shape
-    layout: Layout
+    Serialized apart from the payload: user code in the payload may raise when it is loaded, and a worker needs the
+    channel to report that.
+    """
+
+    channels: ChannelLayout
+    layout: Layout  # of the arena
     path: list[str]  # where modules are imported from
     directory: str
     threads: int
@@ -36,73 +41,89 @@ class Instructions:
 
 
 def main(number: int, descriptors: Sequence[int]) -> int:
-    """The life of a worker."""
-    post, wake, mailboxes, arena, instructions, payload, blobs = descriptors
+    """Work until the server says to quit. Returns the exit code of the process."""
+    results, eventfd, channels, arena, config, payload, blobs = descriptors
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which lets its workers go
-    how: Instructions = unpack(SharedMemory(descriptor=instructions), ())
-    mailbox = Channel(SharedMemory(descriptor=mailboxes), how.mailboxes, number, wake)
-    worker = Worker(number, mailbox, post, how)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the server, which ends its workers
+    settings: WorkerConfig = unpack(SharedMemory(descriptor=config), ())
+    channel = Channel(SharedMemory(descriptor=channels), settings.channels, number, eventfd)
     order: Order | None = None
+
+    def tell(done: int, serial: int) -> None:
+        os.write(results, RECORD.pack(number, done, serial))
+
     try:
-        worker.prepare(SharedMemory(descriptor=arena), SharedMemory(descriptor=payload, private=True), Blobs(blobs))
-        worker.tell(READY, 0)
-        while (order := mailbox.take(worker.last, how.spin)) is not None:
-            worker.carry_out(order)
+        compute = _prepare(
+            settings, SharedMemory(descriptor=arena), SharedMemory(descriptor=payload, private=True), Blobs(blobs)
+        )
+        tell(READY, 0)
+        last = -1
+        while (order := channel.receive(last, settings.spin)) is not None:
+            last = order.serial
+            began = time.perf_counter()
+            done, reported = run_order(order, compute, channel, settings.slowness[number])
+            if not channel.halted(last):
+                channel.report(reported, time.perf_counter() - began)
+                tell(done, last)
     except BaseException:  # even what user code raises to leave
-        mailbox.complain(traceback.format_exc())
-        worker.tell(FAILED, 0 if order is None else order.serial)
+        channel.fail(traceback.format_exc())
+        tell(FAILED, 0 if order is None else order.serial)
         return 1
     return 0
 
 
-class Worker:
-    def __init__(self, number: int, mailbox: Channel, post: int, how: Instructions) -> None:
-        self.last = -1
-        self._number = number
-        self._mailbox = mailbox
-        self._post = post
-        self._how = how
-        self._slowness = how.slowness[number]
+def _prepare(config: WorkerConfig, memory: SharedMemory, payload: SharedMemory, blobs: Blobs) -> ComputeFunction:
+    """Load the model and the data; returns the compute function."""
+    sys.path[:] = config.path
+    os.chdir(config.directory)
+    torch.set_num_threads(config.threads)
+    gc.set_threshold(100_000, 50, 50)
+    arena = ParameterArena(config.layout, memory.tensor())
+    parameters = [nn.Parameter(values) for values in arena[0].parameters]
+    loaded: WorkerPayload = unpack(payload, parameters)
+    hang(parameters, loaded.hung)
+    return loaded.open(parameters, arena, blobs)
 
-    def prepare(self, arena: SharedMemory, payload: SharedMemory, blobs: Blobs) -> None:
-        sys.path[:] = self._how.path
-        os.chdir(self._how.directory)
-        torch.set_num_threads(self._how.threads)
-        gc.set_threshold(100_000, 50, 50)
-        shared = ParameterArena(self._how.layout, arena.tensor())
-        parameters = [nn.Parameter(values) for values in shared[0].parameters]
-        given: WorkerPayload = unpack(payload, parameters)
-        hang(parameters, given.hung)
-        self._compute = given.open(parameters, shared, blobs)
 
-    def carry_out(self, order: Order) -> None:
-        self.last = order.serial
-        mailbox, serial = self._mailbox, order.serial
-        taken = began = time.perf_counter()
+class WorkerChannel(Protocol):
+    """What a worker needs of its channel while it computes an order."""
 
-        def go_on(block: int) -> bool:
-            nonlocal began
-            if block:
-                began = self._dawdle(order, began)
-                mailbox.beat(block)
-            return not (mailbox.halted(serial) or mailbox.recalled(serial))
+    def halted(self, serial: int, /) -> bool: ...
 
-        done, brought = self._compute(order, go_on)
-        if done == order.units:
-            self._dawdle(order, began)
-        if not mailbox.halted(serial):
-            mailbox.bring(brought)
-            mailbox.count_seconds(time.perf_counter() - taken)
-            self.tell(done, serial)
+    def recalled(self, serial: int, /) -> bool: ...
 
-    def _dawdle(self, order: Order, began: float) -> float:
-        """Let a block take as long as it is made to. Returns when the next one begins."""
+    def heartbeat(self, block: int, /) -> None: ...
+
+    def sleep(self, seconds: float, serial: int, /) -> None: ...
+
+
+def run_order(order: Order, compute: ComputeFunction, channel: WorkerChannel, slowness: float) -> tuple[int, Brought]:
+    """Compute an order until it is done, halted or recalled. Returns the units done, and numbers about the row."""
+    serial = order.serial
+    throttle = _throttle(order, channel, slowness)
+
+    def keep_going(block: int) -> bool:
+        if block:
+            throttle()
+            channel.heartbeat(block)
+        return not (channel.halted(serial) or channel.recalled(serial))
+
+    done, reported = compute(order, keep_going)
+    if done == order.units:
+        throttle()
+    return done, reported
+
+
+def _throttle(order: Order, channel: WorkerChannel, slowness: float) -> Callable[[], None]:
+    """A function to call after each block: it sleeps until the block has taken as long as the fleet's ``slow`` says."""
+    began = time.perf_counter()
+
+    def throttle() -> None:
+        nonlocal began
         elapsed = time.perf_counter() - began
-        missing = max((self._slowness - 1) * elapsed, order.seconds / order.units - elapsed)
+        missing = max((slowness - 1) * elapsed, order.seconds / order.units - elapsed)
         if missing > 0:
-            self._mailbox.pause(missing, order.serial)
-        return time.perf_counter()
+            channel.sleep(missing, order.serial)
+        began = time.perf_counter()
 
-    def tell(self, done: int, serial: int) -> None:
-        os.write(self._post, RECORD.pack(self._number, done, serial))
+    return throttle

@@ -1,6 +1,7 @@
-"""The one file that knows Ray: connecting, placing, calling. What goes wrong is told in one line.
+"""The connection to a Ray cluster: the only module that imports Ray.
 
-Nothing here knows what is trained. The rest of Paceline sees a ``Connection`` and its ``Handle`` objects.
+It connects, reserves resources, starts actors and calls them. Nothing here knows what is trained. What goes wrong is a
+``ConfigError`` of one line.
 """
 
 import logging
@@ -23,84 +24,86 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from paceline.core.errors import ConfigError
-from paceline.fleets.ray.capacity import check_labels, check_room, listed, shown
 
 REACHED_WITHIN = 5.0  # seconds until a cluster must have answered
-PLACED_WITHIN = 10.0  # seconds that others may take to free what is missing
-LOOK_FOR_ROOM = 1.0  # seconds between looks
-TRUSTED = "PACELINE_TRUSTED_ADDRESSES"  # in the environment: those that may be sent the token, with commas in between
+CHECK_INTERVAL = 1.0  # seconds between two looks at the reservation
+TRUSTED = "PACELINE_TRUSTED_ADDRESSES"  # environment variable: addresses that may be sent the token, by commas
 OF_THIS_MACHINE = ("auto", "local")  # instead of an address
-LOCAL_STORE = 200 * 2**20  # bytes: workers of this machine share memory of their own
+LOCAL_STORE = 200 * 2**20  # bytes of the object store: workers of this machine use shared memory instead
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # resources that Ray has arguments for
-ASIDE = "aside"  # calls that are answered while another one runs
+# Ray's concurrency groups of an actor: calls of one group run beside those of another.
+CONTROL = "control"  # recalls, halts and questions, while a computation runs
 ALIVE = "alive"  # one call that never returns
 
-Note = Callable[[Callable[[], None]], None]  # has something done in a thread in which one may wait
-Then = Callable[[Any], None]  # called there with the answers, or with ``Gone``
+Schedule = Callable[[Callable[[], None]], None]  # runs a function on the callback thread
+Then = Callable[[Any], None]  # called there with the list of results, or with ``ActorGone``
 
 
 @dataclass(frozen=True)
-class Gone:
-    """Instead of answers: the actor is gone, and whether it had done anything is not known."""
+class ActorGone:
+    """Instead of results: the actor is gone, and whether it had done anything is not known."""
 
-    why: str
+    reason: str
 
 
 class Connection:
-    """To one cluster, for one run."""
+    """A connection to one cluster."""
 
-    def __init__(self, address: str | None, wanted: Mapping[str, float], note: Note, *, trusted: bool) -> None:
+    def __init__(self, address: str | None, wanted: Mapping[str, float], schedule: Schedule, *, trusted: bool) -> None:
         self._ours = not ray.is_initialized()
         if self._ours:
-            _connect(address, wanted, trusted=trusted)
+            connect(address, wanted, trusted=trusted)
         elif address not in (None, "auto", ray.get_runtime_context().gcs_address):
             present = ray.get_runtime_context().gcs_address
             raise ConfigError(f"this process is connected to the Ray cluster at {present} already, not to {address}")
-        self._note = note
+        self._schedule = schedule
         self._group: PlacementGroup | None = None
-        self._looked, self._room = -math.inf, True
+        self._checked_at, self._has_capacity = -math.inf, True
 
-    def place(
-        self, each: Mapping[str, float], workers: int, *, spread: bool, labels: Sequence[Mapping[str, str]] = ()
-    ) -> None:
-        """Have resources set aside for all workers; say what is missing if there is no room for them."""
+    def nodes(self) -> list[Mapping[str, Any]]:
+        """The nodes that are alive, as Ray describes them."""
+        return [node for node in ray.nodes() if node["Alive"]]
+
+    def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """What is free in the cluster now, and what it has."""
+        return ray.available_resources(), ray.cluster_resources()
+
+    def reserve(
+        self, each: Mapping[str, float], workers: int, *, within: float, spread: bool,
+        labels: Sequence[Mapping[str, str]] = (),
+    ) -> bool:  # fmt: skip
+        """Reserve resources for all workers. Returns whether they were free within so many seconds."""
         self._each = dict(each)
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        check_room(each, workers, nodes)
-        check_labels(each, labels, nodes)
         self._group = placement_group(
             [dict(each) or {"CPU": 0.001}] * workers, strategy="SPREAD" if spread else "PACK",
             **({"bundle_label_selector": [dict(label) for label in labels]} if labels else {}),
         )  # fmt: skip
         try:
-            ray.get(self._group.ready(), timeout=PLACED_WITHIN)
+            ray.get(self._group.ready(), timeout=within)
         except GetTimeoutError:
-            raise ConfigError(
-                f"{workers} workers of {shown(each)} found no room within {PLACED_WITHIN:g} s: "
-                f"{shown(ray.available_resources())} is free now, of {shown(ray.cluster_resources())}"
-                + (f"; wanted labels: {', '.join(listed(labels))}" if labels else "")
-            ) from None
+            return False
+        return True
 
-    def has_room(self) -> bool:
-        """Are all places there? Not while one was on a node that is gone, and no other node has room for it."""
+    def has_capacity(self) -> bool:
+        """Whether the reservation is complete. It is not while a node is gone whose share no other node can take."""
         now = time.monotonic()
-        if now - self._looked > LOOK_FOR_ROOM:
-            self._looked = now
-            self._room = placement_group_table(self._group)["state"] == "CREATED"
-        return self._room
+        if now - self._checked_at > CHECK_INTERVAL:
+            self._checked_at = now
+            self._has_capacity = placement_group_table(self._group)["state"] == "CREATED"
+        return self._has_capacity
 
-    def start(self, kind: type, place: int) -> "Handle":
-        """An actor of a class, in one of the places that were set aside. It may have to wait until there is one."""
+    def start(self, kind: type, bundle: int) -> "ActorHandle":
+        """Start an actor of a class in one bundle of the reservation. It may have to wait until the bundle is free."""
         named = {OPTIONS[name]: amount for name, amount in self._each.items() if name in OPTIONS}
         rest = {name: amount for name, amount in self._each.items() if name not in OPTIONS}
-        remote = ray.remote(concurrency_groups={ASIDE: 1, ALIVE: 1})(kind).options(
+        remote = ray.remote(concurrency_groups={CONTROL: 1, ALIVE: 1})(kind).options(
             **{"num_cpus": 0, **named}, resources=rest, max_restarts=0, max_task_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
         )  # fmt: skip
-        return Handle(remote.remote(), self._note)
+        return ActorHandle(remote.remote(), self._schedule)
 
     def put(self, value: Any) -> Any:
-        """Into the object store: each node gets it once, when somebody there needs it."""
+        """Put a value into the object store: each node fetches it once, when an actor there needs it."""
         return ray.put(value)
 
     def close(self) -> None:
@@ -110,37 +113,37 @@ class Connection:
             ray.shutdown()
 
 
-class Handle:
-    """An actor."""
+class ActorHandle:
+    """An actor, to be called."""
 
-    def __init__(self, handle: Any, note: Note) -> None:
+    def __init__(self, handle: Any, schedule: Schedule) -> None:
         self._handle = handle
-        self._note = note
+        self._schedule = schedule
         self._methods: dict[tuple[str, int, str], Any] = {}
 
-    def ask(self, then: Then, method: str, *arguments: Any, answers: int = 1, group: str = "") -> None:
-        """Call a method; it is answered at most once. It may return several answers, each of which is sent by itself.
+    def call(self, then: Then, method: str, *arguments: Any, results: int = 1, group: str = "") -> None:
+        """Call a method at most once. It may return several results, each of which Ray sends by itself.
 
-        Whatever it raises by itself is a ``Gone`` too: actors are to return what they have to say.
+        An exception of the method counts as ``ActorGone`` too: actors return what they have to say.
         """
-        call = self._methods.get((method, answers, group))
-        if call is None:
-            chosen = {"num_returns": answers, **({"concurrency_group": group} if group else {})}
-            call = self._methods[method, answers, group] = getattr(self._handle, method).options(**chosen)
-        made = call.remote(*arguments)
-        first, *rest = made if answers > 1 else [made]
-        first.future().add_done_callback(lambda future: self._note(lambda: then(_answers(future, rest))))
+        bound = self._methods.get((method, results, group))
+        if bound is None:
+            chosen = {"num_returns": results, **({"concurrency_group": group} if group else {})}
+            bound = self._methods[method, results, group] = getattr(self._handle, method).options(**chosen)
+        made = bound.remote(*arguments)
+        first, *rest = made if results > 1 else [made]
+        first.future().add_done_callback(lambda future: self._schedule(lambda: then(_results(future, rest))))
 
-    def tell(self, method: str, *arguments: Any) -> None:
-        """Call a method aside of what it is at; nobody waits for an answer."""
-        getattr(self._handle, method).options(concurrency_group=ASIDE).remote(*arguments)
+    def send(self, method: str, *arguments: Any) -> None:
+        """Call a method beside the computation that runs; nobody waits for a result."""
+        getattr(self._handle, method).options(concurrency_group=CONTROL).remote(*arguments)
 
     def kill(self) -> None:
         ray.kill(self._handle)
 
 
 def kill_on(node: str, pid: int) -> None:
-    """Kill a process of a node, even one that is stopped: Ray only asks it to end."""
+    """Kill a process of a node, even one that is stopped: Ray itself only asks it to end."""
     there = NodeAffinitySchedulingStrategy(node, soft=False)
     ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(pid)
 
@@ -151,30 +154,34 @@ def _kill(pid: int) -> None:
 
 
 def this_node() -> tuple[str, str]:
-    """In an actor: the node that it is on, by Ray's number and by its address."""
+    """In an actor: the id and the address of its node."""
     address: str = ray.util.get_node_ip_address()
     return ray.get_runtime_context().get_node_id(), address
 
 
-def _answers(future: "Future[Any]", rest: Sequence[Any]) -> Any:
+def _results(future: "Future[Any]", rest: Sequence[Any]) -> Any:
     try:
         return [future.result(), *(ray.get(rest) if rest else ())]
     except RayActorError as error:
         line = _line(error)
         if "creation task" in line:  # such as a module that its node does not have
-            return Gone(f"could not start ({line[-200:]})")
-        return Gone("ended with its node" if "node" in line.partition("died because")[2] else "ended")
+            return ActorGone(f"could not start ({line[-200:]})")
+        return ActorGone("ended with its node" if "node" in line.partition("died because")[2] else "ended")
     except Exception as error:
-        return Gone(f"ended ({type(error).__name__}: {_line(error)[-200:]})")
+        return ActorGone(f"ended ({type(error).__name__}: {_line(error)[-200:]})")
 
 
-# Connecting: what can be wrong with a cluster.
+# Connecting.
 
 
-def _connect(address: str | None, wanted: Mapping[str, float], *, trusted: bool) -> None:
+def connect(address: str | None, wanted: Mapping[str, float], *, trusted: bool) -> None:
+    """Connect this process to a cluster, or start one on this machine that has the ``wanted`` resources.
+
+    Only a ``trusted`` address, or one that the environment names, is sent this machine's token.
+    """
     try:
-        with warnings.catch_warnings(), _termination_as_it_was():
-            warnings.simplefilter("ignore", FutureWarning)  # of variables for accelerators, which nobody here sets
+        with warnings.catch_warnings(), _sigterm_kept():
+            warnings.simplefilter("ignore", FutureWarning)  # about accelerator variables, which are not set here
             if address is None:
                 cores = max(len(os.sched_getaffinity(0)), math.ceil(wanted.get("CPU", 0)))
                 rest = {name: amount for name, amount in wanted.items() if name not in OPTIONS}
@@ -183,12 +190,12 @@ def _connect(address: str | None, wanted: Mapping[str, float], *, trusted: bool)
                     include_dashboard=False, logging_level=logging.ERROR,
                 )  # fmt: skip
             else:
-                _check_reachable(address)
-                _present_token(address, trusted=trusted or _is_trusted(address))
+                check_reachable(address)
+                _send_token(address, trusted=trusted or _is_trusted(address))
                 ray.init(address, namespace=f"paceline-{os.getpid()}-{time.time_ns()}", logging_level=logging.ERROR)
     except ConfigError:
         raise
-    except Exception as error:  # whatever it is: Ray raises even plain ones
+    except Exception as error:  # Ray raises even plain exceptions
         ray.shutdown()
         line = _line(error)
         if isinstance(error, AuthenticationError) or "InvalidAuthToken" in str(error.__cause__):
@@ -201,21 +208,21 @@ def _connect(address: str | None, wanted: Mapping[str, float], *, trusted: bool)
 
 
 def _is_trusted(address: str) -> bool:
-    """Whether it may be sent this machine's token, whoever names it."""
+    """Whether this address may be sent this machine's token even if only a file names it."""
     return address in OF_THIS_MACHINE or address in os.environ.get(TRUSTED, "").replace(",", " ").split()
 
 
-def _present_token(address: str, *, trusted: bool) -> None:
-    """Bring this machine's token to a cluster that wants one: Ray does so by itself only where it finds the cluster."""
+def _send_token(address: str, *, trusted: bool) -> None:
+    """Send this machine's token to a cluster that asks for one: Ray does so only for clusters that it finds itself."""
     untrusted = ConfigError(
         f"the Ray cluster at {address} would be sent this machine's token, and only a file names that address: if you "
         f"trust it, give --address {address}, or set {TRUSTED}={address}"
     )
-    if not trusted and os.environ.get("RAY_AUTH_MODE", "").lower() == "token":  # then Ray sends it to everybody
+    if not trusted and os.environ.get("RAY_AUTH_MODE", "").lower() == "token":  # then Ray sends it to any address
         raise untrusted
     if ":" not in address or "RAY_AUTH_MODE" in os.environ:
         return
-    with suppress(ImportError):  # names that are Ray's own affair: where they are gone, the token is left to Ray
+    with suppress(ImportError):  # private names of Ray: where they are gone, Ray decides about the token
         from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
         from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
@@ -224,23 +231,24 @@ def _present_token(address: str, *, trusted: bool) -> None:
         except AuthenticationError:
             if not trusted:
                 raise untrusted from None
-            logging.getLogger("ray").setLevel(logging.ERROR)  # it would say that there is a token
+            logging.getLogger("ray").setLevel(logging.ERROR)  # it would log that there is a token
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             GcsClient(address=address)
 
 
 @contextmanager
-def _termination_as_it_was() -> Iterator[None]:
-    """Ray takes SIGTERM for itself and aborts; a run that is asked to end has something to save."""
+def _sigterm_kept() -> Iterator[None]:
+    """Keep the handler of SIGTERM: Ray's own would abort, and a run has to write a checkpoint."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if before is not None and threading.current_thread() is threading.main_thread():  # nobody else may
+        if before is not None and threading.current_thread() is threading.main_thread():  # Python allows it there only
             signal.signal(signal.SIGTERM, before)
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
+    """Raise ``ConfigError`` if nothing listens at the address."""
     host, colon, port = address.rpartition(":")
     if not colon:
         return  # "auto"

@@ -1,7 +1,10 @@
 """The description of workers that are actors of a Ray cluster."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
@@ -11,11 +14,11 @@ from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.real import check_workers, medians_of
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from paceline.fleets.processes.group import ProcessWorkers
     from paceline.fleets.processes.inline import ProcessInlineWorker
-    from paceline.fleets.ray.launch import Standing
+    from paceline.fleets.processes.launch import SharedContext
+    from paceline.fleets.processes.supervisor import ProcessLauncher
+    from paceline.fleets.ray.session import ClusterSession
     from paceline.learning.gradients.shared import SharedGradients
     from paceline.learning.models.local_work import Bench
     from paceline.learning.models.shared import SharedModels
@@ -61,7 +64,7 @@ class RayFleet:
         if self.address is not None and self.address.startswith("ray://"):
             raise ConfigError(
                 f"address={self.address!r} is that of a Ray client, which has no object store: train on a machine of "
-                "the cluster (ray job submit) with address='auto'"
+                "the cluster (ray workload submit) with address='auto'"
             )
         for name, amount in self.resources_per_worker.items():
             if not 0 <= amount < float("inf"):
@@ -84,36 +87,107 @@ class RayFleet:
     def medians(self) -> tuple[float, ...]:
         return medians_of(self.slow, self.workers)
 
-    def standing(self) -> "AbstractContextManager[Standing]":
+    def persistent(self) -> "AbstractContextManager[PersistentRayFleet]":
         """The fleet for several runs: its actors, which take seconds to start, stay until the end of a ``with``.
 
-        >>> with RayFleet(8, address="auto").standing() as fleet:
+        >>> with RayFleet(8, address="auto").persistent() as fleet:
         ...     for strategy in strategies:
         ...         train(task, strategy=strategy, fleet=fleet, ...)
         """
-        from paceline.fleets.ray.launch import standing
+        return _persistent(self)
 
-        return standing(self)
+    def standing(self) -> "AbstractContextManager[PersistentRayFleet]":
+        """The former name of ``persistent``."""
+        warnings.warn("RayFleet.standing is now RayFleet.persistent", DeprecationWarning, stacklevel=2)
+        return self.persistent()
 
     def launch(self, workload: "Workload", seed: int) -> "tuple[ProcessWorkers, SharedGradients]":
-        """Have the workers placed and started, and come back when all of them are ready."""
-        from paceline.fleets.ray.launch import launch
-
-        return launch(self, workload, seed)
+        """Reserve resources and start the workers; the run begins when they are ready."""
+        return _launch(self, None, workload, seed)
 
     def inline(self, workload: "Workload", seed: int) -> "tuple[ProcessInlineWorker, SharedGradients]":
-        """Somebody who does in this process what the workers do in theirs."""
+        """A worker in this process that computes what the workers compute."""
         from paceline.fleets.processes.inline import inline
 
         return inline(self, workload, seed)
 
     def hire_trainers(self, bench: "Bench") -> "tuple[ProcessWorkers, SharedModels]":
-        """The same, for workers that train models of their own."""
-        from paceline.fleets.ray.launch import hire_trainers
-
-        return hire_trainers(self, bench)
+        """The same as ``launch``, for workers that train models of their own."""
+        return _hire_trainers(self, None, bench)
 
     def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessInlineWorker, SharedModels]":
         from paceline.fleets.processes.inline import understudy_trainers
 
         return understudy_trainers(self, bench)
+
+
+@dataclass(frozen=True, repr=False)
+class PersistentRayFleet:
+    """A fleet that keeps its reservation in the cluster and, after the first run, its actors."""
+
+    fleet: RayFleet
+    session: "ClusterSession"
+
+    def __repr__(self) -> str:
+        return repr(self.fleet)  # results do not depend on it
+
+    @property
+    def workers(self) -> int:
+        return self.fleet.workers
+
+    @property
+    def medians(self) -> tuple[float, ...]:
+        return self.fleet.medians
+
+    def launch(self, workload: "Workload", seed: int) -> "tuple[ProcessWorkers, SharedGradients]":
+        return _launch(self.fleet, self.session, workload, seed)
+
+    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessWorkers, SharedModels]":
+        return _hire_trainers(self.fleet, self.session, bench)
+
+    def inline(self, workload: "Workload", seed: int) -> "tuple[ProcessInlineWorker, SharedGradients]":
+        return self.fleet.inline(workload, seed)
+
+    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessInlineWorker, SharedModels]":
+        return self.fleet.understudy_trainers(bench)
+
+
+@contextmanager
+def _persistent(fleet: RayFleet) -> Iterator[PersistentRayFleet]:
+    from paceline.fleets.ray.session import ClusterSession
+
+    session = ClusterSession(fleet, persistent=True)
+    try:
+        yield PersistentRayFleet(fleet, session)
+    finally:
+        session.close()
+
+
+def _launch(
+    fleet: RayFleet, session: "ClusterSession | None", workload: "Workload", seed: int
+) -> "tuple[ProcessWorkers, SharedGradients]":
+    from paceline.fleets.processes import launch
+
+    return launch.launch(fleet, workload, seed, partial(_launcher, fleet, session, once_per_version=True))
+
+
+def _hire_trainers(
+    fleet: RayFleet, session: "ClusterSession | None", bench: "Bench"
+) -> "tuple[ProcessWorkers, SharedModels]":
+    from paceline.fleets.processes import launch
+
+    return launch.hire_trainers(fleet, bench, partial(_launcher, fleet, session, once_per_version=False))
+
+
+def _launcher(
+    fleet: RayFleet, session: "ClusterSession | None", context: "SharedContext", *, once_per_version: bool
+) -> "ProcessLauncher":
+    try:
+        from paceline.fleets.ray.launcher import ActorLauncher
+        from paceline.fleets.ray.session import ClusterSession
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError("RayFleet needs Ray, which is not installed: pip install paceline[ray]") from None
+    session = session or ClusterSession(fleet, persistent=False)
+    return ActorLauncher(fleet, session, context, once_per_version=once_per_version)

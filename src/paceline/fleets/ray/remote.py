@@ -1,154 +1,320 @@
-"""The server's side of a worker that it shares no memory with: orders become calls, and their answers rows.
+"""Workers that share no memory with the server: an order is a call of their actor, and its result is the row.
 
-To the crew it looks like a mailbox in shared memory. A worker's answer is written into its row and then told of on the
-pipe that all workers write to, so what counts, and in which order, is decided in one place: a ticket is handed in once,
-and only while it is asked for. Answers of halted tickets, and of actors that were given up, are passed over.
+To the group of workers a ``RemoteChannel`` looks like a channel in shared memory. It writes what an actor returns into
+the worker's row, and then a record into the pipe that all workers write to. So one place decides what counts, and in
+which order: a ticket is handed in once, and only while it is assigned. Results of halted tickets, and of actors that
+were given up, are ignored.
 """
 
+import copy
+import gc
 import os
 import sys
 import threading
-from typing import Any, cast
+import time
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from paceline.core.messages import Ticket
+from paceline.data.partition import Indices
+from paceline.data.samples import DatasetSamples
 from paceline.fleets.processes.channel import FAILED, RECORD, Order
-from paceline.fleets.processes.launch import SharedContext
-from paceline.fleets.processes.supervisor import WorkerHandle
-from paceline.fleets.ray.actor import Answer, FarOrder
-from paceline.fleets.ray.chunks import WITH_THE_CALL, cut, pieces_of
-from paceline.fleets.ray.connection import ASIDE, Connection, Gone
-from paceline.fleets.ray.process import Hand
-from paceline.learning.arena.arena import NOTHING, ParameterArena
+from paceline.fleets.processes.payload import GradientPayload, TrainingPayload, WorkerPayload
+from paceline.fleets.processes.serialization import unpack
+from paceline.fleets.processes.worker import WorkerConfig, run_order
+from paceline.fleets.ray.connection import CONTROL, ActorGone, Connection, this_node
+from paceline.learning.arena.arena import NOTHING, Brought, ParameterArena
 from paceline.learning.arena.blobs import Blobs
+from paceline.learning.copies import hang
+
+if TYPE_CHECKING:
+    from paceline.fleets.processes.launch import SharedContext
+    from paceline.fleets.processes.supervisor import WorkerHandle
+    from paceline.fleets.ray.launcher import ActorProcess
+
+Bytes = NDArray[np.uint8]
+
+# Ray sends what is smaller than 100 KiB with the call or with its result. Anything larger goes through the object
+# stores of both nodes, which takes several times as long for some hundred kilobytes; but a node fetches it once for all
+# of its workers.
+CHUNK = 96_000  # bytes
+MAX_INLINE = 12 * CHUNK  # a larger message goes through the object store, as a whole
+SOURCE, ROW = 0, 1  # the two slots of a remote worker
 
 
-class Weights:
-    """What is sent of each version of the model: once to each node, or with each call if it is small."""
+class RemoteOrder(NamedTuple):
+    """One ticket, as it is sent to a worker that shares no memory with the server."""
 
-    def __init__(self, arena: ParameterArena, connection: Connection, *, once_a_version: bool) -> None:
-        self._once_a_version = once_a_version  # or does every worker have weights of its own?
+    serial: int
+    units: int
+    indices: Indices
+    seed: int
+    seconds: float  # the worker takes at least this long
+    blob: bytes | bytearray | None  # what comes with the weights
+
+
+class RemoteResult(NamedTuple):
+    """How much of a ticket was done. The row itself follows in chunks."""
+
+    done: int
+    reported: Brought
+    seconds: float
+    error: str  # the traceback, if something was raised
+    blob: bytes | None = None  # what comes with the row
+
+
+def chunks_of(size: int) -> int:
+    """The number of chunks in which a message of so many bytes is sent."""
+    return max(1, -(-size // CHUNK)) if size <= MAX_INLINE else 1
+
+
+def split(message: Bytes, chunks: int) -> list[Bytes]:
+    return np.array_split(message, chunks) if chunks > 1 else [message]
+
+
+# The server's side.
+
+
+class WeightSender:
+    """Sends each version of the model once to each node, or with each call if it is small.
+
+    once_per_version  all tickets of a version begin with the same weights
+    """
+
+    def __init__(self, arena: ParameterArena, connection: Connection, *, once_per_version: bool) -> None:
+        self._once_per_version = once_per_version
         self._arena = arena
         self._connection = connection
-        self._sent_of = -1, -1  # the version, and the slot: one that is a row is overwritten when it is handed in
+        self._sent_of = -1, -1  # version and slot: a slot that is a row is overwritten by its result
         self._sent: list[object] = []
 
-    def of(self, version: int, source: int) -> list[object]:
-        """The version's weights, which lie in a slot, as arguments of a call."""
-        if (version, source) != self._sent_of or not self._once_a_version:
+    def arguments(self, version: int, source: int) -> list[object]:
+        """The weights of a version, which are in a slot, as arguments of a call."""
+        if (version, source) != self._sent_of or not self._once_per_version:
             array = self._arena.bytes(source).numpy()
-            small = array.nbytes <= WITH_THE_CALL
-            self._sent = [*cut(array, pieces_of(array.nbytes))] if small else [self._connection.put(array)]
+            small = array.nbytes <= MAX_INLINE
+            self._sent = [*split(array, chunks_of(array.nbytes))] if small else [self._connection.put(array)]
             self._sent_of = version, source
         return self._sent
 
 
 class RemoteChannel:
-    """One worker's."""
+    """The server's side of the channel to one remote worker."""
 
-    def __init__(self, member: WorkerHandle, hand: Hand, run: int, context: SharedContext, weights: Weights) -> None:
-        self.taken = 0
-        self.brought = NOTHING
-        self.spent = 0.0
-        self.complaint = ""
-        self._member = member
-        self._hand = hand
+    def __init__(
+        self, worker: "WorkerHandle", process: "ActorProcess", run: int, context: "SharedContext", weights: WeightSender
+    ) -> None:
+        self.last_received = 0  # the number of results so far
+        self.reported = NOTHING
+        self.seconds = 0.0
+        self.error = ""
+        self._worker = worker
+        self._process = process
         self._run = run
         self._arena = context.arena
         self._weights = weights
-        self._blobs = Blobs(context.memories.blobs)
-        self._post = context.post
-        self._pieces = pieces_of(context.arena.layout.losses.end)
+        self._blobs = Blobs(context.regions.blobs)
+        self._results = context.results
+        self._chunks = chunks_of(context.arena.layout.losses.end)
         self._order: Order | None = None
-        self._changing = threading.Lock()  # no order takes the place of another whose answer is being written
+        self._changing = threading.Lock()  # an order is not replaced while its result is being written
         self._version = 0
         self._sent = False
-        self._asked = 0  # calls
+        self._calls = 0
         self._quits = False
-        self._beaten, self._asking = 0, False
+        self._heartbeat, self._asking = 0, False
 
-    # The training loop's thread.
+    # On the training loop's thread.
 
     @property
-    def beaten(self) -> int:
-        """How far the worker was when it was last asked; whoever wants to know has it asked once more."""
+    def last_heartbeat(self) -> int:
+        """The block that the worker was at when it was last asked. Asks again, for the next look."""
         order = self._order
         if order is not None and order.units > 1 and self._sent and not self._asking:
             self._asking = True
-            self._hand.handle.ask(self._hear, "progress", group=ASIDE)
-        return self._beaten
+            self._process.actor.call(self._handle_heartbeat, "heartbeat", group=CONTROL)
+        return self._heartbeat
 
-    def post(self, order: Order) -> None:
-        assert self._member.ticket is not None
+    def send(self, order: Order) -> None:
+        assert self._worker.ticket is not None
         with self._changing:
-            self._order, self._version, self._sent = order, self._member.ticket.version, False
+            self._order, self._version, self._sent = order, self._worker.ticket.version, False
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         order = self._order
         if order is None or self._sent:
             return
         self._sent = True
-        self._asked += 1
-        letter = self._blobs.packed(order.source, order.serial)
-        told = FarOrder(order.serial, order.units, order.indices, order.seed, order.seconds, letter)
-        self._hand.handle.ask(
-            lambda answer: self._receive(order, answer), "compute", told, self._pieces,
-            *self._weights.of(self._version, order.source), answers=self._pieces,
+        self._calls += 1
+        blob = self._blobs.packed(order.source, order.serial)
+        sent = RemoteOrder(order.serial, order.units, order.indices, order.seed, order.seconds, blob)
+        self._process.actor.call(
+            lambda results: self._handle_results(order, results), "compute", sent, self._chunks,
+            *self._weights.arguments(self._version, order.source), results=self._chunks,
         )  # fmt: skip
 
     def halt(self, ticket: Ticket) -> None:
         if self._sent:
-            self._hand.handle.tell("halt", self._run, ticket.serial)
+            self._process.actor.send("halt", self._run, ticket.serial)
         with self._changing:
             self._order = None
 
     def recall(self, ticket: Ticket) -> None:
         if self._sent:
-            self._hand.handle.tell("recall", self._run, ticket.serial)
+            self._process.actor.send("recall", self._run, ticket.serial)
 
     def quit(self) -> None:
-        """It is done when it has answered everything."""
+        """The worker has finished when it has answered all calls."""
         self._quits = True
-        if self._asked == self.taken:
-            self._hand.done()
+        if self._calls == self.last_received:
+            self._process.finished()
         else:
-            self._hand.handle.tell("halt", self._run, sys.maxsize)
+            self._process.actor.send("halt", self._run, sys.maxsize)
 
-    def clear(self) -> None:
-        pass  # the next actor gets another one
+    def reset(self) -> None:
+        pass  # the next actor gets another channel
 
-    # The switchboard's thread.
+    # On the callback thread.
 
-    def _hear(self, answer: list[int] | Gone) -> None:
+    def _handle_heartbeat(self, results: list[int] | ActorGone) -> None:
         self._asking = False
-        if not isinstance(answer, Gone):
-            (self._beaten,) = answer
+        if not isinstance(results, ActorGone):
+            (self._heartbeat,) = results
 
-    def _receive(self, order: Order, answer: list[object] | Gone) -> None:
-        if isinstance(answer, Gone):
-            self._hand.gone(answer.why)
+    def _handle_results(self, order: Order, results: list[object] | ActorGone) -> None:
+        if isinstance(results, ActorGone):
+            self._process.ended(results.reason)
             return
-        self.taken += 1
-        if self._quits and self._asked == self.taken:
-            self._hand.done()
+        self.last_received += 1
+        if self._quits and self._calls == self.last_received:
+            self._process.finished()
         with self._changing:
-            if self._order is order and not self._hand.over:
-                self._order = None  # whatever else comes of it is not asked for
-                self._take(order, cast(list[Any], answer))
+            if self._order is order and not self._process.released:
+                self._order = None  # a second result of the same order does not count
+                self._hand_in(order, cast(list[Any], results))
 
-    def _take(self, order: Order, answer: list[Any]) -> None:
-        (told, first), *rest = answer
-        assert isinstance(told, Answer)
-        if told.complaint:
-            self.complaint = told.complaint
-            os.write(self._post, RECORD.pack(self._member.number, FAILED, order.serial))
-            self._hand.gone("ended")
+    def _hand_in(self, order: Order, results: list[Any]) -> None:
+        (result, first), *rest = results
+        assert isinstance(result, RemoteResult)
+        if result.error:
+            self.error = result.error
+            os.write(self._results, RECORD.pack(self._worker.number, FAILED, order.serial))
+            self._process.ended("ended")
             return
-        if told.done:
+        if result.done:
             row, begin = self._arena.bytes(order.row).numpy(), 0
-            for piece in (first, *rest):
-                row[begin : begin + len(piece)] = piece
-                begin += len(piece)
-        if told.letter is not None:
-            self._blobs.put_packed(order.row, order.serial, told.letter)
-        self.brought, self.spent = told.brought, told.spent
-        os.write(self._post, RECORD.pack(self._member.number, told.done, order.serial))
+            for chunk in (first, *rest):
+                row[begin : begin + len(chunk)] = chunk
+                begin += len(chunk)
+        if result.blob is not None:
+            self._blobs.put_packed(order.row, order.serial, result.blob)
+        self.reported, self.seconds = result.reported, result.seconds
+        os.write(self._results, RECORD.pack(self._worker.number, result.done, order.serial))
+
+
+# The worker's side.
+
+
+class RemoteWorker:
+    """A worker without shared memory: it has one slot for the weights, and one for the row that it hands in.
+
+    It is also its own channel: ``halt`` and ``recall`` come as calls while it computes, and are read between blocks.
+    """
+
+    def __init__(self, number: int, config: Bytes, payload: Bytes) -> None:
+        settings: WorkerConfig = unpack(StoredMemory(config), ())
+        self.error = ""
+        self.last_heartbeat = 0
+        self._halted = self._recalled = -1  # serial numbers
+        self._wake = threading.Event()
+        self._slowness = settings.slowness[number]
+        self._layout = settings.layout
+        sys.path += [each for each in settings.path if each not in sys.path and os.path.isdir(each)]  # a shared disk
+        torch.set_num_threads(settings.threads)
+        gc.set_threshold(100_000, 50, 50)
+        self._arena = ParameterArena(settings.layout, torch.zeros(2 * settings.layout.stride, dtype=torch.uint8))
+        self._blobs = Blobs()
+        self._source: Bytes = self._arena.bytes(SOURCE).numpy()
+        self.row: Bytes = self._arena.bytes(ROW)[: settings.layout.losses.end].numpy()
+        parameters = [nn.Parameter(values) for values in self._arena[SOURCE].parameters]
+        loaded: GradientPayload | TrainingPayload = unpack(StoredMemory(payload), parameters)
+        # Objects in the store are read-only and shared by all workers of the node: copy all but the samples.
+        shared: dict[int, Any] = {id(each): each for each in (*parameters, loaded.samples)}
+        own: WorkerPayload = copy.deepcopy(loaded, shared)
+        hang(parameters, own.hung)
+        self._compute = own.open(parameters, self._arena, self._blobs)
+        if isinstance(loaded.samples, DatasetSamples):
+            self._check_data(loaded.samples)
+
+    def _check_data(self, samples: DatasetSamples) -> None:
+        try:
+            samples.fetch(np.zeros(1, dtype=np.int64))
+        except OSError as error:
+            _, node = this_node()
+            self.error = (
+                f"the data cannot be read on {node} ({type(error).__name__}: {error}): name a place that every node "
+                "can read, or train on tensors, which are sent"
+            )
+
+    def compute(self, order: RemoteOrder, weights: Sequence[Bytes]) -> RemoteResult:
+        """Compute an order into ``row``."""
+        began = time.perf_counter()
+        if self._layout.stride <= MAX_INLINE:
+            np.concatenate(weights, out=self._source)
+        else:  # use them where they are in the object store, as all workers of the node do
+            self._arena.lay(SOURCE, _read_only_tensor(weights[0]))
+        if order.blob is not None:
+            self._blobs.put_packed(SOURCE, order.serial, order.blob)
+        here = Order(order.serial, order.units, ROW, SOURCE, order.indices, order.seed, order.seconds)
+        done, reported = run_order(here, self._compute, self, self._slowness)
+        blob = self._blobs.packed(ROW, order.serial)
+        seconds = time.perf_counter() - began
+        return RemoteResult(done, reported, seconds, "", None if blob is None else bytes(blob))
+
+    def recall(self, serial: int) -> None:
+        self._recalled = serial
+
+    def halt(self, serial: int) -> None:
+        """Halt the ticket with this serial number, and all before it."""
+        self._halted = serial
+        self._wake.set()
+
+    def halted(self, serial: int) -> bool:
+        return self._halted >= serial
+
+    def recalled(self, serial: int) -> bool:
+        return self._recalled == serial
+
+    def heartbeat(self, block: int) -> None:
+        self.last_heartbeat = block
+
+    def sleep(self, seconds: float, serial: int) -> None:
+        """Sleep, but no longer than until a ticket is halted."""
+        self._wake.clear()
+        if not self.halted(serial):
+            self._wake.wait(seconds)
+
+
+class StoredMemory:
+    """Bytes of the object store, in the form that ``unpack`` reads."""
+
+    def __init__(self, array: Bytes) -> None:
+        self.bytes = array.data
+        self._array = array
+
+    def tensor(self, dtype: torch.dtype = torch.uint8, begin: int = 0, count: int = -1) -> Tensor:
+        end = begin + count * dtype.itemsize if count >= 0 else len(self._array)
+        return _read_only_tensor(self._array[begin:end]).view(dtype)
+
+
+def _read_only_tensor(array: Bytes) -> Tensor:
+    """A tensor on bytes that must not be written to; torch has no such tensors, and would warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)

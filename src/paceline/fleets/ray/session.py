@@ -1,31 +1,37 @@
-"""What the runs of a fleet have in common: a connection to the cluster, places in it, and actors that may stay."""
+"""What the runs of a Ray fleet share: a connection to the cluster, a reservation, and actors that may stay."""
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
+from typing import Any
 
+from paceline.config.toml import nearest
+from paceline.core.errors import ConfigError
 from paceline.fleets.ray.actor import Actor
-from paceline.fleets.ray.callback_thread import Switchboard
-from paceline.fleets.ray.connection import Connection, Handle
+from paceline.fleets.ray.connection import ActorHandle, Connection
 from paceline.fleets.ray.fleet import RayFleet
-from paceline.fleets.ray.local import Desk
+from paceline.fleets.ray.local import CallbackThread, DescriptorServer
+
+RESERVED_WITHIN = 10.0  # seconds that others may take to free what is missing
+NODE_ID = "ray.io/node-id"  # the label that Ray itself gives to each node
+CONDITIONS = ("!", "in(")  # how a label's value begins that is a condition
 
 
-class Office:
-    """Of one fleet, as long as it has a place in the cluster."""
+class ClusterSession:
+    """The use of a cluster by one fleet: for one run, or for several if it is ``persistent``."""
 
-    def __init__(self, fleet: RayFleet, *, stays: bool) -> None:
-        self.stays = stays  # after a run
-        self.switchboard = Switchboard()
-        self.desk: Desk | None = None
+    def __init__(self, fleet: RayFleet, *, persistent: bool) -> None:
+        self.persistent = persistent
+        self.callbacks = CallbackThread()
+        self.local: DescriptorServer | None = None  # for workers that share memory with the server
         self._runs = count()
-        self._idle: dict[int, Handle] = {}
+        self._idle: dict[int, ActorHandle] = {}
         self._connection: Connection | None = None
         try:
             total = {name: amount * fleet.workers for name, amount in fleet.resources_per_worker.items()}
-            self._connection = Connection(fleet.address, total, self.switchboard.note, trusted=fleet.trust_address)
-            self._connection.place(
-                fleet.resources_per_worker, fleet.workers, spread=fleet.placement == "spread", labels=_labels(fleet)
-            )
-            self.desk = Desk(self.switchboard) if fleet.share_memory else None
+            self._connection = Connection(fleet.address, total, self.callbacks.schedule, trusted=fleet.trust_address)
+            self._reserve(fleet, self._connection)
+            self.local = DescriptorServer(self.callbacks) if fleet.share_memory else None
         except BaseException:
             self.close()
             raise
@@ -38,26 +44,89 @@ class Office:
     def next_run(self) -> int:
         return next(self._runs)
 
-    def start(self, place: int) -> Handle:
-        """An actor in a place: a new one, or one that stayed."""
-        return self._idle.pop(place, None) or self.connection.start(Actor, place)
+    def start(self, worker: int) -> ActorHandle:
+        """An actor for a worker: a new one, or one that stayed after the last run."""
+        return self._idle.pop(worker, None) or self.connection.start(Actor, worker)
 
-    def keep(self, place: int, handle: Handle) -> bool:
-        """Let an actor stay for the next run, if there may be one."""
-        if self.stays:
-            self._idle[place] = handle
-        return self.stays
+    def keep(self, worker: int, actor: ActorHandle) -> bool:
+        """Keep an actor for the next run. Returns false if there is none."""
+        if self.persistent:
+            self._idle[worker] = actor
+        return self.persistent
 
     def close(self) -> None:
-        for handle in self._idle.values():
-            handle.kill()
-        self.switchboard.close()
-        if self.desk is not None:
-            self.desk.close()
+        for actor in self._idle.values():
+            actor.kill()
+        self.callbacks.close()
+        if self.local is not None:
+            self.local.close()
         if self._connection is not None:
             self._connection.close()
 
+    def _reserve(self, fleet: RayFleet, connection: Connection) -> None:
+        each, workers = fleet.resources_per_worker, fleet.workers
+        labels = [{name: value} for name, _, value in (label.partition("=") for label in fleet.labels)]
+        nodes = connection.nodes()
+        check_resources(each, workers, nodes)
+        check_labels(each, labels, nodes)
+        if connection.reserve(each, workers, within=RESERVED_WITHIN, spread=fleet.placement == "spread", labels=labels):
+            return
+        free, total = connection.resources()
+        raise ConfigError(
+            f"{workers} workers of {_shown(each)} found no room within {RESERVED_WITHIN:g} s: {_shown(free)} is free "
+            f"now, of {_shown(total)}" + (f"; wanted labels: {', '.join(_listed(labels))}" if labels else "")
+        )
 
-def _labels(fleet: RayFleet) -> list[dict[str, str]]:
-    """Of each worker."""
-    return [{name: value} for name, _, value in (label.partition("=") for label in fleet.labels)]
+
+# Capacity: what the cluster can never offer is refused at once, without waiting.
+
+
+def check_resources(
+    each: Mapping[str, float], workers: int, nodes: Sequence[Mapping[str, Any]], which: str = ""
+) -> None:
+    """Raise ``ConfigError`` if the nodes do not have what each of the workers needs, whoever uses it now."""
+    for name, amount in each.items():
+        amounts = [node["Resources"].get(name, 0) for node in nodes]
+        total, largest = sum(amounts), max(amounts, default=0)
+        if amount > largest:
+            raise ConfigError(
+                f"a worker of {_shown(each)} fits no node{which} of the cluster: none has more than {largest:g} of "
+                f"{name}"
+            )
+        if amount * workers > total:
+            raise ConfigError(
+                f"{workers} workers of {_shown(each)} need {amount * workers:g} of {name}, and the cluster has "
+                f"{total:g} on {len(nodes)} nodes{which}: {amount * workers - total:g} is missing"
+            )
+
+
+def check_labels(
+    each: Mapping[str, float], labels: Sequence[Mapping[str, str]], nodes: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raise ``ConfigError`` if no node has a wanted label, or those that have it lack the resources."""
+    for (name, value), workers in Counter(pair for label in labels for pair in label.items()).items():
+        if value.startswith(CONDITIONS):
+            continue  # only Ray knows which nodes meet it
+        having = [node for node in nodes if node["Labels"].get(name) == value]
+        if not having:
+            known = _listed(node["Labels"] for node in nodes)
+            missing = f"no node of the cluster has the label {name}={value}, wanted for {workers} of the workers"
+            raise ConfigError(
+                f"{missing}: {nearest(f'{name}={value}', known)}" if known
+                else f"{missing}: its nodes have no labels, which ray start --labels {name}={value} would give them"
+            )  # fmt: skip
+        check_resources(each, workers, having, f" labelled {name}={value}")
+
+
+def _listed(labels: Iterable[Mapping[str, str]]) -> list[str]:
+    return sorted({f"{name}={value}" for label in labels for name, value in label.items() if name != NODE_ID})
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    """Amounts by name, without the resources that Ray uses internally."""
+    internal = ("node:", "object_store", "bundle")
+    own = {name: amount for name, amount in resources.items() if not (name.startswith(internal) or "_group_" in name)}
+    told = [
+        f"{amount / 2**30:.3g} GiB {name}" if name == "memory" else f"{amount:g} {name}" for name, amount in own.items()
+    ]
+    return ", ".join(told) or "nothing"

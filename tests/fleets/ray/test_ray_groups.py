@@ -19,8 +19,7 @@ from paceline.cli.main import main
 from paceline.core.messages import Arrived, Regroup, Step
 from paceline.learning.workload import workload_of
 from paceline.reports.stragglers import stragglers
-from paceline.trace.format import Computed
-from paceline.trace.reading import read_trace
+from paceline.trace.record import Computed, read_trace
 from support.digits import digits_task
 from support.ray_cluster import Nodes, nodes
 
@@ -138,7 +137,7 @@ def test_labels_that_cannot_be_had_are_one_line(  # noqa: PLR0917 - pytest names
 
 
 class TestLabelled:
-    """Two far workers on one node, where they would be spread over both. In time, the second becomes slow for good."""
+    """Two remote workers on one node, where they would be spread over both. Later the second becomes slow for good."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -148,8 +147,8 @@ class TestLabelled:
             2, {"CPU": 0.3}, address=cluster.address, share_memory=False,
             labels=["gpu=t4", "gpu=t4"], slow={0: pl.Constant(FAST), 1: becomes_slow},
         )  # fmt: skip
-        with described.standing() as standing:
-            yield standing
+        with described.persistent() as persistent:
+            yield persistent
 
     def test_workers_are_on_nodes_with_their_labels(self, cluster: Nodes, fleet: Any) -> None:
         labels = {node["NodeID"]: node["Labels"].get("gpu") for node in ray.nodes()}
@@ -158,10 +157,10 @@ class TestLabelled:
             for node in cluster.cluster.list_all_nodes()
         }
         assert sorted(map(str, raylets.values())) == ["None", "a100", "t4"]
-        crew, _ = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
-        with closing(crew):
-            crew.wait()
-            parents = [psutil.Process(pid).ppid() for pid in crew.pids.values()]
+        group, _ = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
+        with closing(group):
+            group.wait()
+            parents = [psutil.Process(pid).ppid() for pid in group.pids.values()]
         assert [raylets[parent] for parent in parents] == ["t4", "t4"]
 
     def test_groups_are_formed_anew_when_one_becomes_slow(self, fleet: Any) -> None:
@@ -185,7 +184,7 @@ def test_a_handler_of_sigterm_stays(cluster: Nodes) -> None:
     asked: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     try:
-        with pl.RayFleet(1, {"CPU": 0.1}, address=cluster.address).standing():
+        with pl.RayFleet(1, {"CPU": 0.1}, address=cluster.address).persistent():
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)

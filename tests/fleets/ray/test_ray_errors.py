@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
 ]
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +106,10 @@ def test_too_few_resources(cluster: Nodes) -> None:
 
 
 def test_room_that_others_take(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.fleets.ray import connection
+    from paceline.fleets.ray import session
 
-    monkeypatch.setattr(connection, "PLACED_WITHIN", 1.0)
-    with pl.RayFleet(1, address=cluster.address).standing() as others:
+    monkeypatch.setattr(session, "RESERVED_WITHIN", 1.0)
+    with pl.RayFleet(1, address=cluster.address).persistent() as others:
         assert others.workers == 1
         line = refused(pl.RayFleet(1, {"CPU": 0.5}))  # where this process is connected to
     assert line.startswith("1 workers of 0.5 CPU found no room within 1 s: ")

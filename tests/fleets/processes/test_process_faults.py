@@ -22,13 +22,12 @@ from paceline.core.messages import Arrived, Drop, Halt, Joined, Left, Start, Ste
 from paceline.data.partition import Indices, Labelled
 from paceline.learning.workload import workload_of
 from paceline.testing.retraced import WrittenDown, retrace
-from paceline.trace.format import NonFinite
-from paceline.trace.reading import Trace
+from paceline.trace.record import Spoiled, Trace
 from support import faults
 from support.digits import digits_task, linear
 from support.processes import reaped
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 SOON = pl.SilenceTimeout(factor=5.0, at_least=2.0, at_first=60.0)
 STRATEGIES = [
     pl.Synchronous(),
@@ -42,7 +41,7 @@ STRATEGIES = [
 def struck(fault: faults.Fault, marks: Path, at: int = 3, times: int = 1) -> pl.Task:
     marks.mkdir(exist_ok=True)
     model = faults.Struck(linear(), fault, marks, at=at, times=times)
-    # judged without the model, which would strike the server itself
+    # evaluated without the model, which would strike the server itself
     return replace(digits_task(model), evaluate=lambda model: {"loss": 0.0})
 
 
@@ -128,16 +127,16 @@ def test_what_was_handed_in_before_death_counts(tmp_path: Path) -> None:
 
 def test_death_is_noticed() -> None:
     """Of workers that have nothing to do, so that no deadline ends. How soon: benchmarks/process_costs.py."""
-    crew, _ = pl.ProcessFleet(3).launch(workload_of(digits_task(), [], 32), seed=0)
-    with closing(crew):
-        crew.wait()
+    group, _ = pl.ProcessFleet(3).launch(workload_of(digits_task(), [], 32), seed=0)
+    with closing(group):
+        group.wait()
         for number in range(12):  # four each: after five without work in between there is no replacement
             worker = number % 3
-            os.kill(crew.pids[worker], signal.SIGKILL)
-            (left,) = crew.wait()
+            os.kill(group.pids[worker], signal.SIGKILL)
+            (left,) = group.wait()
             assert isinstance(left, Left)
             assert left.worker == worker
-            (joined,) = crew.wait()
+            (joined,) = group.wait()
             assert isinstance(joined, Joined)
             assert joined.at >= left.at
 
@@ -165,12 +164,12 @@ def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
     fleet = pl.ProcessFleet(2, slow=slow, deadline=SOON)
     task = replace(
         struck(fault, tmp_path / "marks", at=9),
-        evaluate=lambda model: {"loss": 0.0, "accuracy": float("said nothing" in caplog.text)},
+        evaluate=lambda model: {"loss": 0.0, "accuracy": float("was silent" in caplog.text)},
     )
     run = train(task, strategy, fleet, stop=pl.Stop(target=0.5, seconds=100.0), every=pl.Every(updates=5))
     left, *_ = of_type(run.trace, Left)  # on a machine that stands still now and then, others may be given up too
-    assert f"worker {left.worker} said nothing for" in caplog.text
-    assert "s: the slowest of its last" in caplog.text
+    assert f"worker {left.worker} was silent for" in caplog.text
+    assert ": the slowest of its last" in caplog.text
     assert run.ended == "target"
     check_conserved(run.trace)
 
@@ -236,7 +235,7 @@ def test_contributions_that_are_not_finite_are_left_out() -> None:
     task = replace(digits_task(Spoiling()), evaluate=lambda model: {"loss": 0.0})
     run = train(task, pl.Asynchronous(), pl.ProcessFleet(3), 60)
     assert len(run.spoiled) == 3  # each worker's fourth
-    assert len(of_type(run.trace, NonFinite)) == 3
+    assert len(of_type(run.trace, Spoiled)) == 3
     assert all(torch.isfinite(parameter).all() for parameter in run.model.parameters())
     check_conserved(run.trace)
 
@@ -285,7 +284,7 @@ def test_the_parent_s_death_leaves_neither_process_nor_memory(tmp_path: Path) ->
         assert parent.stdout is not None
         assert parent.stdout.readline() == "trained\n"
         family = psutil.Process(parent.pid).children(recursive=True)
-        assert len(family) == 4  # the nursery and its three workers
+        assert len(family) == 4  # the fork server and its three workers
         maps = [Path(f"/proc/{pid}/maps").read_text() for pid in (parent.pid, *(each.pid for each in family))]
         assert any("memfd:paceline" in text for text in maps)
         assert not any("/dev/shm" in text for text in maps)  # what they share has no name: it cannot outlive them

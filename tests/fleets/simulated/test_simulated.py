@@ -27,39 +27,39 @@ def ticket(serial: int, worker: int = 0, blocks: int = 1) -> Ticket:
 
 
 def test_everybody_present_joins_at_zero_in_one_go() -> None:
-    crew = pl.SimulatedFleet(constant(1.0, 2.0, 3.0)).open(seed=0)
-    assert list(crew.wait()) == [Joined(0.0, 0), Joined(0.0, 1), Joined(0.0, 2)]
-    assert list(crew.wait()) == []
+    group = pl.SimulatedFleet(constant(1.0, 2.0, 3.0)).open(seed=0)
+    assert list(group.wait()) == [Joined(0.0, 0), Joined(0.0, 1), Joined(0.0, 2)]
+    assert list(group.wait()) == []
 
 
 def test_work_arrives_after_its_delay() -> None:
-    crew = pl.SimulatedFleet(constant(2.0, 0.5)).open(seed=0)
-    crew.wait()
-    crew.start(ticket(0, worker=0))
-    crew.start(ticket(1, worker=1))
-    assert list(crew.wait()) == [Arrived(0.5, ticket(1, worker=1), 1)]
-    crew.start(ticket(2, worker=1))
-    assert list(crew.wait()) == [Arrived(1.0, ticket(2, worker=1), 1)]
-    assert list(crew.wait()) == [Arrived(2.0, ticket(0, worker=0), 1)]
+    group = pl.SimulatedFleet(constant(2.0, 0.5)).open(seed=0)
+    group.wait()
+    group.start(ticket(0, worker=0))
+    group.start(ticket(1, worker=1))
+    assert list(group.wait()) == [Arrived(0.5, ticket(1, worker=1), 1)]
+    group.start(ticket(2, worker=1))
+    assert list(group.wait()) == [Arrived(1.0, ticket(2, worker=1), 1)]
+    assert list(group.wait()) == [Arrived(2.0, ticket(0, worker=0), 1)]
 
 
 def test_halted_work_never_arrives() -> None:
-    crew = pl.SimulatedFleet(constant(1.0, 2.0)).open(seed=0)
-    crew.wait()
-    crew.start(ticket(0, worker=0))
-    crew.start(ticket(1, worker=1))
-    crew.halt(ticket(0, worker=0))
-    assert list(crew.wait()) == [Arrived(2.0, ticket(1, worker=1), 1)]
-    assert list(crew.wait()) == []
+    group = pl.SimulatedFleet(constant(1.0, 2.0)).open(seed=0)
+    group.wait()
+    group.start(ticket(0, worker=0))
+    group.start(ticket(1, worker=1))
+    group.halt(ticket(0, worker=0))
+    assert list(group.wait()) == [Arrived(2.0, ticket(1, worker=1), 1)]
+    assert list(group.wait()) == []
 
 
 def test_a_message_takes_its_latency_and_its_bytes_over_the_bandwidth() -> None:
     network = pl.Network(latency=0.25, bandwidth=1000.0)
     assert network.seconds(500) == 0.75
-    crew = pl.SimulatedFleet(constant(2.0), network=network).open(seed=0, message_bytes=500)
-    crew.wait()
-    crew.start(ticket(0))
-    assert list(crew.wait()) == [Arrived(0.75 + 2.0 + 0.75, ticket(0), 1)]
+    group = pl.SimulatedFleet(constant(2.0), network=network).open(seed=0, message_bytes=500)
+    group.wait()
+    group.start(ticket(0))
+    assert list(group.wait()) == [Arrived(0.75 + 2.0 + 0.75, ticket(0), 1)]
 
 
 def test_a_trained_model_is_downloaded_and_its_gradient_handed_in() -> None:
@@ -71,15 +71,15 @@ def test_a_trained_model_is_downloaded_and_its_gradient_handed_in() -> None:
 
 
 def test_an_alarm_rings_when_it_was_set_for() -> None:
-    crew = pl.SimulatedFleet(constant(1.0)).open(seed=0)
-    crew.wait()
-    crew.start(ticket(0))
-    crew.wake_at(0.1 + 0.2)
-    (rang,) = crew.wait()
+    group = pl.SimulatedFleet(constant(1.0)).open(seed=0)
+    group.wait()
+    group.start(ticket(0))
+    group.wake_at(0.1 + 0.2)
+    (rang,) = group.wait()
     assert isinstance(rang, Rang)
     assert rang.at >= 0.1 + 0.2
     assert rang.at == pytest.approx(0.3, abs=2e-12)
-    assert list(crew.wait()) == [Arrived(1.0, ticket(0), 1)]
+    assert list(group.wait()) == [Arrived(1.0, ticket(0), 1)]
 
 
 # Ties
@@ -99,25 +99,25 @@ def test_instants_that_are_equal_on_paper_are_equal() -> None:
 def test_those_that_tie_arrive_one_by_one_in_the_stated_order(
     ties: Literal["index", "reverse"], order: list[int]
 ) -> None:
-    crew = pl.SimulatedFleet(constant(1.0, 1.0, 1.0), ties=ties).open(seed=0)
-    crew.wait()
+    group = pl.SimulatedFleet(constant(1.0, 1.0, 1.0), ties=ties).open(seed=0)
+    group.wait()
     for worker in (1, 0, 2):
-        crew.start(ticket(worker, worker))
-    seen = [crew.wait() for _ in range(3)]
+        group.start(ticket(worker, worker))
+    seen = [group.wait() for _ in range(3)]
     assert [[event.ticket.worker for event in events if isinstance(event, Arrived)] for events in seen] == [
         [worker] for worker in order
     ]
 
 
 def test_those_that_tie_arrive_all_at_once_in_a_batch() -> None:
-    crew = pl.SimulatedFleet([*constant(0.3, 0.4), pl.Empirical([0.1, 0.2], in_order=True)], ties="batch").open(seed=0)
-    crew.wait()
+    group = pl.SimulatedFleet([*constant(0.3, 0.4), pl.Empirical([0.1, 0.2], in_order=True)], ties="batch").open(seed=0)
+    group.wait()
     for worker in range(3):
-        crew.start(ticket(worker, worker))
-    assert list(crew.wait()) == [Arrived(0.1, ticket(2, 2), 1)]
-    crew.start(ticket(3, 2))
-    assert list(crew.wait()) == [Arrived(0.3, ticket(0, 0), 1), Arrived(0.3, ticket(3, 2), 1)]
-    assert list(crew.wait()) == [Arrived(0.4, ticket(1, 1), 1)]
+        group.start(ticket(worker, worker))
+    assert list(group.wait()) == [Arrived(0.1, ticket(2, 2), 1)]
+    group.start(ticket(3, 2))
+    assert list(group.wait()) == [Arrived(0.3, ticket(0, 0), 1), Arrived(0.3, ticket(3, 2), 1)]
+    assert list(group.wait()) == [Arrived(0.4, ticket(1, 1), 1)]
 
 
 # Recall
@@ -126,16 +126,16 @@ def test_those_that_tie_arrive_all_at_once_in_a_batch() -> None:
 def answer(recall: Recall, at: float, *, transfer: float = 0.0) -> tuple[float, int]:
     """When, and with how many of 4 blocks, a worker comes back that takes 2 seconds and is recalled at a time."""
     fleet = pl.SimulatedFleet(constant(2.0, 1.0), recall=recall, network=pl.Network(latency=transfer))
-    crew = fleet.open(seed=0)
-    crew.wait()
-    crew.start(ticket(0, blocks=4))
-    crew.wake_at(at)
-    assert list(crew.wait()) == [Rang(at)]
-    crew.recall(ticket(0, blocks=4))
-    (arrived,) = crew.wait()
+    group = fleet.open(seed=0)
+    group.wait()
+    group.start(ticket(0, blocks=4))
+    group.wake_at(at)
+    assert list(group.wait()) == [Rang(at)]
+    group.recall(ticket(0, blocks=4))
+    (arrived,) = group.wait()
     assert isinstance(arrived, Arrived)
     assert arrived.ticket == ticket(0, blocks=4)
-    assert list(crew.wait()) == []
+    assert list(group.wait()) == []
     return arrived.at, arrived.done
 
 
@@ -399,10 +399,10 @@ def test_a_batch_holds_events_of_one_instant_only_although_others_were_stopped()
 
 
 def test_alarms_that_fall_on_one_picosecond_ring_once() -> None:
-    crew = pl.SimulatedFleet(constant(9.0)).open(seed=0)
-    crew.wait()
-    crew.wake_at(0.5 + 1e-15)
-    crew.wake_at(0.5 + 2e-15)
-    (rang,) = crew.wait()
+    group = pl.SimulatedFleet(constant(9.0)).open(seed=0)
+    group.wait()
+    group.wake_at(0.5 + 1e-15)
+    group.wake_at(0.5 + 2e-15)
+    (rang,) = group.wait()
     assert rang.at >= 0.5 + 2e-15
-    assert list(crew.wait()) == []
+    assert list(group.wait()) == []

@@ -18,7 +18,7 @@ import pytest
 from support.link import DEVICE
 from support.ray_cluster import SOON
 
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parents[2]
 OURS, THEIRS = "10.77.0.1", "10.77.0.2"
 TOKEN = secrets.token_hex(16)
 RAY = Path(sys.executable).with_name("ray")

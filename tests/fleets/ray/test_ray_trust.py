@@ -39,7 +39,7 @@ class Stranger:
         self.saw: list[str] = []
         monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
         monkeypatch.delenv(connection.TRUSTED, raising=False)
-        monkeypatch.setattr(connection, "_check_reachable", lambda address: None)
+        monkeypatch.setattr(connection, "check_reachable", lambda address: None)
         monkeypatch.setattr(ray, "init", self.contact)
         monkeypatch.setattr("ray._raylet.GcsClient", self.contact)
         monkeypatch.setattr(
@@ -61,19 +61,19 @@ def stranger(monkeypatch: pytest.MonkeyPatch) -> Stranger:
 
 def test_an_address_from_a_file_gets_no_token(stranger: Stranger) -> None:
     with pytest.raises(pl.ConfigError, match=r"only a file names that address: if you trust it, give --address 203"):
-        connection._connect(ADDRESS, {}, trusted=False)
+        connection.connect(ADDRESS, {}, trusted=False)
     assert stranger.saw == ["nothing"]
 
 
 def test_nor_where_ray_would_send_it_to_anybody(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(pl.ConfigError, match="would be sent this machine's token"):
-        connection._connect(ADDRESS, {}, trusted=False)
+        connection.connect(ADDRESS, {}, trusted=False)
     assert stranger.saw == []
 
 
 def test_an_address_that_the_user_names_gets_it(stranger: Stranger) -> None:
-    connection._connect(ADDRESS, {}, trusted=True)
+    connection.connect(ADDRESS, {}, trusted=True)
     assert stranger.saw == ["nothing", "token", "token"]
 
 
@@ -82,14 +82,14 @@ def test_so_does_one_that_the_environment_names(
     trusted: str, stranger: Stranger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(connection.TRUSTED, trusted)
-    connection._connect(ADDRESS, {}, trusted=False)
+    connection.connect(ADDRESS, {}, trusted=False)
     assert stranger.saw[-1] == "token"
 
 
 def test_no_part_of_an_address_is_trusted(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(connection.TRUSTED, f"{ADDRESS}0 {ADDRESS[:-1]} x{ADDRESS}")
     with pytest.raises(pl.ConfigError, match="only a file names"):
-        connection._connect(ADDRESS, {}, trusted=False)
+        connection.connect(ADDRESS, {}, trusted=False)
 
 
 def test_files_are_told_from_users() -> None:

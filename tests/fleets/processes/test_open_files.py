@@ -18,8 +18,8 @@ def open_files() -> int:
 
 
 def launch(workers: int) -> None:
-    crew, _ = pl.ProcessFleet(workers).launch(workload_of(digits_task(), [], 32), seed=0)
-    crew.close()
+    group, _ = pl.ProcessFleet(workers).launch(workload_of(digits_task(), [], 32), seed=0)
+    group.close()
 
 
 def test_too_few_are_told_with_how_many_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,11 +224,11 @@ def test_workers_can_be_made_slow() -> None:
 def test_workers_may_be_ready_before_the_server_listens() -> None:
     """Then it hears of a process's birth, and from the process itself, at the same moment."""
     for _ in range(2):  # torch is loaded where processes come from only when the first are needed
-        crew, _ = pl.ProcessFleet(2).launch(workload_of(digits_task(), [], 32), seed=0)
-        with closing(crew):
+        group, _ = pl.ProcessFleet(2).launch(workload_of(digits_task(), [], 32), seed=0)
+        with closing(group):
             time.sleep(1.0)
-            assert [event.worker for event in crew.wait() if isinstance(event, Joined)] == [0, 1]
-            assert crew.pids.keys() == crew.present == {0, 1}
+            assert [event.worker for event in group.wait() if isinstance(event, Joined)] == [0, 1]
+            assert group.pids.keys() == group.ready == {0, 1}
 
 
 def test_a_factor_makes_a_worker_so_many_times_as_slow() -> None:
@@ -251,16 +251,16 @@ def test_a_recalled_worker_hands_in_its_finished_blocks() -> None:
 
 def test_nobody_burns_the_processor_while_waiting() -> None:
     fleet = pl.ProcessFleet(2, slow={0: pl.Constant(1.5), 1: pl.Constant(1.5)})
-    crew, contributions = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
-    with closing(crew):
-        crew.wait()
-        pids = [*crew.pids.values(), os.getpid()]
+    group, contributions = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
+    with closing(group):
+        group.wait()
+        pids = [*group.pids.values(), os.getpid()]
         before = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
         for worker in range(2):
             ticket = Ticket(worker, worker, 0)
             contributions.promise(ticket, np.arange(32))
-            crew.start(ticket)
-        assert [type(event) for _ in range(2) for event in crew.wait()] == [Arrived, Arrived]
+            group.start(ticket)
+        assert [type(event) for _ in range(2) for event in group.wait()] == [Arrived, Arrived]
         used = [sum(psutil.Process(pid).cpu_times()[:2]) - ago for pid, ago in zip(pids, before, strict=True)]
     assert max(used) < 0.3  # of a second and a half
 
@@ -272,12 +272,12 @@ def test_workers_are_gone_after_the_run() -> None:
         return {child.pid for child in alive if not any("multiprocessing" in part for part in child.cmdline())}
 
     train(digits_task(), pl.Synchronous(), pl.ProcessFleet(2), 2)
-    nursery = workers()
+    fork_server = workers()
     descriptors = psutil.Process().num_fds()
     for _ in range(3):
         train(digits_task(), pl.Asynchronous(), pl.ProcessFleet(3), 5)
-    assert workers() == nursery
-    assert len(nursery) == 1, [psutil.Process(pid).cmdline() for pid in nursery]
+    assert workers() == fork_server
+    assert len(fork_server) == 1, [psutil.Process(pid).cmdline() for pid in fork_server]
     assert psutil.Process().num_fds() == descriptors
 
 

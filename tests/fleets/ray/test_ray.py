@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
 ]
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parents[2]
 FAULTS = [faults.die_before_the_answer, faults.die_around_the_answer]
 MODELS = [pl.ModelAveraging(every=4), pl.EnsembleCompression(every=4)]
 SOON = pl.SilenceTimeout(factor=5.0, at_least=3.0, at_first=120.0)
@@ -65,15 +65,15 @@ def events(run: pl.Run, kind: type) -> list[Any]:
 
 
 class OnCluster(FleetContract):
-    near: bool
+    local: bool
     updates = 15
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _on(cls, cluster: Nodes) -> Iterator[None]:
         slow = dict.fromkeys(range(3), pl.Constant(0.01))
-        described = pl.RayFleet(3, {"CPU": 0.3}, address=cluster.address, share_memory=cls.near, slow=slow)
-        with described.standing() as cls.fleet:
+        described = pl.RayFleet(3, {"CPU": 0.3}, address=cluster.address, share_memory=cls.local, slow=slow)
+        with described.persistent() as cls.fleet:
             yield
 
     def test_a_lost_worker_becomes_left_and_training_goes_on(self) -> None:
@@ -88,19 +88,19 @@ class OnCluster(FleetContract):
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-class TestNear(OnCluster):
+class TestLocal(OnCluster):
     """On the machine of the server: they share its memory."""
 
-    near = True
+    local = True
 
 
-class TestFar(OnCluster):
+class TestRemote(OnCluster):
     """On other machines, as far as they know."""
 
-    near = False
+    local = False
 
 
-def test_near_far_and_processes_compute_the_same_bits(cluster: Nodes) -> None:
+def test_local_remote_and_processes_compute_the_same_bits(cluster: Nodes) -> None:
     """Of a model with batch normalisation, whose weights take several pieces."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 500), torch.nn.BatchNorm1d(500), torch.nn.Linear(500, 10)).double()
@@ -133,33 +133,33 @@ def test_what_a_lost_call_did_counts_once_or_not_at_all(
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
-def test_death_is_noticed(near: bool, cluster: Nodes) -> None:
+@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
+def test_death_is_noticed(local: bool, cluster: Nodes) -> None:
     """Of a worker that has nothing to do, so that no deadline ends; and another one comes.
 
     How soon it is noticed: benchmarks/ray_fleet.py.
     """
-    fleet = pl.RayFleet(2, share_memory=near, address=cluster.address)
-    crew, _ = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
-    with closing(crew):
-        crew.wait()
+    fleet = pl.RayFleet(2, share_memory=local, address=cluster.address)
+    group, _ = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
+    with closing(group):
+        group.wait()
         for worker in (0, 1):
-            os.kill(crew.pids[worker], signal.SIGKILL)
-            (left,) = crew.wait()
+            os.kill(group.pids[worker], signal.SIGKILL)
+            (left,) = group.wait()
             assert isinstance(left, Left)
             assert left.worker == worker
-        assert {type(event) for event in (*crew.wait(), *crew.wait())} == {Joined}
+        assert {type(event) for event in (*group.wait(), *group.wait())} == {Joined}
 
 
-@pytest.mark.parametrize("near", [True, False], ids=["near", "far"])
+@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
 def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
-    near: bool, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    local: bool, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = dict.fromkeys(range(2), pl.Constant(0.02))
-    fleet = pl.RayFleet(2, share_memory=near, address=cluster.address, slow=slow, deadline=SOON)
+    fleet = pl.RayFleet(2, share_memory=local, address=cluster.address, slow=slow, deadline=SOON)
     run = train(struck(faults.stop, tmp_path / "marks", at=5), pl.Synchronous(), fleet, 60)
     left, *_ = events(run, Left)  # on a machine that stands still now and then, others may be given up too
-    assert f"worker {left.worker} said nothing for" in caplog.text
+    assert f"worker {left.worker} was silent for" in caplog.text
     assert run.ended == "updates"
 
 
@@ -203,21 +203,23 @@ def test_a_run_begins_without_a_worker_that_finds_no_place(
     cluster: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its node dies while it starts, and there is no other one."""
-    monkeypatch.setattr("paceline.fleets.ray.process.PLACE_WITHIN", 15.0)
+    monkeypatch.setattr("paceline.fleets.ray.launcher.EXPECTED_FOR", 15.0)
     doomed, spare = cluster.add(1, labels={"part": "doomed"}), cluster.add(1, labels={"part": "spare"})
     doom = [doomed]
 
-    def judge(model: torch.nn.Module) -> dict[str, float]:  # first of all when workers were asked for, and are not here
+    def evaluate(
+        model: torch.nn.Module,
+    ) -> dict[str, float]:  # the first time while the workers start
         while doom:
             cluster.kill(doom.pop())
         return {"loss": 0.0}
 
     try:
         fleet = pl.RayFleet(2, address=cluster.address, labels=("part=doomed", "part=spare"))
-        run = train(replace(digits_task(), evaluate=judge), pl.Synchronous(), fleet, updates=5)
+        run = train(replace(digits_task(), evaluate=evaluate), pl.Synchronous(), fleet, updates=5)
         assert (run.ended, run.history[-1].updates) == ("updates", 5)
         assert [event.worker for event in events(run, Joined)] == [1]
-        assert "worker 0 has found no place: the run begins without it" in caplog.text
+        assert "worker 0 found no free resources: the run begins without it" in caplog.text
     finally:
         for node in (doomed, spare):
             cluster.remove(node)

@@ -9,18 +9,18 @@ from contextlib import contextmanager
 import pytest
 
 from paceline.fleets.ray import local
-from paceline.fleets.ray.callback_thread import Switchboard
+from paceline.fleets.ray.local import CallbackThread, DescriptorServer
 
 
 @contextmanager
-def desk() -> Iterator[local.Desk]:
-    switchboard = Switchboard()
-    opened = local.Desk(switchboard)
+def serving() -> Iterator[DescriptorServer]:
+    callbacks = CallbackThread()
+    server = DescriptorServer(callbacks)
     try:
-        yield opened
+        yield server
     finally:
-        switchboard.close()
-        opened.close()
+        callbacks.close()
+        server.close()
 
 
 def silent(name: str) -> socket.socket:
@@ -30,16 +30,16 @@ def silent(name: str) -> socket.socket:
 
 
 def test_who_says_nothing_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "PATIENCE", 60.0)
+    monkeypatch.setattr(local, "CONNECT_WITHIN", 60.0)
     waited = threading.Event()
     reading, writing = os.pipe()
-    with desk() as opened:
-        key = opened.expect([reading], lambda: None)
-        quiet = [silent(opened.name) for _ in range(3)]
+    with serving() as server:
+        key = server.expect([reading], lambda: None)
+        quiet = [silent(server.name) for _ in range(3)]
         joined: list[object] = []
 
         def join() -> None:
-            joined.append(local.join(opened.name, key))
+            joined.append(local.receive_descriptors(server.name, key))
             waited.set()
 
         threading.Thread(target=join, daemon=True).start()
@@ -56,9 +56,9 @@ def test_who_says_nothing_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_silent_connections_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "MOST_SILENT", 2)
-    with desk() as opened:
-        first, *others = [silent(opened.name) for _ in range(3)]
+    monkeypatch.setattr(local, "MAX_SILENT", 2)
+    with serving() as server:
+        first, *others = [silent(server.name) for _ in range(3)]
         first.settimeout(60.0)
         assert first.recv(1) == b""  # it made room
         for each in (first, *others):
@@ -67,17 +67,17 @@ def test_silent_connections_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("key", [b"wrong" * 4, b""], ids=["a wrong key", "no key"])
 def test_who_has_no_key_is_turned_away(key: bytes) -> None:
-    with desk() as opened, silent(opened.name) as connection:
+    with serving() as server, silent(server.name) as connection:
         connection.settimeout(60.0)
         connection.sendall(key or b"?")
         assert connection.recv(16) == b""
 
 
 def test_other_users_are_turned_away_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    with desk() as opened:
-        key = opened.expect([0], lambda: None)
+    with serving() as server:
+        key = server.expect([0], lambda: None)
         monkeypatch.setattr(os, "getuid", lambda: 12345)  # who connects is then somebody else
-        with silent(opened.name) as connection:
+        with silent(server.name) as connection:
             connection.settimeout(60.0)
             assert connection.recv(16) == b""  # though it has sent nothing
-        assert opened._expected.keys() == {key}  # nobody has used up what a worker needs
+        assert server.expected_keys == {key}  # nobody has used up what a worker needs

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import paceline as pl
 from paceline.core.messages import Arrived, Event, Halt, Joined, Left, Rang, Start, Ticket, gradient
 from paceline.theory.runtime.costs import runtime
-from paceline.trace.reading import Trace
+from paceline.trace.record import Trace
 from support.digits import digits_task, train
 from support.updates import arrivals, update_times, updates
 
@@ -153,37 +153,37 @@ def test_who_is_not_stopped_takes_the_servers_time_though_it_is_late() -> None:
 @pytest.mark.parametrize("recall", RECALLS)
 @pytest.mark.parametrize("at", [1.25, 1.5, 1.75])  # it waits from 1 on, and is dealt with from 1.5 on
 def test_what_is_at_the_server_cannot_be_recalled(recall: Literal["complete", "block", "abandon"], at: float) -> None:
-    crew = pl.SimulatedFleet(constant(1.0, 1.0), recall=recall, server_seconds=0.5).open(seed=0)
-    crew.wait()
+    group = pl.SimulatedFleet(constant(1.0, 1.0), recall=recall, server_seconds=0.5).open(seed=0)
+    group.wait()
     for worker in (0, 1):
-        crew.start(ticket(worker, worker, blocks=4))
-    crew.wake_at(at)
-    events = [event for _ in range(3) for event in _wait_and_recall_at_the_alarm(crew)]
+        group.start(ticket(worker, worker, blocks=4))
+    group.wake_at(at)
+    events = [event for _ in range(3) for event in _wait_and_recall_at_the_alarm(group)]
     assert [event for event in events if isinstance(event, Arrived)] == [
         Arrived(1.5, ticket(0, 0, blocks=4), 4),
         Arrived(2.0, ticket(1, 1, blocks=4), 4),
     ]
-    assert list(crew.wait()) == []
+    assert list(group.wait()) == []
 
 
-def _wait_and_recall_at_the_alarm(crew: Any) -> Sequence[Event]:
-    events: Sequence[Event] = crew.wait()
+def _wait_and_recall_at_the_alarm(group: Any) -> Sequence[Event]:
+    events: Sequence[Event] = group.wait()
     if any(isinstance(event, Rang) for event in events):
-        crew.recall(ticket(1, 1, blocks=4))
+        group.recall(ticket(1, 1, blocks=4))
     return events
 
 
 def test_who_is_recalled_before_it_reached_the_server_waits_for_its_turn() -> None:
     """Recalled at 1 it has the first two blocks ready at 1.5, when the server is still at the other one."""
-    crew = pl.SimulatedFleet(constant(1.25, 3.0), server_seconds=1.0).open(seed=0)
-    crew.wait()
-    crew.start(ticket(0, 0))
-    crew.start(ticket(1, 1, blocks=4))
-    crew.wake_at(1.0)
-    assert list(crew.wait()) == [Rang(1.0)]
-    crew.recall(ticket(1, 1, blocks=4))
-    assert list(crew.wait()) == [Arrived(2.25, ticket(0, 0), 1)]
-    assert list(crew.wait()) == [Arrived(3.25, ticket(1, 1, blocks=4), 2)]
+    group = pl.SimulatedFleet(constant(1.25, 3.0), server_seconds=1.0).open(seed=0)
+    group.wait()
+    group.start(ticket(0, 0))
+    group.start(ticket(1, 1, blocks=4))
+    group.wake_at(1.0)
+    assert list(group.wait()) == [Rang(1.0)]
+    group.recall(ticket(1, 1, blocks=4))
+    assert list(group.wait()) == [Arrived(2.25, ticket(0, 0), 1)]
+    assert list(group.wait()) == [Arrived(3.25, ticket(1, 1, blocks=4), 2)]
 
 
 @pytest.mark.parametrize("ties", TIES)
@@ -215,15 +215,15 @@ def test_who_comes_back_while_the_server_is_at_what_it_lost_works_anew() -> None
 
 def test_a_batch_is_answered_before_the_server_takes_up_the_next() -> None:
     """At 2 an alarm rings, worker 0 was dealt with, and worker 1 waits: stopped, it does not hold worker 2 up."""
-    crew = pl.SimulatedFleet(constant(1.0, 1.25, 1.5), ties="batch", server_seconds=1.0).open(seed=0)
-    crew.wait()
+    group = pl.SimulatedFleet(constant(1.0, 1.25, 1.5), ties="batch", server_seconds=1.0).open(seed=0)
+    group.wait()
     for worker in range(3):
-        crew.start(ticket(worker, worker))
-    crew.wake_at(2.0)
-    assert list(crew.wait()) == [Arrived(2.0, ticket(0, 0), 1), Rang(2.0)]
-    crew.halt(ticket(1, 1))
-    assert list(crew.wait()) == [Arrived(3.0, ticket(2, 2), 1)]
-    assert list(crew.wait()) == []
+        group.start(ticket(worker, worker))
+    group.wake_at(2.0)
+    assert list(group.wait()) == [Arrived(2.0, ticket(0, 0), 1), Rang(2.0)]
+    group.halt(ticket(1, 1))
+    assert list(group.wait()) == [Arrived(3.0, ticket(2, 2), 1)]
+    assert list(group.wait()) == []
 
 
 # Whatever happens
@@ -276,22 +276,22 @@ def test_every_contribution_arrives_once_or_is_stopped_and_none_before_the_serve
 
 @given(fleet=fleets(), actions=st.lists(st.integers(0, 9), min_size=20, max_size=60))
 @settings(max_examples=100)
-def test_a_crew_that_is_put_aside_anywhere_goes_on_as_if_nothing_had_been(
+def test_a_group_restored_from_any_checkpoint_continues_as_if_nothing_had_happened(
     fleet: pl.SimulatedFleet, actions: list[int]
 ) -> None:
     straight, broken = _Driven(fleet), _Driven(fleet)
     for action in actions:
         broken.resume()
         assert straight.act(action) == broken.act(action)
-        assert straight.crew.state() == broken.crew.state()
+        assert straight.group.state() == broken.group.state()
 
 
 class _Driven:
-    """A crew whose workers always have something to do; actions stop or recall one of them."""
+    """A group whose workers always have something to do; actions stop or recall one of them."""
 
     def __init__(self, fleet: pl.SimulatedFleet) -> None:
         self.fleet = fleet
-        self.crew = fleet.open(seed=1)
+        self.group = fleet.open(seed=1)
         self.present: set[int] = set()
         self.running: dict[int, Ticket] = {}
         self.recalled: set[Ticket] = set()
@@ -302,12 +302,12 @@ class _Driven:
         """0 to 3: stop or recall the work of a worker, in turns; always: wait, and give out new work."""
         if (own := self.running.get(action)) is not None:
             if own.serial % 2:
-                self.crew.halt(self.running.pop(action))
+                self.group.halt(self.running.pop(action))
                 self.start(action)
             elif own not in self.recalled:
                 self.recalled.add(own)
-                self.crew.recall(own)
-        events = self.crew.wait()
+                self.group.recall(own)
+        events = self.group.wait()
         for event in events:
             if isinstance(event, Arrived):
                 assert self.running.pop(event.ticket.worker) == event.ticket
@@ -323,30 +323,30 @@ class _Driven:
     def start(self, worker: int) -> None:
         self.running[worker] = own = ticket(self.serial, worker, blocks=3)
         self.serial += 1
-        self.crew.start(own)
+        self.group.start(own)
 
     def resume(self) -> None:
-        state = json.loads(json.dumps(self.crew.state()))
-        self.crew = self.fleet.open(seed=1)
-        self.crew.restore(state)
+        state = json.loads(json.dumps(self.group.state()))
+        self.group = self.fleet.open(seed=1)
+        self.group.restore(state)
 
 
-def busy_crew() -> Any:
+def busy_group() -> Any:
     """The server is at one contribution, and another waits."""
-    crew = pl.SimulatedFleet(constant(1.0, 1.0, 9.0), server_seconds=0.5).open(seed=0)
-    crew.wait()
+    group = pl.SimulatedFleet(constant(1.0, 1.0, 9.0), server_seconds=0.5).open(seed=0)
+    group.wait()
     for worker in range(3):
-        crew.start(ticket(worker, worker))
-    crew.wake_at(1.25)
-    crew.wait()
-    return crew
+        group.start(ticket(worker, worker))
+    group.wake_at(1.25)
+    group.wait()
+    return group
 
 
 @pytest.mark.parametrize(
     "server", [{}, {"turn": None, "there": []}, {"turn": "soon", "there": [0, 1]}, {"turn": 0, "there": 2}, None]
 )
 def test_a_forged_state_of_the_server_is_refused(server: object) -> None:
-    state = busy_crew().state()
+    state = busy_group().state()
     assert state["server"] == {"turn": 1_500_000_000_000, "there": [0, 1]}
     with pytest.raises((LookupError, TypeError, ValueError)):
         pl.SimulatedFleet(constant(1.0, 1.0, 9.0), server_seconds=0.5).open(seed=0).restore({**state, "server": server})

@@ -20,28 +20,28 @@ from torch import Tensor, nn
 import paceline as pl
 from paceline.core.messages import Event, Joined, Left
 from paceline.fleets.processes import fork_server
-from paceline.fleets.processes.fork_server import NURSERY
+from paceline.fleets.processes.fork_server import FORK_SERVER
 from paceline.fleets.processes.group import ProcessWorkers
 from paceline.learning.workload import workload_of
 from support import faults
 from support.digits import digits_task, linear
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 @contextmanager
-def crew_of(workers: int, task: pl.Task | None = None, **options: Any) -> Iterator[ProcessWorkers]:
-    crew, _ = pl.ProcessFleet(workers, **options).launch(workload_of(task or digits_task(), [], 32), seed=0)
-    with closing(crew):
-        crew.wait()
-        yield crew
+def running(workers: int, task: pl.Task | None = None, **options: Any) -> Iterator[ProcessWorkers]:
+    group, _ = pl.ProcessFleet(workers, **options).launch(workload_of(task or digits_task(), [], 32), seed=0)
+    with closing(group):
+        group.wait()
+        yield group
 
 
-def heard(crew: ProcessWorkers, until: set[int]) -> list[Event]:
+def heard(group: ProcessWorkers, until: set[int]) -> list[Event]:
     """What happens until these workers have joined."""
     events: list[Event] = []
     while not until <= {event.worker for event in events if isinstance(event, Joined)}:
-        events += crew.wait()
+        events += group.wait()
     return events
 
 
@@ -71,44 +71,44 @@ def is_zombie(pid: int) -> bool:
 
 
 def test_a_worker_that_was_asked_for_and_never_started_counts_as_ended(caplog: pytest.LogCaptureFixture) -> None:
-    with crew_of(2) as crew:
-        stop(NURSERY.pid)
-        os.kill(crew.pids[0], signal.SIGKILL)
-        (left,) = crew.wait()  # noticed without the fork server's help, and a replacement was asked for
+    with running(2) as group:
+        stop(FORK_SERVER.pid)
+        os.kill(group.pids[0], signal.SIGKILL)
+        (left,) = group.wait()  # noticed without the fork server's help, and a replacement was asked for
         assert isinstance(left, Left)
-        before = NURSERY.pid
+        before = FORK_SERVER.pid
         os.kill(before, signal.SIGKILL)  # it has read nothing: the request dies with it, and so does the other worker
-        assert [event.worker for event in heard(crew, {0, 1}) if isinstance(event, Left)] == [1]
-        assert NURSERY.pid != before
+        assert [event.worker for event in heard(group, {0, 1}) if isinstance(event, Left)] == [1]
+        assert FORK_SERVER.pid != before
     assert "worker 0 could not be started" in caplog.text
-    assert "worker 1 ended with the process that had started it" in caplog.text
+    assert "worker 1 ended with the fork server" in caplog.text
 
 
 def test_one_that_is_stopped_is_ended_when_somebody_waits_for_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with crew_of(2) as crew:
-        monkeypatch.setattr(fork_server, "BEGUN_WITHIN", 0.3)
-        before = NURSERY.pid
+    with running(2) as group:
+        monkeypatch.setattr(fork_server, "START_WITHIN", 0.3)
+        before = FORK_SERVER.pid
         stop(before)
-        os.kill(crew.pids[0], signal.SIGKILL)
-        (left,) = crew.wait()
+        os.kill(group.pids[0], signal.SIGKILL)
+        (left,) = group.wait()
         assert isinstance(left, Left)
-        joined = crew.wait()
-        monkeypatch.setattr(fork_server, "BEGUN_WITHIN", 60.0)  # for the next one, whatever the machine is at
-        heard(crew, {0, 1} - {event.worker for event in joined if isinstance(event, Joined)})
-        assert NURSERY.pid != before
+        joined = group.wait()
+        monkeypatch.setattr(fork_server, "START_WITHIN", 60.0)  # for the next one, whatever the machine is at
+        heard(group, {0, 1} - {event.worker for event in joined if isinstance(event, Joined)})
+        assert FORK_SERVER.pid != before
     assert "was not ready after" in caplog.text
 
 
 def test_a_run_ends_while_it_is_stopped() -> None:
-    with crew_of(2) as crew:
-        pids = [*crew.pids.values()]
-        stop(NURSERY.pid)
+    with running(2) as group:
+        pids = [*group.pids.values()]
+        stop(FORK_SERVER.pid)
     try:
         wait_until_gone(pids)
     finally:
-        os.kill(NURSERY.pid, signal.SIGCONT)
+        os.kill(FORK_SERVER.pid, signal.SIGCONT)
 
 
 class Telling(nn.Module):
@@ -160,18 +160,18 @@ def test_a_replacement_may_take_as_long_to_start_as_a_first_worker(tmp_path: Pat
     slow, going_on = tmp_path / "slow", tmp_path / "going on"
     task = digits_task(SlowToUnpack(linear(), slow, going_on))
     deadline = pl.SilenceTimeout(factor=2.0, at_least=0.1, at_first=120.0)
-    with crew_of(1, task, deadline=deadline) as crew:
-        (member,) = crew._roster.members
-        member.past.add(0.001)  # a mini-batch took no time at all
+    with running(1, task, deadline=deadline) as group:
+        (worker,) = group.supervisor.workers
+        worker.history.add(0.001)  # a mini-batch took no time at all
         slow.touch()
-        os.kill(crew.pids[0], signal.SIGKILL)
-        assert [type(event) for event in crew.wait()] == [Left]
-        began = crew._listened
-        while crew._listened < began + 0.6:  # six times what is learnt
-            crew._listen()
+        os.kill(group.pids[0], signal.SIGKILL)
+        assert [type(event) for event in group.wait()] == [Left]
+        began = group.waited
+        while group.waited < began + 0.6:  # six times what is learnt
+            group._wait_once()
         going_on.touch()
-        assert [type(event) for event in crew.wait()] == [Joined]
-        assert member.fruitless == 1
+        assert [type(event) for event in group.wait()] == [Joined]
+        assert worker.failures == 1
 
 
 # What outlives nobody
@@ -206,7 +206,7 @@ def test_what_user_code_starts_in_a_worker_goes_with_the_run(tmp_path: Path) -> 
 
 
 def test_workers_have_sessions_of_their_own() -> None:
-    with crew_of(1) as crew:
-        worker = crew.pids[0]
+    with running(1) as group:
+        worker = group.pids[0]
         assert os.getsid(worker) == worker  # what it starts can be told from what others have
-        assert os.getsid(NURSERY.pid) == NURSERY.pid  # a signal to the whole group is for the server
+        assert os.getsid(FORK_SERVER.pid) == FORK_SERVER.pid  # a signal to the whole group is for the server
