@@ -19,7 +19,7 @@ from measuring import save
 
 import paceline as pl
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
-from paceline.trace.record import TraceWriter
+from paceline.trace.writing import TraceWriter
 
 EVENTS = {16: 30_000, 10_000: 80_000}
 ROUNDS = 2

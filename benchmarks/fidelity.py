@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import paceline as pl
 from paceline.core.messages import Event, Step
-from paceline.trace.record import Trace
+from paceline.trace.reading import Trace
 
 MEDIANS = (0.04, 0.05, 0.06, 0.16)  # seconds a mini-batch
 FIRST_SECONDS = 6.0

@@ -33,7 +33,7 @@ import paceline as pl
 from paceline.core.messages import Arrived, Event, Instruction, Start, Ticket
 from paceline.engine.loop import Loop, NoLearner, Update, seldom_collecting
 from paceline.learning.model_state import message_bytes
-from paceline.trace.record import TraceWriter
+from paceline.trace.writing import TraceWriter
 
 WORKERS = (10, 100, 1000)
 MINI_BATCH = pl.LogNormal(median=0.1, sigma=0.2)

@@ -46,7 +46,7 @@ import paceline as pl
 from paceline.core.messages import Arrived, Drop, Halt, Joined, Left, Start, Step, Ticket
 from paceline.fleets.processes.fork_server import FORK_SERVER
 from paceline.storage import saved_models
-from paceline.trace.record import Spoiled
+from paceline.trace.format import NonFinite
 
 TESTS = Path(__file__).parents[1] / "tests"
 WORKERS, LR, BATCH_SIZE, NOT_FINITE = 4, 0.05, 8, 7  # the last: which sample
@@ -315,7 +315,8 @@ def examine(run: pl.Run) -> dict[str, Any]:
     assert facts["Step"] >= run.history[-1].updates
     return {
         "seconds": round(run.history[-1].seconds, 1), "updates": run.history[-1].updates, "tickets": facts["Start"],
-        "halted": facts["Halt"], "dropped": facts["Drop"], "left": facts["Left"], "not finite": facts[Spoiled.__name__],
+        "halted": facts["Halt"], "dropped": facts["Drop"], "left": facts["Left"],
+        "not finite": facts[NonFinite.__name__],
     }  # fmt: skip
 
 

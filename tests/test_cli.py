@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import main
-from paceline.trace.record import read_trace
+from paceline.trace.reading import read_trace
 
 ROOT = Path(__file__).parents[1]
 TINY = """

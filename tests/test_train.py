@@ -28,7 +28,7 @@ import paceline as pl
 from paceline.core.messages import Ticket
 from paceline.fleets.base import Fleet
 from paceline.learning.loss import Loss
-from paceline.trace.record import Spoiled
+from paceline.trace.format import NonFinite
 from support import repeatable
 from support.digits import Noted, digits, digits_task, linear, rows, train, weights
 from support.quadratic import Consecutive, half_square, quadratic
@@ -798,7 +798,7 @@ def test_a_contribution_that_is_not_finite_is_left_out_of_the_mean_and_reported(
     torch.testing.assert_close(weights(run.model), weights(expected), rtol=0, atol=1e-10)
     assert (run.ended, run.problem) == ("updates", None)
     assert [(ticket.worker, ticket.version) for ticket in run.spoiled] == [(1, version) for version in range(6)]
-    assert [fact.ticket for fact in run.trace if isinstance(fact, Spoiled)] == list(run.spoiled)
+    assert [fact.ticket for fact in run.trace if isinstance(fact, NonFinite)] == list(run.spoiled)
     assert run.summary()["spoiled_by_worker"] == {"1": 6}
     messages = [record.getMessage() for record in caplog.records if record.name == "paceline"]
     assert len(messages) == 6
@@ -846,7 +846,7 @@ def test_when_a_whole_round_is_not_finite_the_run_ends_with_the_weights_it_had(t
     assert torch.equal(saved["weight"], linear().weight)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["ended"], summary["problem"]) == ("diverged", run.problem)
-    spoiled = [fact.ticket.worker for fact in pl.read_trace(tmp_path) if isinstance(fact, Spoiled)]
+    spoiled = [fact.ticket.worker for fact in pl.read_trace(tmp_path) if isinstance(fact, NonFinite)]
     assert sorted(spoiled) == [0, 1, 2, 3, 4]
 
 

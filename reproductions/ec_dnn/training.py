@@ -30,7 +30,7 @@ from paceline.learning.workload import workload_of
 from paceline.randomness import stream
 from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.strategies.model_averaging import ModelAveraging
-from paceline.trace.record import TraceWriter
+from paceline.trace.writing import TraceWriter
 from reproductions.datasets.cifar import ChannelsLast, Cifar10, cifar10
 from reproductions.ec_dnn.looks import look, training_losses
 from reproductions.models.networks import lenet, nin

@@ -29,7 +29,7 @@ from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.synchronous import Synchronous
 from paceline.theory.runtime.order_statistics import exponential_order_statistic
-from paceline.trace.record import Trace
+from paceline.trace.reading import Trace
 from reproductions.pipeline.card import Claim, within
 
 WORKERS, QUORUM, BLOCKS = 10, 7, 4

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paceline.strategies.model_averaging import ModelAveraging
     from paceline.strategies.regrouped import Regrouped
     from paceline.strategies.synchronous import Synchronous
-    from paceline.trace.record import read_trace
+    from paceline.trace.reading import read_trace
 
 __version__ = "0.1.0"
 
@@ -64,7 +64,7 @@ _HOME = {
     "paceline.strategies.regrouped": ("Regrouped",),
     "paceline.strategies.synchronous": ("Synchronous",),
     "paceline.storage.saved_models": ("load",),
-    "paceline.trace.record": ("read_trace",),
+    "paceline.trace.reading": ("read_trace",),
     "paceline.engine.train": ("simulate", "train"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

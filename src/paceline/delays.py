@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
-from paceline.trace.record import Trace, read_trace
+from paceline.trace.reading import Trace, read_trace
 
 DRAWN_AT_ONCE = 64
 
@@ -190,7 +190,11 @@ class Empirical:
 
     @classmethod
     def from_trace(cls, trace: Trace | Path | str, worker: int | None = None, in_order: bool = False) -> "Empirical":
-        """What a recorded run took for each piece of work that was finished: of one worker, or of all."""
+        """What a mini-batch took in a recorded run, whatever the kind of work was: of one worker, or of all.
+
+        Messages and labels by other workers' models are left out. Of work that a recall ended early, the time of the
+        blocks that were done is scaled up.
+        """
         recorded = trace if isinstance(trace, Trace) else read_trace(trace)
         values = [seconds for who, seconds in recorded.durations() if worker is None or who == worker]
         if not values:

@@ -18,7 +18,7 @@ from paceline.core.messages import Arrived, Assign, Drop, Halt, Joined, Left, Re
 from paceline.strategies.grouped import groups_by_label, groups_by_speed
 from paceline.strategies.regrouped import Regrouped
 from paceline.testing import Moment, Rehearsal, scripts
-from paceline.trace.record import Trace
+from paceline.trace.reading import Trace
 
 WINDOW, MARGIN, TOLERANCE = 5, 0.2, 0.5
 RULE = Regrouped(tolerance=TOLERANCE, margin=MARGIN, window=WINDOW)

@@ -11,7 +11,7 @@ import pytest
 import paceline as pl
 from paceline.reports.perfetto import write_perfetto
 from paceline.reports.picture import gather
-from paceline.trace.record import Trace
+from paceline.trace.reading import Trace
 from paceline.trace.timeline import KINDS
 
 REQUIRED = {

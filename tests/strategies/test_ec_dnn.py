@@ -13,7 +13,7 @@ import paceline as pl
 from paceline.core.messages import Start, Step, Ticket, local_steps
 from paceline.learning.models.averaging import Averaging
 from paceline.learning.models.ensemble import Ensemble, NormalEquations
-from paceline.trace.record import Fact
+from paceline.trace.format import Fact
 from support.digits import Noted, digits, rows, weights
 from support.local_models import fleet, members, mlp, run, sgd, trained_by_hand, trainers
 

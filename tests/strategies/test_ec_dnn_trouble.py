@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import paceline as pl
 from paceline.core.messages import Step
-from paceline.trace.record import Spoiled
+from paceline.trace.format import NonFinite
 from support.digits import digits, digits_task, weights
 from support.local_models import fleet, members, mlp, run, sgd
 from support.quadratic import Consecutive
@@ -96,7 +96,7 @@ def test_a_model_that_is_not_finite_is_left_out_reported_and_reset(
         result = train_spoilt([2], strategy)
     assert result.ended == "updates"
     assert [ticket.worker for ticket in result.spoiled] == [2]
-    assert [fact.ticket for fact in result.trace if isinstance(fact, Spoiled)] == list(result.spoiled)
+    assert [fact.ticket for fact in result.trace if isinstance(fact, NonFinite)] == list(result.spoiled)
     assert "leaves out worker 2: its model is not finite after 8 local steps" in caplog.text
     assert bool(weights(result.model).isfinite().all())
     assert math.isfinite(result.history[-1].loss)

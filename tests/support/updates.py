@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from paceline.core.messages import Arrived, Joined, Left, Rang, Recall, Start, Step, Ticket
-from paceline.trace.record import Fact
+from paceline.trace.format import Fact
 
 
 class Update(NamedTuple):

@@ -61,9 +61,10 @@ def _again(run: Path) -> None:
 def _what_if(run: Path, texts: list[str]) -> None:
     from paceline.comparison.tables import console
     from paceline.config.file import read_config
-    from paceline.prediction.what_if import Prospect, Survey, doubts, recorded_fleet, what_if
+    from paceline.prediction.what_if import Prospect, Survey, recorded_fleet, what_if
     from paceline.storage.reading import read_run
     from paceline.strategies.names import parse_strategy
+    from paceline.trace.durations import doubts
 
     saved = read_run(run)
     survey = Survey(saved.trace)
@@ -79,7 +80,7 @@ def _what_if(run: Path, texts: list[str]) -> None:
     found = what_if(survey, asked, batch_size=size if isinstance(size, int) else None)
     recorded = Prospect(f"{label}, as recorded", survey.measures)
     console().print(what_if_table([recorded, *found]))
-    for doubt in doubts(survey):
+    for doubt in doubts(survey.durations):
         typer.echo(doubt)
 
 

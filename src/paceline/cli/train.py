@@ -110,7 +110,7 @@ def _tell(run: "Run", label: str) -> "Measures":
         f"loss {last.loss:.4f}, accuracy {last.accuracy:.1%}, staleness {run.mean_staleness:.1f} on average and "
         f"{run.max_staleness} at most, {found.wasted_share:.0%} of the work wasted, workers idle {found.idle_share:.0%}"
     )
-    spoiled = {each.worker: each.spoiled for each in found.workers if each.spoiled}
+    spoiled = {each.worker: each.non_finite for each in found.workers if each.non_finite}
     if spoiled:
         typer.echo(spoiled_line(label, spoiled))
     if run.problem:

@@ -105,8 +105,8 @@ class Entry:
         found: dict[int, int] = {}
         for outcome in self.outcomes:
             for each in outcome.measures.workers:
-                if each.spoiled:
-                    found[each.worker] = found.get(each.worker, 0) + each.spoiled
+                if each.non_finite:
+                    found[each.worker] = found.get(each.worker, 0) + each.non_finite
         return dict(sorted(found.items()))
 
     def middle(self, value: Callable[[Outcome], float]) -> float:

@@ -15,7 +15,7 @@ from paceline.learning.models.server import ModelServer
 from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
 from paceline.storage.metrics import Row
 from paceline.storage.run_directory import RunDirectory
-from paceline.trace.record import TraceWriter
+from paceline.trace.writing import TraceWriter
 
 log = logging.getLogger("paceline")
 

@@ -29,9 +29,8 @@ from paceline.core.messages import (
 )
 from paceline.core.rules import check_events
 from paceline.fleets.base import RealTime, WorkerGroup
-from paceline.trace.format import plain_facts, tickets_of
-from paceline.trace.reading import facts_from
-from paceline.trace.record import TraceWriter
+from paceline.trace.format import facts_from, plain_facts, tickets_of
+from paceline.trace.writing import TraceWriter
 
 
 class Learner(Protocol):
@@ -207,10 +206,10 @@ class Loop:
         try:
             spoiled: Sequence[Ticket] = self._hands.step(step)
         except Diverged as diverged:
-            self._trace.spoiled(diverged.spoiled)
+            self._trace.non_finite(diverged.spoiled)
             raise
         if spoiled:
-            self._trace.spoiled(spoiled)
+            self._trace.non_finite(spoiled)
 
     def _pending(self) -> Sequence[Instruction]:
         return self._instructions[len(self._instructions) - length_hint(self._rest) :]

@@ -31,7 +31,7 @@ from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task
 from paceline.storage.reading import SavedRun, read_run
 from paceline.storage.run_directory import first_difference
-from paceline.trace.record import Trace
+from paceline.trace.reading import Trace
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.messages import Ticket
 from paceline.storage.metrics import Row
-from paceline.trace.record import Trace
+from paceline.trace.reading import Trace
 
 if TYPE_CHECKING:
     from torch import nn

@@ -40,7 +40,8 @@ from paceline.randomness import stream
 from paceline.storage.run_directory import RunDirectory, place_of, plain_repr
 from paceline.storage.saved_models import save_local
 from paceline.strategies.checks import check_fits
-from paceline.trace.record import Trace, TraceWriter
+from paceline.trace.reading import Trace
+from paceline.trace.writing import TraceWriter
 
 log = logging.getLogger("paceline")
 
@@ -121,7 +122,7 @@ def train(
         if opened is not None:
             stack.enter_context(opened)
         goes_on = opened is not None and opened.goes_on
-        writer = TraceWriter(opened.trace if opened else None, crew.about, goes_on=goes_on)
+        writer = TraceWriter(opened.trace if opened else None, crew.about, resumed=goes_on)
         stack.callback(writer.release)
         if isinstance(crew, SimulatedWorkers | ReplayedWorkers):
             crew.announce = writer.note

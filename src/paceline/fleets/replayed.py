@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Arrived, Event, Joined, Ticket
 from paceline.fleets.base import Fleet, InlineWorker, Repeatable, RepeatableTrainers
-from paceline.trace.record import Billed, Trace
+from paceline.trace.format import WorkCost
+from paceline.trace.reading import Trace
 
 if TYPE_CHECKING:
     from paceline.learning.gradients.lazy import Contributions
@@ -52,8 +53,8 @@ class ReplayedWorkers:
         self.about: Mapping[str, object] = {name: v for name, v in trace.about.items() if name != "paceline_trace"}
         self._moments = moments(trace)
         self._understudy = inline
-        self._billed = {fact.ticket: fact for fact in trace if isinstance(fact, Billed)}
-        self.announce: Callable[[Billed], None] = lambda billed: None
+        self._billed = {fact.ticket: fact for fact in trace if isinstance(fact, WorkCost)}
+        self.announce: Callable[[WorkCost], None] = lambda billed: None
 
     def wait(self) -> Sequence[Event]:
         events = next(self._moments, ())

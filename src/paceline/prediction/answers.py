@@ -10,6 +10,7 @@ from paceline.fleets.base import labels_of
 from paceline.prediction.answer import Prediction, Wishes, predict, recorded
 from paceline.prediction.descent import Descent, descent_of
 from paceline.prediction.inquiry import Inquiry
+from paceline.trace.durations import doubts
 
 if TYPE_CHECKING:
     from paceline.learning.curvature import Curvature
@@ -46,7 +47,7 @@ class Answers:
         if fleet.changes:
             told.append("Workers that leave or join are left out: all are taken to be there.")
         if self.inquiry.recorded is not None:
-            told.append("Durations are those of finished work; work that was stopped before its end is not in a trace.")
+            told += doubts(self.inquiry.recorded.durations)
         return told
 
     def table(self) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def answer(
     message_bytes = 0 if looked is None or inquiry.recorded is not None else looked.message_bytes
     predictions = {}
     if inquiry.recorded is not None:
-        predictions[RECORDED] = recorded(inquiry.recorded, descent, curvature, wishes)
+        predictions[RECORDED] = recorded(inquiry.recorded.measures, descent, curvature, wishes)
     for label, strategy in strategies.items():
         predictions[label] = predict(
             strategy,

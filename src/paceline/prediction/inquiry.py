@@ -23,12 +23,11 @@ from paceline.config.file import (
 from paceline.config.fleets import AnyFleet, read_fleet
 from paceline.config.toml import as_table, build, refuse_unknown
 from paceline.core.errors import ConfigError
-from paceline.delays import Empirical
 from paceline.files import check_regular, read_text
-from paceline.fleets.simulated.fleet import Network, SimulatedFleet
+from paceline.fleets.simulated.fleet import SimulatedFleet
+from paceline.prediction.what_if import Survey, recorded_fleet
 from paceline.strategies.names import StrategyChoice, parse_strategy
-from paceline.trace.measure import Measures, measure
-from paceline.trace.record import Trace, read_trace
+from paceline.trace.reading import read_trace
 
 NEEDED_TO_TRAIN = ("task", "fleet", "strategy", "optimizer", "stop")
 
@@ -43,7 +42,7 @@ class Inquiry:
     task: TaskChoice | None = None
     optimizer: Chosen | None = None
     seed: int = 0
-    recorded: Measures | None = None
+    recorded: Survey | None = None
 
 
 def read_inquiry(path: Path, strategies: Sequence[str] | None = None) -> Inquiry:
@@ -91,7 +90,8 @@ def _of_trace(path: Path, chosen: tuple[StrategyChoice, ...]) -> Inquiry:
     trace = read_trace(path)
     directory = path if path.is_dir() else path.parent
     check_regular(directory / "config.toml")
-    fleet = recorded_fleet(trace)
+    survey = Survey(trace)
+    fleet = recorded_fleet(survey, in_order=False)
     if (file := directory / "config.toml").is_file():
         config = read_config(file)
         if isinstance(config.fleet, SimulatedFleet):
@@ -99,7 +99,7 @@ def _of_trace(path: Path, chosen: tuple[StrategyChoice, ...]) -> Inquiry:
         found = _of_config(replace(config, fleet=fleet), str(path))
     else:
         found = Inquiry(str(path), fleet, ())
-    return replace(found, choices=chosen or found.choices, recorded=measure(trace))
+    return replace(found, choices=chosen or found.choices, recorded=survey)
 
 
 def _foreseeable(fleet: AnyFleet) -> SimulatedFleet:
@@ -109,18 +109,3 @@ def _foreseeable(fleet: AnyFleet) -> SimulatedFleet:
             "give the directory of a run"
         )
     return fleet
-
-
-def recorded_fleet(trace: Trace) -> SimulatedFleet:
-    """Workers as slow as those of a recorded run: durations drawn from what each took for work that it finished."""
-    about = trace.about
-    seconds: dict[int, list[float]] = {worker: [] for worker in range(int(about.get("workers", 0)))}
-    for worker, duration in trace.durations():
-        seconds.setdefault(worker, []).append(duration)
-    for worker, own in seconds.items():
-        if not own:
-            raise ConfigError(f"the trace has no finished work of worker {worker}: record a longer run")
-    if not seconds:
-        raise ConfigError("the trace has no finished work of any worker: record a longer run")
-    latency = float(about.get("transfer_seconds", 0.0))
-    return SimulatedFleet([Empirical(seconds[worker]) for worker in sorted(seconds)], network=Network(latency=latency))

@@ -23,7 +23,8 @@ from paceline.learning.workload import workload_of
 from paceline.randomness import stream
 from paceline.storage.run_directory import RunDirectory, place_of
 from paceline.strategies.asynchronous import Asynchronous
-from paceline.trace.record import Trace, TraceWriter
+from paceline.trace.reading import Trace
+from paceline.trace.writing import TraceWriter
 
 UNMOVED = Recipe(lambda parameters: torch.optim.SGD(parameters, lr=0.0), None, None)
 

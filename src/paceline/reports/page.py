@@ -17,7 +17,7 @@ from typing import Any
 from paceline import __version__
 from paceline.engine.loop import seldom_collecting
 from paceline.reports.page_tables import runs_table, straggler_tables
-from paceline.reports.picture import Picture, gather
+from paceline.reports.picture import Picture, PictureReader, gather
 from paceline.reports.pruning import pruning_section
 from paceline.storage.reading import SavedRun
 from paceline.trace.measure import MeasureReader, Measures
@@ -47,10 +47,10 @@ def describe(name: str, saved: SavedRun, *, marks: int = MARKS) -> Described:
     """Read a run's trace."""
     about = saved.trace.about
     drawn = spread(range(int(about.get("workers", 0))), WORKERS)
-    reader = MeasureReader(about)
+    measuring, drawing = MeasureReader(about), PictureReader(marks, frozenset(drawn))
     with seldom_collecting():
-        picture = gather(reader.watching(saved.trace), limit=marks, workers=frozenset(drawn), end=saved.stopped_at)
-        measures = reader.measures()
+        history = saved.trace.follow(measuring, drawing)
+        measures, picture = measuring.measures(history), drawing.picture(history, saved.stopped_at)
         everybody = spread([each.worker for each in measures.workers], WORKERS)
         if everybody != drawn:  # more workers came than the first line tells of
             drawn = everybody

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from paceline.trace.record import Trace
-from paceline.trace.timeline import KINDS, Recalled, Span, Updated, timeline
+from paceline.trace.history import History
+from paceline.trace.reading import Trace
+from paceline.trace.timeline import KINDS, Mark, Recalled, Span, TimelineReader, Updated
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Picture:
     def marks(self) -> int:
         return len(self.spans) + len(self.updates) + len(self.recalls)
 
-    def _shorten(self) -> None:
+    def shorten(self) -> None:
         """Halve the window, and forget what is no longer in it."""
         self.until = max([*(span.start for span in self.spans), *(update.at for update in self.updates)]) / 2
         self.spans = [span for span in self.spans if span.start < self.until]
@@ -45,13 +46,31 @@ class Picture:
 
 def gather(trace: Trace, *, limit: int, workers: Collection[int] | None = None, end: float = 0.0) -> Picture:
     """Go through a trace once. Of some ``workers``, or of all, keep at most ``limit`` marks: so long is the window."""
-    picture = Picture()
-    for mark in timeline(trace, end=end):
+    reader = PictureReader(limit, workers)
+    return reader.picture(trace.follow(reader), end)
+
+
+class PictureReader(TimelineReader):
+    """Gathers a timeline while a trace is read."""
+
+    def __init__(self, limit: int, workers: Collection[int] | None = None) -> None:
+        super().__init__(self._add_mark)
+        self._picture, self._limit, self._chosen = Picture(), limit, workers
+
+    def picture(self, history: History, end: float) -> Picture:
+        """What was gathered at the end of a history that this reader observed; the run was stopped at ``end``."""
+        self.end(history, end)
+        picture = self._picture
+        picture.spans = [span._replace(end=min(span.end, picture.until)) for span in picture.spans]
+        return picture
+
+    def _add_mark(self, mark: Mark) -> None:
+        picture, chosen = self._picture, self._chosen
         kept = picture.until == math.inf or not isinstance(mark, Span)  # else what is beyond the window costs little
         if isinstance(mark, Span):
             _sum_up(picture, mark)
             picture.end = max(picture.end, mark.end)
-            if mark.start < picture.until and (workers is None or mark.worker in workers):
+            if mark.start < picture.until and (chosen is None or mark.worker in chosen):
                 picture.spans.append(mark)
                 kept = True
         elif isinstance(mark, Updated):
@@ -64,12 +83,10 @@ def gather(trace: Trace, *, limit: int, workers: Collection[int] | None = None, 
                 sums.held_up += mark.held_up
             if mark.at < picture.until:
                 picture.updates.append(mark)
-        elif mark.at < picture.until and (workers is None or mark.worker in workers):
+        elif mark.at < picture.until and (chosen is None or mark.worker in chosen):
             picture.recalls.append(mark)
-        while kept and picture.marks > limit and picture.until > 0:
-            picture._shorten()
-    picture.spans = [span._replace(end=min(span.end, picture.until)) for span in picture.spans]
-    return picture
+        while kept and picture.marks > self._limit and picture.until > 0:
+            picture.shorten()
 
 
 def _sum_up(picture: Picture, span: Span) -> None:

@@ -1,7 +1,8 @@
 """Who is slow, and what it costs: one worker's times beside the others', out of the trace of a profile."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Groups
 from paceline.strategies.grouped import groups_by_speed
-from paceline.trace.measure import measure
-from paceline.trace.record import Computed, Trace
+from paceline.trace.durations import DurationReader
+from paceline.trace.history import Observer, TicketTimes
+from paceline.trace.reading import Trace
 
 TAIL = 0.9
 TOLERANCE = 0.25  # of the groups that are suggested: that of ``gsgd`` on the command line
@@ -52,36 +54,37 @@ class Stragglers:
         return {**asdict(self), "groups": [list(group) for group in self.groups]}
 
 
-@dataclass
-class _Times:
-    round_trips: list[float] = field(default_factory=list)
-    compute: list[float] = field(default_factory=list)
+class _Computed(Observer):
+    """What each worker itself took, where the trace has it."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[int, list[float]] = defaultdict(list)
+
+    def computed(self, times: TicketTimes, seconds: float) -> None:
+        self.seconds[times.ticket.worker].append(seconds)
 
 
 def stragglers(trace: Trace, tolerance: float = TOLERANCE) -> Stragglers:
     """Read a profile's trace."""
-    times = {worker: _Times() for worker in range(int(trace.about.get("workers", 0)))}
-    for worker, seconds in trace.durations():
-        times.setdefault(worker, _Times()).round_trips.append(seconds)
-    for fact in trace:
-        if isinstance(fact, Computed):
-            times[fact.ticket.worker].compute.append(fact.seconds)
-    known = {worker: np.array(own.round_trips) for worker, own in sorted(times.items()) if own.round_trips}
+    durations, computed = DurationReader(trace.about), _Computed()
+    history = trace.follow(durations, computed)
+    measured = durations.by_worker
+    known = {worker: np.array(own.seconds) for worker, own in sorted(measured.items()) if own.seconds}
     if not known:
         raise ConfigError("nobody finished a mini-batch: measure longer, or give smaller ones")
     medians = {worker: float(np.median(own)) for worker, own in known.items()}
     blamed, waiting = _under_ssgd(known)
     fastest = min(medians.values())
     found = [
-        _straggler(worker, own, times[worker].compute, medians[worker] / fastest, blamed[worker])
+        _straggler(worker, own, computed.seconds[worker], medians[worker] / fastest, blamed[worker])
         for worker, own in known.items()
     ]
     numbers = list(known)
     groups = groups_by_speed([medians[worker] for worker in numbers], tolerance)
     return Stragglers(
-        seconds=measure(trace).seconds,
+        seconds=history.now,
         workers=found,
-        unknown=[worker for worker in times if worker not in known],
+        unknown=[worker for worker in measured if worker not in known],
         groups=tuple(tuple(numbers[place] for place in group) for group in groups),
         waiting=waiting,
     )

@@ -13,7 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.files import read_regular
 from paceline.storage.metrics import Row, read_rows
 from paceline.storage.run_directory import check_files
-from paceline.trace.record import Trace, read_trace
+from paceline.trace.reading import Trace, read_trace
 
 LARGEST = 1 << 24  # bytes of a configuration or a summary
 

@@ -12,7 +12,7 @@ from paceline.core.messages import Arrived, Start, Step, Ticket
 from paceline.data.batches import Batches, Sampling, Shuffled
 from paceline.data.partition import Indices
 from paceline.learning.task import Task
-from paceline.trace.record import Trace
+from paceline.trace.reading import Trace
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,37 @@
-"""Facts as lines of a trace: the table in ``paceline.trace.record``; ``paceline.trace.reading`` is the way back."""
+"""The facts of a trace, and the line of JSON that each of them is.
+
+One JSON array a line, after a first line that describes the run:
+
+    ["joined", at, worker]                 ["start", ticket, worker, version, kind, units]
+    ["left", at, worker]                   ["halt", ticket]
+    ["arrived", at, ticket, done]          ["drop", ticket]
+    ["rang", at]                           ["recall", ticket]
+    ["step", {weight: [tickets]}, [kept]]  ["wake", at]
+    ["remember", [parts], name, value]     ["spoiled", ticket]
+    ["billed", ticket, download, relabelling, upload]
+    ["regroup", [parts], [[workers], ...], why]
+    ["computed", ticket, seconds]
+
+Instructions follow at the time of the event before them. ``spoiled`` (``NonFinite``) says that the contribution was not
+finite, and was left out of the step before. ``billed`` (``WorkCost``) says which part of the work that was just started
+does not go into training, in seconds, where that differs from ticket to ticket; else it is ``transfer_seconds`` (first
+line) each way. ``regroup`` says which workers each part has from now on, and why. ``computed`` is written by a profile:
+what the worker itself took for the work that is about to arrive.
+
+Reading is strict, since a trace may come from anybody and may be damaged. A number is a number of the right kind and
+size, a text a text; what is longer or deeper than any run writes is refused with ``ValueError``, before memory is taken
+for it. Whether a fact can follow those before it is the question of ``paceline.trace.history``.
+"""
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
-from paceline.core.codec import plain_ticket
+from paceline.core.codec import MOST_WORKERS, plain_ticket, real, ticket_from
 from paceline.core.messages import (
     Arrived,
     Drop,
@@ -24,18 +49,30 @@ from paceline.core.messages import (
     Ticket,
     WakeAt,
     Within,
+    Work,
 )
+
+FORMAT = 1
+MOST_SECONDS = 1e15  # thirty million years
+MOST_UNITS = 1_000_000  # of one piece of work
+MOST_DEEP = 64  # parts within parts
+MOST_WEIGHT = 10**9
+LONGEST_NAME = 1_000
+LONGEST_LINE = 1 << 24  # characters; a step of a million workers takes half as many
+_WEIGHT = re.compile(r"-?[0-9]{1,1000}(?:/[0-9]{1,1000})?")  # a float as an exact fraction can take 700
+# what reading a line raises that no run has written
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class Spoiled:
+class NonFinite:
     """A contribution that was not finite and had no part in the step before."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
-class Billed:
+class WorkCost:
     """What a piece of work takes besides training, in seconds."""
 
     ticket: Ticket
@@ -52,7 +89,7 @@ class Computed:
     seconds: float
 
 
-Fact = Event | Instruction | Spoiled | Billed | Computed
+Fact = Event | Instruction | NonFinite | WorkCost | Computed
 
 
 def encode(facts: Iterable[Fact]) -> str:
@@ -72,9 +109,8 @@ def tickets_of(fact: Fact) -> Collection[Ticket]:
     """The tickets that a fact names."""
     if isinstance(fact, Step):
         return fact.weights.keys()
-    return (
-        (fact.ticket,) if isinstance(fact, Start | Halt | Drop | Recall | Arrived | Spoiled | Billed | Computed) else ()
-    )
+    about_one = Start | Halt | Drop | Recall | Arrived | NonFinite | WorkCost | Computed
+    return (fact.ticket,) if isinstance(fact, about_one) else ()
 
 
 def _encode_step(step: Step) -> str:
@@ -131,10 +167,173 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Drop: lambda i: f'["drop",{i.ticket.serial}]\n',
     Recall: lambda i: f'["recall",{i.ticket.serial}]\n',
     WakeAt: lambda i: f'["wake",{i.at!r}]\n',
-    Spoiled: lambda i: f'["spoiled",{i.ticket.serial}]\n',
-    Billed: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
+    NonFinite: lambda i: f'["spoiled",{i.ticket.serial}]\n',
+    WorkCost: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
     Computed: lambda c: f'["computed",{c.ticket.serial},{c.seconds!r}]\n',
     Remember: _encode_remember,
     Regroup: _encode_regroup,
     Within: _encode_within,
 }
+
+
+def facts_from(value: Mapping[str, Any]) -> list[Fact]:
+    """The facts that ``plain_facts`` made plain values of."""
+    tickets = {ticket.serial: ticket for ticket in map(ticket_from, value["tickets"])}
+    return [decode(record, tickets) for record in value["facts"]]
+
+
+def decode(record: list[Any], tickets: dict[int, Ticket]) -> Fact:
+    """A fact from its line; ``tickets`` are those that were given out before, by serial number."""
+    return DECODERS[record[0]](record, tickets)
+
+
+def _time(at: Any) -> float:
+    if not ((type(at) is float or type(at) is int) and 0 <= at <= MOST_SECONDS):
+        raise ValueError(f"{str(at)[:40]!r} is no time")
+    return float(at)
+
+
+def _count(value: Any, most: int = 1 << 53) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{str(value)[:40]!r} is no count up to {most:,}")
+    return value
+
+
+def _ticket(serial: Any, tickets: Mapping[int, Ticket]) -> Ticket:
+    if type(serial) is not int or serial not in tickets:
+        raise ValueError(f"{str(serial)[:40]!r} is no piece of work that was given out and is not settled")
+    return tickets[serial]
+
+
+def _arrived(record: Sequence[Any], tickets: dict[int, Ticket]) -> Arrived:
+    _, at, serial, done = record
+    return Arrived(_time(at), _ticket(serial, tickets), _count(done, MOST_UNITS))
+
+
+def _start(record: Sequence[Any], tickets: dict[int, Ticket]) -> Start:
+    _, serial, worker, version, kind, units = record
+    if type(kind) is not str or len(kind) > LONGEST_NAME or not kind.isidentifier():
+        raise ValueError(f"{str(kind)[:40]!r} is no kind of work")
+    if _count(units, MOST_UNITS) < 1:
+        raise ValueError("work of 0 units")
+    worker = _count(worker, MOST_WORKERS - 1)
+    ticket = tickets[serial] = Ticket(_count(serial), worker, _count(version), Work(kind, units))
+    return Start(ticket)
+
+
+def _step(record: Sequence[Any], tickets: dict[int, Ticket]) -> Step:
+    _, by_weight, kept = record
+    weights: dict[Ticket, Fraction] = {}
+    named = 0
+    for text, serials in by_weight.items():
+        weight = _weight(text)
+        named += len(serials)
+        for serial in serials:
+            weights[_ticket(serial, tickets)] = weight
+    if len(weights) < named:
+        raise ValueError("a piece of work is used twice in one step")
+    if type(kept) is not list:
+        raise ValueError("what is kept is a list")
+    return Step(weights, tuple(_ticket(serial, tickets) for serial in kept))
+
+
+@lru_cache(maxsize=4096)
+def _weight(text: str) -> Fraction:
+    if not _WEIGHT.fullmatch(text):
+        raise ValueError(f"{text[:40]!r} is no weight")
+    up, _, down = text.partition("/")
+    weight = Fraction(int(up), int(down or 1))
+    if abs(weight) > MOST_WEIGHT:
+        raise ValueError(f"a weight of more than {MOST_WEIGHT:,}")
+    return weight
+
+
+def _work_cost(record: Sequence[Any], tickets: dict[int, Ticket]) -> WorkCost:
+    _, serial, download, relabelling, upload = record
+    return WorkCost(_ticket(serial, tickets), _time(download), _time(relabelling), _time(upload))
+
+
+def _computed(record: Sequence[Any], tickets: dict[int, Ticket]) -> Computed:
+    _, serial, seconds = record
+    return Computed(_ticket(serial, tickets), _time(seconds))
+
+
+def _remember(record: Sequence[Any], tickets: dict[int, Ticket]) -> Fact:
+    _, parts, name, value = record
+    if type(value) not in (int, float):
+        raise ValueError(f"{str(value)[:40]!r} is no number to remember")
+    return _within(parts, Remember(_text(name), value))
+
+
+def _regroup(record: Sequence[Any], tickets: dict[int, Ticket]) -> Fact:
+    _, parts, groups, why = record
+    if type(groups) is not list or not all(type(group) is list for group in groups):
+        raise ValueError("groups are lists of workers")
+    numbers = tuple(tuple(_count(worker, MOST_WORKERS - 1) for worker in group) for group in groups)
+    return _within(parts, Regroup(numbers, _text(why)))
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or len(value) > LONGEST_NAME:
+        raise ValueError(f"{str(value)[:40]!r} is no text of up to {LONGEST_NAME} characters")
+    return value
+
+
+def _within(parts: Any, decision: Remember | Regroup | Within) -> Remember | Regroup | Within:
+    if type(parts) is not list or len(parts) > MOST_DEEP:
+        raise ValueError(f"parts within parts are a list, at most {MOST_DEEP} deep")
+    for part in reversed(parts):
+        decision = Within(_count(part, MOST_WORKERS), decision)
+    return decision
+
+
+def _about_one(kind: Callable[[Ticket], Fact]) -> Callable[[Sequence[Any], dict[int, Ticket]], Fact]:
+    def read(record: Sequence[Any], tickets: dict[int, Ticket]) -> Fact:
+        _, serial = record
+        return kind(_ticket(serial, tickets))
+
+    return read
+
+
+def _at_a_time(kind: Callable[[float], Fact]) -> Callable[[Sequence[Any], dict[int, Ticket]], Fact]:
+    def read(record: Sequence[Any], tickets: dict[int, Ticket]) -> Fact:
+        _, at = record
+        return kind(_time(at))
+
+    return read
+
+
+def _of_worker(kind: Callable[[float, int], Fact]) -> Callable[[Sequence[Any], dict[int, Ticket]], Fact]:
+    def read(record: Sequence[Any], tickets: dict[int, Ticket]) -> Fact:
+        _, at, worker = record
+        return kind(_time(at), _count(worker, MOST_WORKERS - 1))
+
+    return read
+
+
+DECODERS: Mapping[str, Callable[[list[Any], dict[int, Ticket]], Fact]] = {
+    "arrived": _arrived,
+    "start": _start,
+    "step": _step,
+    "joined": _of_worker(Joined),
+    "left": _of_worker(Left),
+    "rang": _at_a_time(Rang),
+    "halt": _about_one(Halt),
+    "drop": _about_one(Drop),
+    "recall": _about_one(Recall),
+    "wake": _at_a_time(WakeAt),
+    "spoiled": _about_one(NonFinite),
+    "billed": _work_cost,
+    "computed": _computed,
+    "remember": _remember,
+    "regroup": _regroup,
+}
+
+
+def check_about(about: Mapping[str, Any]) -> None:
+    """Refuse a first line whose numbers no run has."""
+    if "workers" in about:
+        _count(about["workers"], MOST_WORKERS)
+    for name in ("transfer_seconds", "server_seconds"):
+        if name in about and not 0 <= real(about[name]) <= MOST_SECONDS:
+            raise ValueError(f"{name} is {about[name]}")

@@ -1,5 +1,7 @@
 """How old the gradients were that the model was moved along."""
 
+from collections.abc import Sequence
+
 from paceline.core.codec import plain_ticket, real, ticket_from, whole
 from paceline.core.messages import Step, Ticket
 from paceline.core.stateful import State
@@ -18,15 +20,20 @@ class Staleness:
         self._kept: frozenset[Ticket] = frozenset()
         self._row_updates, self._row_total = 0, 0.0
 
-    def count(self, version: int, step: Step) -> None:
-        """Count an update of the model from this version to the next."""
+    def count(self, version: int, step: Step) -> list[int]:
+        """Count an update of a model version; the staleness of each contribution that it is the first to use."""
         kept = self._kept
         ages = [version - ticket.version for ticket in step.weights if ticket not in kept]
+        if step.keep or kept:
+            self._kept = (kept - step.weights.keys()) | frozenset(step.keep)
+        self.add(ages)
+        return ages
+
+    def add(self, ages: Sequence[int]) -> None:
+        """Count an update, given the staleness of each contribution that it is the first to use."""
         if ages:
             self.total += sum(ages) / len(ages)
             self.maximum = max(self.maximum, *ages)
-        if step.keep or kept:
-            self._kept = (kept - step.weights.keys()) | frozenset(step.keep)
         self.updates += 1
 
     def state(self) -> State:

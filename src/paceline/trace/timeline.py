@@ -10,16 +10,16 @@
 
 A group is made of the workers whose work goes into common updates. The spans of one worker come in order, do not
 overlap, and leave no gap while it is there. How far a block had come that a recall broke off, a trace does not tell:
-half of it is assumed, as in ``measure``.
+half of it is assumed, as in ``paceline.trace.history``.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from paceline.core.messages import Arrived, Drop, Event, Halt, Joined, Left, Rang, Recall, Start, Step, Ticket
-from paceline.trace.measure import INSTANT, Piece
-from paceline.trace.record import Billed, Fact, Spoiled, Trace
+from paceline.core.messages import Step
+from paceline.trace.history import History, Observer, TicketTimes
+from paceline.trace.reading import Trace
 
 KINDS = ("compute", "late", "dropped", "relabel", "transfer", "wait", "pending")
 
@@ -63,25 +63,15 @@ def timeline(trace: Trace, *, end: float = 0.0) -> Iterator[Mark]:
     A run that was stopped by the clock may have gone on after its last event, with workers that computed or waited:
     ``end`` is when it was stopped.
     """
-    reader = _Reader(float(trace.about.get("transfer_seconds", 0.0)))
-    for fact in trace:
-        yield from reader.follow(fact)
-    yield from reader.end(end)
-
-
-class _Piece:
-    """A span whose kind may not be known yet."""
-
-    __slots__ = ("end", "kind", "staleness", "start", "ticket")
-
-    def __init__(self, start: float, end: float, kind: str | None, ticket: int | None = None) -> None:
-        self.start, self.end, self.kind, self.ticket = start, end, kind, ticket
-        self.staleness: int | None = None
-
-
-class _HandedIn(NamedTuple):
-    at: float
-    piece: _Piece
+    marks: list[Mark] = []
+    reader = TimelineReader(marks.append)
+    history = History(trace.about, [reader])
+    for _ in trace.facts_of(history):
+        if marks:
+            yield from marks
+            marks.clear()
+    reader.end(history, end)
+    yield from marks
 
 
 class _Groups:
@@ -115,177 +105,126 @@ class _Groups:
         return root
 
 
-class _Reader:
-    """Follows the facts of a trace and gives out spans as soon as they are settled."""
+class _Open:
+    """A ticket that has ended, and what became of it; None as long as that is not known."""
 
-    def __init__(self, transfer: float) -> None:
-        self._transfer = transfer
-        self._now = 0.0
-        self._updates = 0
-        self._present: set[int] = set()
-        self._waits_since: dict[int, float] = {}
-        self._running: dict[Ticket, Piece] = {}
-        self._recalled: dict[Ticket, float] = {}
-        self._handed_in: dict[Ticket, _HandedIn] = {}
-        self._used: dict[Ticket, _Piece] = {}  # since the last event: one of them may turn out not to be finite
-        self._last: Ticket | None = None
+    __slots__ = ("kind", "staleness", "times")
+
+    def __init__(self, times: TicketTimes, kind: str | None) -> None:
+        self.times, self.kind = times, kind
+        self.staleness: int | None = None
+
+
+class TimelineReader(Observer):
+    """Tells of every span as soon as it is settled, of updates and of recalls, each as a ``Mark``."""
+
+    def __init__(self, tell: Callable[[Mark], None]) -> None:
+        self._tell = tell
         self._groups = _Groups()
-        self._pieces: dict[int, deque[_Piece]] = {}
-        self._touched: set[int] = set()
-        self._follow: Mapping[type, Callable[[Any], Iterable[Mark] | None]] = {
-            Arrived: self._arrives,
-            Start: self._start,
-            Step: self._stepped,
-            Joined: self._joined,
-            Left: self._left,
-            Rang: self._event,
-            Recall: self._recall,
-            Halt: self._halt,
-            Drop: self._drop,
-            Billed: self._billed,
-            Spoiled: self._spoiled,
-        }
+        self._queues: dict[int, deque[_Open | Span]] = {}  # of each worker: its spans from the first unsettled one on
+        self._open: dict[int, _Open] = {}  # by serial number: handed in, and no update has used it
+        self._used: dict[int, _Open] = {}  # since the last event, for the first time
+        self._touched: set[int] = set()  # workers of whose queue something may be settled
+        self._last: TicketTimes | None = None
 
-    def follow(self, fact: Fact) -> Iterable[Mark]:
-        if (follow := self._follow.get(type(fact))) is None:
-            return ()
-        return follow(fact) or ()
+    def end(self, history: History, at: float) -> None:
+        """Tell of what is left at the end of a history that this reader observed, and that went on until ``at``."""
+        self.event()
+        until = max(history.now, at)
+        for worker, since in history.waiting():
+            if until > since:
+                self.waited(worker, since, until)
+        for times in history.running():
+            times.break_off(until)
+            times.useful_until = until  # nobody knows
+            self._add(times, "pending")
+        for entry in self._open.values():
+            entry.kind = "pending"
+        self._touched.update(self._queues)
+        self.event()
 
-    def _event(self, fact: Event) -> list[Mark]:
-        settled: list[Mark] = self._settled()
-        self._now = fact.at
-        return settled
-
-    def _arrives(self, fact: Arrived) -> list[Mark]:
-        settled = self._event(fact)
-        self._arrived(fact.ticket, fact.done)
-        return settled
-
-    def _joined(self, fact: Joined) -> list[Mark]:
-        settled = self._event(fact)
-        self._present.add(fact.worker)
-        self._waits_since[fact.worker] = self._now
-        return settled
-
-    def _left(self, fact: Left) -> list[Mark]:
-        settled = self._event(fact)
-        self._present.discard(fact.worker)
-        self._wait_ends(fact.worker)
-        return settled
-
-    def _start(self, fact: Start) -> None:
-        self._wait_ends(fact.ticket.worker)
-        self._running[fact.ticket] = Piece(self._now, self._transfer, self._transfer)
-
-    def _billed(self, fact: Billed) -> None:
-        self._running[fact.ticket] = Piece(self._now, fact.download, fact.upload, fact.relabelling)
-
-    def _stepped(self, fact: Step) -> list[Mark]:
-        return [self._step(list(fact.weights))]
-
-    def _recall(self, fact: Recall) -> list[Mark]:
-        self._recalled[fact.ticket] = self._now
-        return [Recalled(self._now, fact.ticket.worker, fact.ticket.serial)]
-
-    def _halt(self, fact: Halt) -> None:
-        self._broken_off(fact.ticket, "dropped")
-        if fact.ticket.worker in self._present:
-            self._waits_since[fact.ticket.worker] = self._now
-
-    def _drop(self, fact: Drop) -> None:
-        if (handed_in := self._handed_in.pop(fact.ticket, None)) is not None:  # a kept one was used already
-            self._settle(fact.ticket, handed_in.piece, "dropped")
-
-    def _spoiled(self, fact: Spoiled) -> None:
-        if (piece := self._used.pop(fact.ticket, None)) is not None:
-            self._settle(fact.ticket, piece, "dropped")
-
-    def end(self, at: float) -> Iterator[Mark]:
-        yield from self._settled()
-        self._now = max(self._now, at)
-        for worker in list(self._waits_since):
-            self._wait_ends(worker)
-        for ticket in list(self._running):
-            self._broken_off(ticket, "pending")
-        for ticket, handed_in in self._handed_in.items():
-            self._settle(ticket, handed_in.piece, "pending")
-        yield from self._settled()
-
-    def _arrived(self, ticket: Ticket, done: int) -> None:
-        now, running = self._now, self._running.pop(ticket)
-        recalled_at = self._recalled.pop(ticket, None)
-        at_once = recalled_at is not None and now - recalled_at < INSTANT  # nothing done, or completed by decree
-        there = self._prepared(ticket, running)
-        sent = now if at_once else max(there, now - running.upload)
-        useful_until = sent
-        if recalled_at is not None and done < ticket.work.units and sent - recalled_at < INSTANT:
-            useful_until = there + (sent - there) * done / (done + 0.5)  # broken off in the middle of a block
-        piece = self._add(ticket.worker, there, useful_until, None, ticket)
-        self._add(ticket.worker, useful_until, sent, "dropped", ticket)
-        self._add(ticket.worker, sent, now, "transfer", ticket)
-        self._handed_in[ticket] = _HandedIn(now, piece)
-        self._last = ticket
-        self._waits_since[ticket.worker] = now
-
-    def _broken_off(self, ticket: Ticket, kind: str) -> None:
-        there = self._prepared(ticket, self._running.pop(ticket))
-        self._recalled.pop(ticket, None)
-        self._add(ticket.worker, there, self._now, kind, ticket)
-
-    def _prepared(self, ticket: Ticket, running: Piece) -> float:
-        """When a worker had the model and the labels, and could train."""
-        there = min(running.started + running.download, self._now)
-        labelled = min(there + running.relabelling, self._now)
-        self._add(ticket.worker, running.started, there, "transfer", ticket)
-        self._add(ticket.worker, there, labelled, "relabel", ticket)
-        return labelled
-
-    def _step(self, tickets: list[Ticket]) -> Updated:
-        number, self._updates = self._updates, self._updates + 1
-        used = {ticket: self._handed_in.pop(ticket) for ticket in tickets if ticket in self._handed_in}
-        before = -1
-        if tickets:
-            before = self._groups.updated(self._groups.join(ticket.worker for ticket in tickets), number)
-        for ticket, handed_in in used.items():
-            handed_in.piece.staleness = number - ticket.version
-            self._settle(ticket, handed_in.piece, "late" if before >= ticket.version else "compute")
-            self._used[ticket] = handed_in.piece
-        waited_for, held_up = None, 0.0
-        if len(used) > 1 and self._last is not None and self._last in used:
-            waited_for = self._last.worker
-            others = max(handed_in.at for ticket, handed_in in used.items() if ticket != self._last)
-            held_up = used[self._last].at - others
-        ages = tuple(number - ticket.version for ticket in used)
-        return Updated(self._now, number + 1, tuple(ticket.worker for ticket in used), ages, waited_for, held_up)
-
-    def _wait_ends(self, worker: int) -> None:
-        since = self._waits_since.pop(worker, None)
-        if since is not None:
-            self._add(worker, since, self._now, "wait")
-
-    def _add(self, worker: int, start: float, end: float, kind: str | None, ticket: Ticket | None = None) -> _Piece:
-        piece = _Piece(start, end, kind, None if ticket is None else ticket.serial)
-        if end > start or kind is None:
-            self._pieces.setdefault(worker, deque()).append(piece)
-            self._touched.add(worker)
-        return piece
-
-    def _settle(self, ticket: Ticket, piece: _Piece, kind: str) -> None:
-        piece.kind = kind
-        self._touched.add(ticket.worker)
-
-    def _settled(self) -> list[Mark]:
-        """The spans whose kind can no longer change, up to each worker's first that still can."""
-        settled: list[Mark] = []
+    def event(self) -> None:
+        """Tell of the spans whose kind can no longer change, up to each worker's first that still can."""
         if self._used:
             self._used.clear()
+        if not self._touched:
+            return
         for worker in sorted(self._touched) if len(self._touched) > 1 else self._touched:
-            pieces = self._pieces[worker]
-            while pieces and pieces[0].kind is not None:
-                piece = pieces.popleft()
-                if piece.end > piece.start:
-                    settled.append(
-                        Span(worker, piece.start, piece.end, piece.kind or "", piece.ticket, piece.staleness)
-                    )
+            queue = self._queues[worker]
+            while queue:
+                entry = queue[0]
+                if isinstance(entry, Span):
+                    self._tell(entry)
+                elif entry.kind is not None:
+                    self._tell_of(worker, entry.times, entry.kind, entry.staleness)
+                else:
+                    break
+                queue.popleft()
         self._touched.clear()
-        return settled
+
+    def _tell_of(self, worker: int, times: TicketTimes, kind: str, staleness: int | None) -> None:
+        tell, serial = self._tell, times.ticket.serial
+        started, downloaded, trained_from = times.started, times.downloaded, times.trained_from
+        useful_until, sent, ended = times.useful_until, times.sent, times.ended
+        if downloaded > started:
+            tell(Span(worker, started, downloaded, "transfer", serial))
+        if trained_from > downloaded:
+            tell(Span(worker, downloaded, trained_from, "relabel", serial))
+        if useful_until > trained_from:
+            tell(Span(worker, trained_from, useful_until, kind, serial, staleness))
+        if sent > useful_until:
+            tell(Span(worker, useful_until, sent, "dropped", serial))
+        if ended > sent:
+            tell(Span(worker, sent, ended, "transfer", serial))
+
+    def _add(self, times: TicketTimes, kind: str | None) -> _Open:
+        worker, entry = times.ticket.worker, _Open(times, kind)
+        if (queue := self._queues.get(worker)) is None:
+            queue = self._queues[worker] = deque()
+        queue.append(entry)
+        self._touched.add(worker)
+        return entry
+
+    def waited(self, worker: int, since: float, until: float) -> None:
+        if (queue := self._queues.get(worker)) is None:
+            queue = self._queues[worker] = deque()
+        queue.append(Span(worker, since, until, "wait"))
+        self._touched.add(worker)
+
+    def recalled(self, times: TicketTimes) -> None:
+        assert times.recalled_at is not None
+        self._tell(Recalled(times.recalled_at, times.ticket.worker, times.ticket.serial))
+
+    def arrived(self, times: TicketTimes) -> None:
+        self._open[times.ticket.serial] = self._add(times, None)
+        self._last = times
+
+    def halted(self, times: TicketTimes) -> None:
+        self._add(times, "dropped")
+
+    def dropped(self, times: TicketTimes) -> None:
+        self._settle(self._open.pop(times.ticket.serial), "dropped")
+
+    def non_finite(self, times: TicketTimes) -> None:
+        self._settle(self._used.pop(times.ticket.serial), "dropped")
+
+    def _settle(self, entry: _Open, kind: str) -> None:
+        entry.kind = kind
+        self._touched.add(entry.times.ticket.worker)
+
+    def stepped(self, at: float, version: int, step: Step, first: Sequence[TicketTimes]) -> None:
+        group = self._groups.join({ticket.worker for ticket in step.weights})
+        before = self._groups.updated(group, version)
+        ages = []
+        for times in first:
+            serial, age = times.ticket.serial, times.age(version)
+            entry = self._used[serial] = self._open.pop(serial)
+            entry.staleness = age
+            self._settle(entry, "late" if before >= times.ticket.version else "compute")
+            ages.append(age)
+        waited_for, held_up = None, 0.0
+        if len(first) > 1 and self._last is not None and self._last in first:
+            waited_for = self._last.ticket.worker
+            held_up = self._last.ended - max(times.ended for times in first if times is not self._last)
+        workers = tuple(times.ticket.worker for times in first)
+        self._tell(Updated(at, version + 1, workers, tuple(ages), waited_for, held_up))

@@ -22,7 +22,8 @@ from paceline.core.messages import Arrived, Drop, Halt, Joined, Left, Start, Ste
 from paceline.data.partition import Indices, Labelled
 from paceline.learning.workload import workload_of
 from paceline.testing.retraced import WrittenDown, retrace
-from paceline.trace.record import Spoiled, Trace
+from paceline.trace.format import NonFinite
+from paceline.trace.reading import Trace
 from support import faults
 from support.digits import digits_task, linear
 from support.processes import reaped
@@ -235,7 +236,7 @@ def test_contributions_that_are_not_finite_are_left_out() -> None:
     task = replace(digits_task(Spoiling()), evaluate=lambda model: {"loss": 0.0})
     run = train(task, pl.Asynchronous(), pl.ProcessFleet(3), 60)
     assert len(run.spoiled) == 3  # each worker's fourth
-    assert len(of_type(run.trace, Spoiled)) == 3
+    assert len(of_type(run.trace, NonFinite)) == 3
     assert all(torch.isfinite(parameter).all() for parameter in run.model.parameters())
     check_conserved(run.trace)
 

@@ -19,7 +19,8 @@ from paceline.cli.main import main
 from paceline.core.messages import Arrived, Regroup, Step
 from paceline.learning.workload import workload_of
 from paceline.reports.stragglers import stragglers
-from paceline.trace.record import Computed, read_trace
+from paceline.trace.format import Computed
+from paceline.trace.reading import read_trace
 from support.digits import digits_task
 from support.ray_cluster import Nodes, nodes
 

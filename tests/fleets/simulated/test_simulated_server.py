@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import paceline as pl
 from paceline.core.messages import Arrived, Event, Halt, Joined, Left, Rang, Start, Ticket, gradient
 from paceline.theory.runtime.costs import runtime
-from paceline.trace.record import Trace
+from paceline.trace.reading import Trace
 from support.digits import digits_task, train
 from support.updates import arrivals, update_times, updates
 

@@ -23,7 +23,7 @@ from paceline.core.messages import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.stateful import State
 from paceline.learning.cost import Bill, Costs, Times, times_of
 from paceline.randomness import stream
-from paceline.trace.format import Billed
+from paceline.trace.format import WorkCost
 
 if TYPE_CHECKING:
     from paceline.fleets.simulated.fleet import SimulatedFleet
@@ -40,7 +40,7 @@ class SimulatedWorkers:
         self, fleet: "SimulatedFleet", seed: int, message_bytes: int, bills: Callable[[Ticket], Bill] | None
     ) -> None:
         self.costs = Costs()
-        self.announce: Callable[[Billed], None] = lambda billed: None
+        self.announce: Callable[[WorkCost], None] = lambda billed: None
         self._fleet = fleet
         self._bills = bills or _time_alone
         self._all_billed = bills is not None
@@ -158,7 +158,7 @@ class SimulatedWorkers:
         self._running[worker] = entry = _Running(ticket, begins, lasts)
         self._billed[ticket] = times
         self._due(entry, begins + lasts + _ticks(times.upload), self._comes)
-        self.announce(Billed(ticket, times.download, times.relabelling, times.upload))
+        self.announce(WorkCost(ticket, times.download, times.relabelling, times.upload))
 
     def _draw(self, worker: int) -> float:
         seconds = next(self._draws[worker])

@@ -37,8 +37,9 @@ from paceline.strategies.live_compensation import LiveCompensation
 from paceline.theory.estimate import Estimate, Source, weakest
 from paceline.theory.runtime.renewal import Clock, clocks_of, exponential_staleness, renewal_staleness
 from paceline.theory.stability.net_weights import NetWeights
-from paceline.trace.measure import measure
-from paceline.trace.record import TraceWriter
+from paceline.trace.measure import MeasureReader
+from paceline.trace.staleness import Staleness
+from paceline.trace.writing import NoTrace
 
 PIECES_OF_WORK = 16_000  # half a second, more or less
 PIECES_OF_A_WORKER = 20  # at least
@@ -63,17 +64,18 @@ def simulated(strategy: Strategy, fleet: SimulatedFleet, message_bytes: int = 0,
     """Run until enough was computed to tell the mean times to about a percent. Nobody leaves or joins."""
     fleet = replace(fleet, changes=())
     hands, enough = _Counting(), max(PIECES_OF_WORK, PIECES_OF_A_WORKER * fleet.workers)
-    about = {"workers": fleet.workers, "transfer_seconds": fleet.network.seconds(message_bytes)}
-    writer = TraceWriter(None, about)
-    ages = _Ages()
+    workers = fleet.open(seed, message_bytes)
+    measuring, ages = MeasureReader(workers.about), _Ages()
+    trace = NoTrace(workers.about, measuring)
+    workers.announce = trace.note
     with seldom_collecting():
-        for update in Loop(strategy, fleet.open(seed, message_bytes), hands, writer):
+        for update in Loop(strategy, workers, hands, trace):
             ages.count(update)
             if hands.started >= enough and len(ages.times) >= FEWEST_UPDATES:
                 break
     begin = int(SETTLING * len(ages.times))
     gaps, means = np.diff(ages.times)[begin:], np.array(ages.means)[begin:]
-    measures = measure(writer.close())
+    measures = measuring.measures(trace.history)
     return Simulated(
         updates=len(ages.times),
         seconds_per_update=_mean(gaps),
@@ -106,17 +108,14 @@ class _Ages:
         self.times: list[float] = []
         self.means: list[float] = []
         self._first: defaultdict[int, float] = defaultdict(float)
-        self._kept: frozenset[Ticket] = frozenset()
+        self._staleness = Staleness()
 
     def count(self, update: Update) -> None:
-        step, kept = update.step, self._kept
-        new = [update.version - ticket.version for ticket in step.weights if ticket not in kept]
+        new = self._staleness.count(update.version, update.step)
         for age in new:
             self._first[age] += 1 / len(new)
         self.means.append(sum(new) / len(new))
         self.times.append(update.at)
-        if step.keep or kept:
-            self._kept = (kept - step.weights.keys()) | frozenset(step.keep)
 
     def shares(self) -> Mapping[int, float]:
         return {age: self._first[age] / len(self.times) for age in sorted(self._first)}

@@ -25,7 +25,8 @@ from paceline.engine.loop import Loop, NoLearner
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.theory.stability.delays import check_momentum
 from paceline.theory.stability.limits import check_step
-from paceline.trace.record import Trace, TraceWriter, read_trace
+from paceline.trace.reading import Trace, read_trace
+from paceline.trace.writing import TraceWriter
 
 Floats = NDArray[np.float64]
 Weights = tuple[tuple[int, float], ...]

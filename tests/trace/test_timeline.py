@@ -13,8 +13,9 @@ from paceline.core.coordinator import Strategy
 from paceline.core.messages import Arrived, Drop, Joined, Start, Step, Ticket
 from paceline.reports.picture import gather
 from paceline.trace.measure import measure
-from paceline.trace.record import Trace, TraceWriter
+from paceline.trace.reading import Trace
 from paceline.trace.timeline import Recalled, Span, Updated, timeline
+from paceline.trace.writing import TraceWriter
 
 
 def simulated(strategy: Strategy, fleet: pl.SimulatedFleet, seconds: float) -> Trace:
@@ -100,7 +101,7 @@ def by_hand(spoiled: bool) -> Trace:
     step = Step(dict.fromkeys(first, Fraction(1, 2)))
     writer.record([Arrived(2.0, first[1], 1)], [step, *(Start(ticket) for ticket in second)])
     if spoiled:
-        writer.spoiled([first[1]])  # written when the step was made: after the starts that follow it
+        writer.non_finite([first[1]])  # written when the step was made: after the starts that follow it
     writer.record([Arrived(3.0, second[0], 1)], [Drop(second[0])])
     return writer.close()
 

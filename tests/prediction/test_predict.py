@@ -15,6 +15,7 @@ from paceline.config.file import Config, parse_config
 from paceline.core.errors import ConfigError
 from paceline.learning.curvature import Curvature
 from paceline.prediction.answer import Wishes, predict
+from paceline.prediction.answers import answer
 from paceline.prediction.descent import Descent, descent_of
 from paceline.prediction.inquiry import read_inquiry
 from paceline.prediction.rate_check import quick_curvature, step_warning
@@ -179,6 +180,18 @@ def test_files_that_say_too_little_are_refused(
     assert said in refused(["predict", "file.toml"], capsys)
 
 
+def test_a_trace_of_models_predicts_by_mini_batches(tmp_path: Path) -> None:
+    """Workers of 1 s a mini-batch, recorded in pieces of 16: SSGD makes an update a second, averaging one in 16."""
+    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=4)
+    pl.simulate(pl.ModelAveraging(every=16), fleet, pl.Stop(updates=20), trace=tmp_path / "trace.jsonl")
+    found = answer(read_inquiry(tmp_path, ["ssgd", "asgd", "ma:every=16"])).predictions
+    rates = {label: each.runtime.updates_per_second for label, each in found.items()}
+    assert {label: rate.value for label, rate in rates.items()} == pytest.approx(
+        {"as recorded": 1 / 16, "ssgd": 1.0, "asgd": 4.0, "ma:every=16": 1 / 16}
+    )
+    assert [rate.source for rate in rates.values()] == ["measured", "exact", "exact", "simulation"]
+
+
 def test_missing_files_and_empty_traces_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,7 +202,7 @@ def test_missing_files_and_empty_traces_are_refused(
     pl.simulate(
         pl.FastestK(1), pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(9.0)]), pl.Stop(updates=3), trace="t.jsonl"
     )
-    assert "no finished work of worker 1: record a longer run" in refused(["predict", "t.jsonl", "-s", "ssgd"], capsys)
+    assert "worker 1 finished nothing in the recorded run" in refused(["predict", "t.jsonl", "-s", "ssgd"], capsys)
 
 
 def test_notes_say_what_the_numbers_leave_out(tiny: Path) -> None:

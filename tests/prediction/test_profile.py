@@ -18,7 +18,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.messages import Arrived
 from paceline.prediction import profile as profiling
 from paceline.reports.stragglers import stragglers
-from paceline.trace.record import Computed, read_trace
+from paceline.trace.format import Computed
+from paceline.trace.reading import read_trace
 from support.digits import digits, linear
 
 THREE = """

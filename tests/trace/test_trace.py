@@ -32,8 +32,9 @@ from paceline.core.messages import (
     Within,
     Work,
 )
-from paceline.trace.reading import LONGEST_LINE
-from paceline.trace.record import Computed, Fact, Spoiled, Trace, TraceWriter
+from paceline.trace.format import LONGEST_LINE, Computed, Fact, NonFinite
+from paceline.trace.reading import Trace
+from paceline.trace.writing import TraceWriter
 
 numbers = st.integers(0, 10**6 - 1)
 fractions = st.fractions(min_value=-3, max_value=3, max_denominator=10**9)
@@ -141,13 +142,13 @@ def test_a_file_holds_what_memory_holds(history: list[tuple[list[Fact], list[Fac
         )
 
 
-def test_spoiled_contributions_are_read_as_they_were_written() -> None:
+def test_contributions_that_are_not_finite_are_read_as_they_were_written() -> None:
     ticket = Ticket(0, 4, 0)
     writer = TraceWriter(None, {})
     writer.record([Joined(0.0, 4)], [Start(ticket)])
     writer.record([Arrived(1.0, ticket, 1)], [Step({ticket: Fraction(1)})])
-    writer.spoiled([ticket])
-    assert list(writer.close())[3:] == [Step({ticket: Fraction(1)}), Spoiled(ticket)]
+    writer.non_finite([ticket])
+    assert list(writer.close())[3:] == [Step({ticket: Fraction(1)}), NonFinite(ticket)]
 
 
 # What no run has written. Each line follows those of a run in which worker 4 is here, t0 runs, and t1 was handed in.

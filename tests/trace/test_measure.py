@@ -8,7 +8,7 @@ import paceline as pl
 from paceline.core.coordinator import Strategy
 from paceline.core.messages import Arrived, Joined, Start, Step, Ticket
 from paceline.trace.measure import Measures, measure
-from paceline.trace.record import TraceWriter
+from paceline.trace.writing import TraceWriter
 
 
 def measured(strategy: Strategy, fleet: pl.SimulatedFleet, seconds: float) -> Measures:
@@ -89,9 +89,9 @@ def test_what_is_not_finite_is_wasted_and_told_with_its_worker() -> None:
     writer.record([Joined(0.0, 0), Joined(0.0, 1)], [Start(ticket) for ticket in tickets])
     writer.record([Arrived(1.0, tickets[0], 1)], [])
     writer.record([Arrived(2.0, tickets[1], 1)], [Step(dict.fromkeys(tickets, Fraction(1, 2)))])
-    writer.spoiled([tickets[1]])
+    writer.non_finite([tickets[1]])
     found = measure(writer.close())
-    assert [each.spoiled for each in found.workers] == [0, 1]
+    assert [each.non_finite for each in found.workers] == [0, 1]
     assert [each.wasted for each in found.workers] == [0, 2]
     assert [each.contributions for each in found.workers] == [1, 0]
 

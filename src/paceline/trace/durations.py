@@ -1,0 +1,87 @@
+"""What each worker took for a mini-batch in a recorded run, whatever the kind of work was.
+
+A worker computes the gradient of one mini-batch, in one block or several, or goes through several mini-batches with a
+model of its own. Messages on their way and labels by other workers' models are no part of a duration. Of work that a
+recall ended early, the blocks that were done are known: their time is scaled up to the whole mini-batch.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any
+
+from paceline.core.errors import ConfigError
+from paceline.trace.history import Observer, TicketTimes
+
+MOST_DURATIONS = 20_000_000  # of one worker: 160 MB
+
+
+def seconds_a_mini_batch(times: TicketTimes) -> float | None:
+    """What a ticket that was handed in took, for each of its mini-batches; None where that cannot be told.
+
+    Of several mini-batches only the sum is known: they are taken to be alike.
+    """
+    seconds = times.ended - times.started - (times.download + times.relabelling + times.upload)
+    if not times.done or seconds <= 0 or times.answered_at_once:
+        return None
+    work = times.ticket.work
+    return seconds * work.units / times.done / work.mini_batches
+
+
+@dataclass
+class Durations:
+    """What one worker took for its mini-batches, in the order in which it went through them."""
+
+    seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    scaled: int = 0  # of them: known of some of the blocks only, and scaled up to all
+    cut: int = 0  # not among them: stopped or cut short, so that nobody knows what they would have taken
+
+
+class DurationReader(Observer):
+    """Collects the durations of each worker."""
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        self.by_worker = {worker: Durations() for worker in range(int(about.get("workers", 0)))}
+
+    def arrived(self, times: TicketTimes) -> None:
+        ticket = times.ticket
+        own = self._of(ticket.worker)
+        seconds = seconds_a_mini_batch(times)
+        if seconds is None:
+            own.cut += 1
+            return
+        own.scaled += times.done < ticket.work.units
+        count = ticket.work.mini_batches
+        if count > MOST_DURATIONS - len(own.seconds):
+            raise ConfigError(
+                f"worker {ticket.worker} went through more than {MOST_DURATIONS:,} mini-batches in the recorded run: "
+                "too many to be gone through again"
+            )
+        if count == 1:
+            own.seconds.append(seconds)
+        else:
+            own.seconds.extend(repeat(seconds, count))
+
+    def halted(self, times: TicketTimes) -> None:
+        self._of(times.ticket.worker).cut += 1
+
+    def _of(self, worker: int) -> Durations:
+        if (own := self.by_worker.get(worker)) is None:
+            own = self.by_worker[worker] = Durations()
+        return own
+
+
+def doubts(durations: Mapping[int, Durations]) -> list[str]:
+    """What is known of the durations only in part, in words."""
+    found: list[str] = []
+    for worker, own in sorted(durations.items()):
+        total = len(own.seconds) + own.cut
+        if own.cut:
+            found.append(
+                f"worker {worker}: {own.cut} of {total} pieces of work were cut short; what they would have taken is "
+                f"not known, and the durations used for it may be too short"
+            )
+        elif own.scaled:
+            found.append(f"worker {worker}: {own.scaled} of {total} durations are known of some blocks, and scaled up")
+    return found

@@ -1,0 +1,147 @@
+"""Writing the trace of a run: every event, and every instruction that followed it, in order.
+
+Lines are handed to the operating system as things happen: what was written survives the death of the process, and a
+last line that was torn is passed over when reading.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.core.codec import whole
+from paceline.core.errors import ConfigError
+from paceline.core.messages import Event, Instruction, Ticket
+from paceline.files import NO_LINK, cannot_write, writing
+from paceline.trace.format import FORMAT, Computed, Fact, NonFinite, WorkCost, encode
+from paceline.trace.history import History, Observer
+from paceline.trace.reading import Trace, lines_of, lines_until, read_trace
+
+WRITTEN_AT_ONCE = 10_000  # facts of a trace in memory, which is quicker than one by one
+
+
+class TraceWriter:
+    """Writes a trace to a file, or into memory.
+
+    ``resumed``: the file is that of a run to be continued, and stays as it is until ``cut``.
+    """
+
+    def __init__(self, path: Path | None, about: Mapping[str, Any], *, resumed: bool = False) -> None:
+        self._path = path
+        self._text: list[str] = []
+        self._facts: list[Fact] = []  # not written yet; only of a trace in memory
+        self._position = 0
+        first = json.dumps({"paceline_trace": FORMAT, **about}, sort_keys=True) + "\n"
+        if resumed:
+            assert path is not None
+            self._file: int | None = self._open_again(path, first)
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | NO_LINK
+        with writing(path or "trace"):
+            self._file = None if path is None else os.open(path, flags, 0o644)
+        self._write(first)
+
+    def _open_again(self, path: Path, first: str) -> int:
+        recorded = next(iter(lines_of(path)), "") if path.is_file() else ""
+        if recorded != first:
+            raise ConfigError(f"cannot continue {path}: it begins with {recorded[:70]!r}, not with {first[:70]!r}")
+        return os.open(path, os.O_WRONLY | os.O_APPEND | NO_LINK)
+
+    def state(self) -> dict[str, Any]:
+        """How much is written, and will be there whatever happens to the machine."""
+        assert self._file is not None
+        with writing(self._path or "trace"):
+            os.fsync(self._file)
+        return {"bytes": self._position}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        self._position, there = whole(state["bytes"]), os.fstat(self._file).st_size
+        if self._position > there:
+            raise ConfigError(f"trace.jsonl has {there} bytes, and {self._position} when the checkpoint was made")
+
+    def check(self) -> None:
+        """Refuse a trace that is damaged before the point at which the run continues."""
+        assert self._path is not None
+        path = self._path
+        for _ in Trace(lambda: lines_until(path, self._position), str(path)):
+            pass
+
+    def cut(self) -> None:
+        """Forget what was written after the state that was restored."""
+        assert self._file is not None
+        os.ftruncate(self._file, self._position)
+
+    def record(self, events: Iterable[Event], instructions: Iterable[Instruction]) -> None:
+        if self._file is None:
+            facts = self._facts
+            facts.extend(events)
+            facts.extend(instructions)
+            if len(facts) >= WRITTEN_AT_ONCE:
+                self._write_facts()
+        else:
+            self._facts = [*events, *instructions]
+            self._write_facts()
+
+    def non_finite(self, tickets: Iterable[Ticket]) -> None:
+        self._facts.extend(NonFinite(ticket) for ticket in tickets)
+        self._write_facts()
+
+    def note(self, fact: WorkCost | Computed) -> None:
+        """What else a fleet says of the work on a ticket."""
+        self._facts.append(fact)
+        if self._file is not None:
+            self._write_facts()
+
+    def _write_facts(self) -> None:
+        self._write(encode(self._facts))
+        self._facts.clear()
+
+    def _write(self, text: str) -> None:
+        if self._file is None:
+            self._text.append(text)
+        else:
+            data = text.encode()
+            self._position += len(data)
+            try:
+                while data:
+                    data = data[os.write(self._file, data) :]
+            except OSError as error:
+                raise cannot_write(self._path or "trace", error) from None
+
+    def release(self) -> None:
+        """Let go of the file, also if the run failed."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def close(self) -> "Trace":
+        """End writing; what was written, to read."""
+        self._write_facts()
+        if self._path is None:
+            return Trace(lambda: (line for chunk in self._text for line in chunk.splitlines()))
+        self.release()
+        return read_trace(self._path)
+
+
+class NoTrace(TraceWriter):
+    """Takes the place of a trace that nobody needs: observers follow the run itself, and nothing is written."""
+
+    def __init__(self, about: Mapping[str, Any], *observers: Observer) -> None:
+        super().__init__(None, about)
+        self.history = History(about, observers)
+
+    def record(self, events: Iterable[Event], instructions: Iterable[Instruction]) -> None:
+        follow = self.history.follow
+        for event in events:
+            follow[type(event)](event)
+        for instruction in instructions:
+            follow[type(instruction)](instruction)
+
+    def non_finite(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            self.note(NonFinite(ticket))
+
+    def note(self, fact: WorkCost | Computed | NonFinite) -> None:
+        self.history.follow[type(fact)](fact)
