@@ -26,7 +26,7 @@ from paceline.learning.models.ensembling import Ensembling
 from paceline.learning.models.local_training import LocalTrainer
 from paceline.learning.models.relabelling import PASSED_AT_ONCE
 from paceline.learning.workload import workload_of
-from reproductions.models.networks import lenet
+from reproductions.models.convolutional import lenet
 
 WORKERS, SAMPLES, BATCH = 4, 8_000, 32
 CROWD, WIDTH, LAYERS = 8, 1000, 20  # of the memory's case: a model of 80 MB

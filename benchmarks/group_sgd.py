@@ -4,7 +4,7 @@
 
 naive / paceline    how many times as fast; for both models together, in one process with one thread. ``train`` is
                     training alone, ``train and judge`` with the loss on 60,000 images and the accuracy on 10,000 at
-                    every place that the reproduction judges
+                    every place that the reproduction evaluates
 
 Without a directory of real data the images are noise of the same shape, which takes as long.
 """
@@ -29,13 +29,13 @@ from reproductions.group_sgd.training import (
     MODELS,
     STRATEGIES,
     UNITS,
-    Setting,
-    _mnist,
-    run_once,
+    Training,
+    mnist,
+    run_training,
     time_grid,
     update_grid,
 )
-from reproductions.models.losses import correct
+from reproductions.models.linear import correct
 
 HORIZON = 120.0
 MOST_ROUNDS = 5
@@ -57,19 +57,19 @@ def noise(folder: Path) -> None:
             (folder / f"{name}-{what}-ubyte.gz").write_bytes(gzip.compress(head + content.tobytes(), 1))
 
 
-def naive(setting: Setting) -> float:
-    """Worker by worker, update by update, each judgement when it is due; the loss at the end."""
-    model = MODELS[setting.model]
-    (pixels, labels), (test_pixels, test_labels) = _mnist(setting.data)
+def naive(training: Training) -> float:
+    """Worker by worker, update by update, each evaluation when it is due; the loss at the end."""
+    model = MODELS[training.model]
+    (pixels, labels), (test_pixels, test_labels) = mnist(training.data)
     targets, test_targets = model.targets(labels), model.targets(test_labels)
-    groups = GROUPS[setting.strategy]
-    shards = deal(Equal(), TensorSamples(pixels, targets), 16, BATCH, stream(setting.seed, "partition"))
-    batches = Resampled().open(shards, BATCH, setting.seed)
+    groups = GROUPS[training.strategy]
+    shards = deal(Equal(), TensorSamples(pixels, targets), 16, BATCH, stream(training.seed, "partition"))
+    batches = Resampled().open(shards, BATCH, training.seed)
     weights = torch.zeros(784)
     pulled = [weights] * len(groups)
     drawn = {worker: batches.draw(worker) for worker in range(16)}
 
-    def judge() -> float:
+    def evaluate() -> float:
         with torch.no_grad():
             correct(test_pixels @ weights, test_targets).double().mean().item()
             return (model.loss(pixels @ weights, targets).mean() + model.penalty / 2 * weights.square().sum()).item()
@@ -83,29 +83,30 @@ def naive(setting: Setting) -> float:
         return at.grad
 
     lasts = [max(UNITS[worker] for worker in group) for group in groups]
-    order = sorted((k * last, g) for g, last in enumerate(lasts) for k in range(1, int(setting.units / last) + 1))
-    at_times = np.searchsorted([at for at, _ in order], time_grid(setting.units), side="right")
-    due = {*update_grid(len(order)), *at_times.tolist()} if setting.on_the_way else set()
+    order = sorted((k * last, g) for g, last in enumerate(lasts) for k in range(1, int(training.units / last) + 1))
+    at_times = np.searchsorted([at for at, _ in order], time_grid(training.units), side="right")
+    due = {*update_grid(len(order)), *at_times.tolist()} if training.on_the_way else set()
     for number, (_, g) in enumerate(order, start=1):
         total = torch.zeros(784)
         for worker in groups[g]:
             total += gradient(pulled[g], worker)
             drawn[worker] = batches.draw(worker)
-        weights = pulled[g] = weights - setting.step * total / len(groups[g])
+        weights = pulled[g] = weights - training.lr * total / len(groups[g])
         if number in due:
-            judge()
-    return judge()
+            evaluate()
+    return evaluate()
 
 
 def both(strategy: str, data: str, on_the_way: bool) -> dict[str, Callable[[], object]]:
-    settings = [
-        Setting(model, strategy, MODELS[model].steps[strategy], 0, HORIZON, data, on_the_way) for model in MODELS
+    trainings = [
+        Training(model, strategy, MODELS[model].learning_rates[strategy], 0, HORIZON, data, on_the_way)
+        for model in MODELS
     ]
-    for setting in settings:
-        assert abs(naive(setting) / run_once(setting)["loss"][-1] - 1) < 1e-4, setting
+    for training in trainings:
+        assert abs(naive(training) / run_training(training)["loss"][-1] - 1) < 1e-4, training
     return {
-        "naive": lambda: [naive(setting) for setting in settings],
-        "paceline": lambda: [run_once(setting) for setting in settings],
+        "naive": lambda: [naive(training) for training in trainings],
+        "paceline": lambda: [run_training(training) for training in trainings],
     }
 
 

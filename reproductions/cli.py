@@ -1,14 +1,15 @@
 """The command line of the reproductions. What a command needs is imported when it runs.
 
-python -m reproductions PAPER [--quick] [--data DIR] [--json FILE] [--figures DIR] [--work DIR]
+python -m reproductions PAPER [--quick] [--data DIR] [--json FILE] [--figures DIR] [--seed N] [--work DIR]
 python -m reproductions fetch mnist cifar10 --to DIR
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,9 +17,10 @@ from paceline.cli.main import run_program
 from paceline.core.errors import CannotWrite
 from paceline.engine.signals import Interrupted, terminable
 from paceline.files import check_parent, check_place
+from reproductions.pipeline.plan import Options
 
 if TYPE_CHECKING:
-    from reproductions.pipeline.card import Card, Options
+    from reproductions.pipeline.paper import Paper
 
 PROGRAM = "python -m reproductions"
 PAPERS = {
@@ -30,16 +32,6 @@ PAPERS = {
 }
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-class Paper(Protocol):
-    """What the module of a paper has."""
-
-    def reproduce(self, options: "Options", /) -> "Card": ...
-
-    def figures(self, card: "Card", directory: Path, /) -> list[Path]:
-        """Draw the card's runs; the files that were written."""
-        ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,23 +46,21 @@ def _reproductions(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-def reproduce(
-    paper: str, *, data: Path | None, quick: bool, json: Path | None, work: Path | None, figures: Path | None
-) -> None:
+def reproduce(name: str, options: Options, json: Path | None, figures: Path | None) -> None:
     """Reproduce a paper by its name, print the card, and write what was asked for."""
-    module = paper_module(paper)
     if json is not None:
         check_place(json)
     if figures is not None:
         check_place(figures / "figure.png")
-    work = work or Path("runs") / f"reproduce-{paper}"
+    work = options.work or Path("runs") / f"reproduce-{name}"
     check_parent(work / "run.json")
     from paceline.comparison.tables import console
-    from reproductions.pipeline.card import Options, card_table
+    from reproductions.pipeline.card import card_table
 
+    paper = paper_of(name)
     try:
         with terminable():
-            card = module.reproduce(Options(data, quick, work))
+            card = paper.reproduce(replace(options, work=work))
     except KeyboardInterrupt as asked:
         kept = f"finished runs are in {work}: the same command continues" if work.exists() else "nothing kept"
         raise Interrupted(f"; {kept}", asked) from None
@@ -81,28 +71,30 @@ def reproduce(
         card.write(json)
         typer.echo(f"Card and runs: {json}")
     if figures is not None:
-        typer.echo(f"Figures: {', '.join(map(str, module.figures(card, figures)))}")
+        typer.echo(f"Figures: {', '.join(map(str, paper.figures(card, figures)))}")
 
 
-def paper_module(name: str) -> Paper:
-    """The module of a paper by its name."""
-    return cast(Paper, import_module(f"reproductions.{name.replace('-', '_')}.paper"))
+def paper_of(name: str) -> "Paper[Any]":
+    """A paper by its name; this imports what it needs."""
+    paper: Paper[Any] = import_module(f"reproductions.{name.replace('-', '_')}.paper").PAPER
+    return paper
 
 
 def _add_paper(name: str, help_text: str) -> None:
     @app.command(name, help=help_text)
-    def command(
+    def command(  # noqa: PLR0917 - typer names the options
         data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets are.")] = None,
         quick: Annotated[bool, typer.Option("--quick", help="Under a minute: training on a reduced scale.")] = False,
         json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write card and runs there.")] = None,
         figures: Annotated[
             Path | None, typer.Option("--figures", metavar="DIR", help="Draw the figures there.")
         ] = None,
+        seed: Annotated[int, typer.Option(min=0, metavar="N", help="Added to the seeds of all runs.")] = 0,
         work: Annotated[
             Path | None, typer.Option("--work", metavar="DIR", help=f"Keeps finished runs; else runs/reproduce-{name}.")
         ] = None,
     ) -> None:
-        reproduce(name, data=data, quick=quick, json=json, work=work, figures=figures)
+        reproduce(name, Options(data, quick, work, seed=seed), json, figures)
 
 
 for _name, _help in PAPERS.items():

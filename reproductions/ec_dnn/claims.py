@@ -1,14 +1,14 @@
 """What the paper says of EC-DNN, set beside what the runs came to."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 from reproductions.ec_dnn.findings import CLOCKS, Findings, gains, percent, shown_lower, spread, violations
-from reproductions.ec_dnn.plan import COMPRESSING, FEWEST, FIRST_SEED, Plan, Results, ablation, pooled
-from reproductions.ec_dnn.training import BATCH, DROPOUT, GIGABIT, LOOKS, NIN_WIDTH, SECONDS, VALIDATED, Case
-from reproductions.pipeline.card import Claim
+from reproductions.ec_dnn.plan import COMPRESSING, FEWEST, FIRST_SEED, EcDnnPlan, Results, ablation, pooled
+from reproductions.ec_dnn.training import BATCH, DROPOUT, EVALUATIONS, GIGABIT, NIN_WIDTH, SECONDS, VALIDATED, Case
+from reproductions.pipeline.claims import Claim, listed, of_plan, seeds_in_words
 
 METHODS = ("ma", "e", *COMPRESSING)
 # Table 2, NiN on all of CIFAR-10: errors and speeds with 4 and 8 workers, of the global and of the local model
@@ -35,8 +35,7 @@ SMALL_SHARE = 10.0  # per cent: "a very small amount compared to the training ti
 def claims(found: Findings) -> list[Claim]:
     """All of them, each marked with the plan that it rests on."""
     parts = (_aggregation, _errors, _orders, _speeds, _ablation, _influence, _nin)
-    name = found.runs.plan.name
-    return [replace(claim, note=f"{name}; {claim.note}") for part in parts for claim in part(found)]
+    return of_plan((claim for part in parts for claim in part(found)), found.runs.plan.name)
 
 
 def _aggregation(found: Findings) -> Iterable[Claim]:
@@ -65,17 +64,16 @@ def _errors(found: Findings) -> Iterable[Claim]:
             for method in METHODS:
                 case = found.case(method, workers)
                 values = found.errors(case, final)
-                note = f"%, {workers} workers, {_told_seeds(values)}; the paper's is of NiN on all of CIFAR-10"
+                note = f"%, {workers} workers, {_seeds_and_spread(values)}; the paper's is of NiN on all of CIFAR-10"
                 paper = ERRORS[final][method][COLUMN[workers]]
                 yield Claim(f"error.{method}_{final}{_suffix(workers)}", paper, fmean(values), None, None, note)
     values = found.errors(Case("s", 1), "g")
-    yield Claim("error.s", 10.41, fmean(values), None, None, f"%, one worker, {_told_seeds(values)}")
+    yield Claim("error.s", 10.41, fmean(values), None, None, f"%, one worker, {_seeds_and_spread(values)}")
 
 
-def _told_seeds(values: list[float]) -> str:
-    if len(values) == 1:
-        return "one seed"
-    return f"{len(values)} seeds, standard deviation {spread(values):.2f}"
+def _seeds_and_spread(values: list[float]) -> str:
+    deviation = f", standard deviation {spread(values):.2f}" if len(values) > 1 else ""
+    return seeds_in_words(len(values)) + deviation
 
 
 def _orders(found: Findings) -> Iterable[Claim]:
@@ -88,8 +86,7 @@ def _orders(found: Findings) -> Iterable[Claim]:
 
 def _order(name: str, differences: list[float], where: str) -> Claim:
     """Lower beyond the spread, or it is not claimed."""
-    each = ", ".join(f"{difference:.2f}" for difference in differences)
-    note = f"points, {where}; seed by seed {each}"
+    note = f"points, {where}; seed by seed {listed(differences)}"
     return Claim(name, "lower", fmean(differences), "above the spread", shown_lower(differences), note)
 
 
@@ -99,9 +96,8 @@ def _speeds(found: Findings) -> Iterable[Claim]:
             for method, paper in published.items():
                 case = found.case(method, workers)
                 values = found.speeds(case, final)
-                counted = ", ".join(f"{speed:.2f}" for speed in values)
                 steps = fmean(found.speeds(case, final, "steps"))
-                note = f"{workers} workers; seed by seed {counted}; {steps:.2f} if only steps are charged"
+                note = f"{workers} workers; seed by seed {listed(values)}; {steps:.2f} if only steps are charged"
                 name = f"speed.{method}_{final}{_suffix(workers)}"
                 yield Claim(name, paper[COLUMN[workers]], fmean(values), "above 1", fmean(values) > 1, note)
     costs = found.costs(found.case("ec_s", FEWEST))
@@ -130,8 +126,8 @@ def _influence(found: Findings) -> Iterable[Claim]:
         return
     cases = {f"tau {tau}": Case("ec_s", FEWEST, tau) for tau in (*plan.compressing, *plan.influence)}
     cases["E-DNN"] = Case("e", FEWEST)
-    told = ", ".join(f"{found.errors(case, 'g', [FIRST_SEED])[0]:.2f} ({name})" for name, case in cases.items())
-    yield Claim("influence_of_tau", "worse if too large", told, None, None, f"error in %, {FEWEST} workers, one seed")
+    errors = ", ".join(f"{found.errors(case, 'g', [FIRST_SEED])[0]:.2f} ({name})" for name, case in cases.items())
+    yield Claim("influence_of_tau", "worse if too large", errors, None, None, f"error in %, {FEWEST} workers, one seed")
 
 
 def _nin(found: Findings) -> Iterable[Claim]:
@@ -145,23 +141,25 @@ def settings(found: Findings) -> dict[str, Any]:
     plan = found.runs.plan
     return {
         "plan": plan.name,
-        "data": {model: _told_size(plan, model) for model in plan.sizes},
+        "data": {model: _size_in_words(plan, model) for model in plan.sizes},
         "as_in_the_paper": "alpha 0.6, beta 0.4, p a tenth of tau, mu 70 %, flipped pictures, dropout, momentum 0.9",
         "ours": f"batches of {BATCH}, dropout {DROPOUT}, weight decay 1e-4, step size / 10 after 3/4 of the steps",
         "networks": {"lenet": "LeNet, 62,006 parameters", "nin": f"NiN of width {NIN_WIDTH}, 17,058 parameters"},
-        "step_size_rule": _step_rule(plan),
-        "step_sizes": dict(found.runs.steps),
-        "tau_rule": f"smallest validation error of MA_G and EC-S_G, {FEWEST} workers, seed 0; -R and -M as -S",
+        "step_size_rule": _learning_rate_rule(plan),
+        "step_sizes": dict(found.runs.learning_rates),
+        "tau_rule": (
+            f"smallest validation error of MA_G and EC-S_G, {FEWEST} workers, seed {plan.seed}; -R and -M as -S"
+        ),
         "taus": asdict(found.taus),
         "taus_tried": {"averaging": plan.averaging, "compressing": plan.compressing, "influence": plan.influence},
-        "seeds": {str(workers): seeds for workers, seeds in plan.grids},
+        "seeds": {str(workers): [plan.seed + seed for seed in seeds] for workers, seeds in plan.grids},
         "clock": f"seconds for a mini-batch: {SECONDS}; a third of that to pass one forward; {GIGABIT}",
-        "looks": f"at every communication, but at most {LOOKS} in a run",
+        "looks": f"at every communication, but at most {EVALUATIONS} in a run",
         "table": table_rows(found),
     }
 
 
-def _told_size(plan: Plan, model: str) -> str:
+def _size_in_words(plan: EcDnnPlan, model: str) -> str:
     size = plan.sizes[model]
     return (
         f"{size.samples} of 50000 training pictures, {VALIDATED} others for validation, {size.steps} steps a worker "
@@ -169,12 +167,12 @@ def _told_size(plan: Plan, model: str) -> str:
     )
 
 
-def _step_rule(plan: Plan) -> str:
-    if len(plan.step_sizes) == 1:
+def _learning_rate_rule(plan: EcDnnPlan) -> str:
+    if len(plan.learning_rates) == 1:
         return "not tuned; all methods share it"
     return (
-        f"of {list(plan.step_sizes)}, the smallest validation error of S-DNN in as many steps as one worker makes, "
-        "seed 0; all methods share it"
+        f"of {list(plan.learning_rates)}, the smallest validation error of S-DNN in as many steps as one worker makes, "
+        f"seed {plan.seed}; all methods share it"
     )
 
 
@@ -205,7 +203,7 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
     return [
         {
             "model": run.model, "method": run.case.method, "workers": run.case.workers, "tau": run.case.tau or None,
-            "without": run.case.without or None, "step_size": run.step, "seed": run.seed,
+            "without": run.case.without or None, "step_size": run.lr, "seed": run.seed,
             "steps": run.steps,
             **{name: value for name, value in result.items() if name != "curve"},
             "curve": [{name: value for name, value in point.items() if name != "losses"} for point in result["curve"]],

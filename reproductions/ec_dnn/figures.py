@@ -1,43 +1,35 @@
-"""The figures of the reproduction of EC-DNN, drawn from the runs of its card."""
+"""The figures of EC-DNN and its Table 2 in the paper's own layout, from the card."""
 
+import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from paceline.files import write_atomically
-from paceline.reports.figures import COLOURS, DASHES
-from reproductions.ec_dnn.tables import NAMES, tables
+from paceline.reports.figures import COLOURS
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.figures import blank, save, tidy
+from reproductions.pipeline.figures import Drawing, blank, look, tidy
 
 Row = Mapping[str, Any]
-LOOKS = {method: {"color": COLOURS[n], "linestyle": DASHES[n]} for n, method in enumerate(NAMES)}
+NAMES = {"ma": "MA-DNN", "e": "E-DNN", "ec_s": "EC-DNN-S", "ec_r": "EC-DNN-R", "ec_m": "EC-DNN-M"}
+LOOKS = {method: look(number) for number, method in enumerate(NAMES)}
 WORSE, BETTER = COLOURS[1], COLOURS[0]
 CASES = {"local": "1: without local training", "diversity": "2: without diversity", None: "3: whole"}
 
 
-def draw(card: Card, directory: Path) -> list[Path]:
-    """Draw all that the card has the runs for, and write the tables."""
+def draw(card: Card) -> dict[str, Drawing]:
+    """All that the card has the runs for, and the tables."""
     runs = [row for row in card.runs if row["workers"] > 1]
     lenet = [row for row in runs if row["model"] == "lenet"]
     taus = card.settings["taus"]
-    drawn = {
+    return {
         "ec-dnn-gain.png": _gains(runs),
         "ec-dnn-curves.png": _curves(lenet, taus),
         "ec-dnn-tau-ablation.png": _tau_and_ablation(lenet, taus),
+        "ec-dnn-tables.md": tables(card),
     }
-    paths = []
-    for name, figure in drawn.items():
-        if figure is not None:
-            paths.append(directory / name)
-            save(figure, paths[-1])
-    paths.append(directory / "ec-dnn-tables.md")
-    write_atomically(paths[-1], tables(card))
-    return paths
 
 
 def _gains(rows: Sequence[Row]) -> Figure:
@@ -84,14 +76,14 @@ def _those(rows: Sequence[Row], method: str, workers: int, tau: int | None, with
     return [row for row in rows if (row["method"], row["workers"], row["tau"], row["without"]) == wanted]
 
 
-def _lines(axis: Any, rows: Sequence[Row], label: str, look: Mapping[str, Any]) -> None:
+def _lines(axis: Any, rows: Sequence[Row], label: str, style: Mapping[str, Any]) -> None:
     if not rows:
         return
     errors = np.array([[100 * point["error"] for point in row["curve"]] for row in rows])
     seconds = np.array([[point["seconds"] for point in row["curve"]] for row in rows])
     for at, error in zip(seconds, errors, strict=True):
-        axis.plot(at, error, linewidth=0.7, alpha=0.35, **look)
-    axis.plot(seconds.mean(axis=0), errors.mean(axis=0), linewidth=1.8, marker=".", label=label, **look)
+        axis.plot(at, error, linewidth=0.7, alpha=0.35, **style)
+    axis.plot(seconds.mean(axis=0), errors.mean(axis=0), linewidth=1.8, marker=".", label=label, **style)
 
 
 def _tau_and_ablation(rows: Sequence[Row], taus: Mapping[str, int]) -> Figure | None:
@@ -101,16 +93,63 @@ def _tau_and_ablation(rows: Sequence[Row], taus: Mapping[str, int]) -> Figure | 
         return None
     figure = blank(10.4, 4.2)
     left, right = figure.subplots(1, 2, sharey=True)
-    first = [row for row in rows if row["seed"] == 0 and row["workers"] == mine[0]["workers"]]
+    seed = min(row["seed"] for row in mine)
+    first = [row for row in rows if row["seed"] == seed and row["workers"] == mine[0]["workers"]]
     for number, tau in enumerate(sorted({row["tau"] for row in mine})):
-        look = {"color": COLOURS[number], "linestyle": DASHES[number]}
-        _lines(left, _those(first, "ec_s", mine[0]["workers"], tau), f"τ = {tau}", look)
+        _lines(left, _those(first, "ec_s", mine[0]["workers"], tau), f"τ = {tau}", look(number))
     _lines(left, _those(first, "e", mine[0]["workers"], None), "E-DNN", {"color": "0.4", "linestyle": "--"})
-    tidy(left, "EC-DNN-S, 4 workers, seed 0", "virtual seconds", "test error, %")
+    tidy(left, f"EC-DNN-S, 4 workers, seed {seed}", "virtual seconds", "test error, %")
     left.legend(frameon=False, fontsize=9)
     for number, (without, name) in enumerate(CASES.items()):
-        look = {"color": COLOURS[number], "linestyle": DASHES[number]}
-        _lines(right, _those(mine, "ec_s", mine[0]["workers"], taus["compressing"], without), name, look)
+        _lines(right, _those(mine, "ec_s", mine[0]["workers"], taus["compressing"], without), name, look(number))
     tidy(right, f"EC-DNN-S, 4 workers, τ = {taus['compressing']}", "virtual seconds", "")
     right.legend(frameon=False, fontsize=9)
     return figure
+
+
+def tables(card: Card) -> str:
+    """Error with its spread over the seeds, speed and tau; then what the time went into."""
+    rows = card.settings["table"]
+    workers = sorted({row["workers"] for row in rows if row["workers"] > 1})
+    return f"{_results_table(rows, workers)}\n{_costs_table(rows, workers)}"
+
+
+def _results_table(rows: list[Row], workers: list[int]) -> str:
+    """For each number of workers: error, speed (all that is charged; in brackets, steps alone), tau."""
+    lines = ["| |" + "".join(f" K={each}: error, % | speed | τ |" for each in workers)]
+    lines.append("|---|" + "---|---|---|" * len(workers))
+    for final in ("g", "l"):
+        for method, name in NAMES.items():
+            cells = "".join(_cell(_entry(rows, method, final, each)) for each in workers)
+            lines.append(f"| {name}_{final.upper()} |{cells}")
+    alone = next(row for row in rows if row["method"] == "s")
+    lines.append(f"| S-DNN | {_error_and_spread(alone)} |" + " |" * (3 * len(workers) - 1))
+    return "\n".join(lines) + "\n"
+
+
+def _entry(rows: list[Row], method: str, final: str, workers: int) -> Row:
+    return next(row for row in rows if (row["method"], row["final"], row["workers"]) == (method, final, workers))
+
+
+def _cell(row: Row) -> str:
+    chosen = f" [{row['error_validated']:.2f}]" if "error_validated" in row else ""
+    speed = f"{row['speed_all']:.2f} ({row['speed_steps']:.2f})"
+    return f" {_error_and_spread(row)}{chosen} | {speed} | {row['tau'] or '–'} |"
+
+
+def _error_and_spread(row: Row) -> str:
+    spread = row["spread"]
+    return f"{row['error']:.2f}" + ("" if math.isnan(spread) else f" ± {spread:.2f}")
+
+
+def _costs_table(rows: list[Row], workers: list[int]) -> str:
+    """Virtual seconds of a worker, in the whole run."""
+    lines = ["| |" + "".join(f" K={each}: steps, s | relabelling, s | messages, s |" for each in workers)]
+    lines.append("|---|" + "---|---|---|" * len(workers))
+    for method, name in NAMES.items():
+        found = [_entry(rows, method, "g", each) for each in workers]
+        cells = "".join(
+            f" {row['compute']:.2f} | {row['relabelling']:.2f} | {row['communication']:.3f} |" for row in found
+        )
+        lines.append(f"| {name} |{cells}")
+    return "\n".join(lines) + "\n"

@@ -1,25 +1,25 @@
-"""How much is trained: the plans of the reproduction of EC-DNN, and the runs that they come to."""
+"""How much of EC-DNN is trained: the plans, and the runs that each comes to."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from reproductions.ec_dnn.training import BATCH, Case, Size, Training
+from reproductions.pipeline.plan import Plan, best_learning_rate
 
 COMPRESSING = ("ec_s", "ec_r", "ec_m")
-FIRST_SEED, FEWEST = 0, 4  # seed and workers of the runs that step and tau are chosen by
+FIRST_SEED, FEWEST = 0, 4  # seed and workers of the runs that learning rate and tau are chosen by
 FORWARD, TRAINED = 0.00009, 0.00028  # seconds of one core for a picture of LeNet, on the machine of docs/results
 NIN_TIMES = 5.0
 
 Results = Mapping[Training, Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class EcDnnPlan(Plan):
     """What to train.
 
-    name           what is said of every claim that rests on it
-    step_sizes     candidates; the one with which S-DNN, as many steps as one worker makes, comes to the smallest
+    learning_rates candidates; the one with which S-DNN, in as many steps as one worker makes, reaches the smallest
                    validation error is used by all methods of that network
     averaging      tau of MA-DNN, and ``compressing`` of EC-DNN-S: candidates; the one with the smallest validation
                    error of the global model, 4 workers and seed 0, is used for all workers and seeds, and by EC-DNN-R
@@ -29,9 +29,8 @@ class Plan:
     nin            the size of the runs of the narrow NiN, if there are any
     """
 
-    name: str
     size: Size
-    step_sizes: Sequence[float]
+    learning_rates: Sequence[float]
     averaging: Sequence[int]
     compressing: Sequence[int]
     influence: Sequence[int] = ()
@@ -50,20 +49,20 @@ class Plan:
 
 
 # Under a minute of two cores.
-QUICK = Plan(
+QUICK = EcDnnPlan(
     name="reduced run",
     size=Size(samples=2_000, steps=160, followed=500, tested=1_000),
-    step_sizes=(0.02,),
+    learning_rates=(0.02,),
     averaging=(16,),
     compressing=(32,),
     grids=((4, (0,)),),
     ablation=False,
 )
 # About 40 minutes of one core.
-SMALL = Plan(
+SMALL = EcDnnPlan(
     name="scaled down",
     size=Size(),
-    step_sizes=(0.005, 0.01, 0.02, 0.05),
+    learning_rates=(0.005, 0.01, 0.02, 0.05),
     averaging=(1, 16, 50),
     compressing=(50, 100),
     influence=(250,),
@@ -71,23 +70,23 @@ SMALL = Plan(
 )
 
 
-def tuning(plan: Plan, data: str) -> list[Training]:
-    """The runs by which the step sizes are chosen: S-DNN, which makes four times the steps of its ``Size``."""
-    if len(plan.step_sizes) == 1:
+def tuning(plan: EcDnnPlan, data: str) -> list[Training]:
+    """The runs by which the learning rates are chosen: S-DNN, which makes four times the steps of its ``Size``."""
+    if len(plan.learning_rates) == 1:
         return []
     return [
-        Training(data, model, Case("s", workers=1), step, FIRST_SEED, replace(size, steps=size.steps // 4))
+        Training(data, model, Case("s", workers=1), lr, plan.seed + FIRST_SEED, replace(size, steps=size.steps // 4))
         for model, size in plan.sizes.items()
-        for step in plan.step_sizes
+        for lr in plan.learning_rates
     ]
 
 
-def choose_steps(plan: Plan, results: Results) -> dict[str, float]:
-    """Of each network, the step size of the smallest validation error; of equal ones the smaller."""
-    if len(plan.step_sizes) == 1:
-        return dict.fromkeys(plan.sizes, plan.step_sizes[0])
-    reached = {(run.model, run.step): _validation_error(result) for run, result in results.items()}
-    return {model: min(plan.step_sizes, key=lambda step: (reached[model, step], step)) for model in plan.sizes}
+def choose_learning_rates(plan: EcDnnPlan, results: Results) -> dict[str, float]:
+    """For each network, the learning rate of the smallest validation error; of equal ones the smaller."""
+    if len(plan.learning_rates) == 1:
+        return dict.fromkeys(plan.sizes, plan.learning_rates[0])
+    reached = {(run.model, run.lr): _validation_error(result) for run, result in results.items()}
+    return {model: best_learning_rate({lr: reached[model, lr] for lr in plan.learning_rates}) for model in plan.sizes}
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,16 @@ class Taus:
 
 @dataclass(frozen=True)
 class Runs:
-    """Names the runs of a plan, given where the data are and the step sizes that were chosen."""
+    """Names the runs of a plan, given where the data are and the learning rates that were chosen."""
 
-    plan: Plan
+    plan: EcDnnPlan
     data: str
-    steps: Mapping[str, float]
+    learning_rates: Mapping[str, float]
 
     def run(self, case: Case, seed: int, model: str = "lenet") -> Training:
-        return Training(self.data, model, case, self.steps[model], seed, self.plan.sizes[model])
+        """One run; ``seed`` counts from that of the plan."""
+        plan = self.plan
+        return Training(self.data, model, case, self.learning_rates[model], plan.seed + seed, plan.sizes[model])
 
     def first(self) -> list[Training]:
         """Every tau, with 4 workers and seed 0."""
@@ -172,6 +173,6 @@ def cost(training: Training) -> float:
     case, size = training.case, training.size
     trained = training.steps * case.workers * BATCH * TRAINED
     exchanges = 0.0 if not case.tau or case.method == "ma" else 2 * (size.steps / case.tau - 1)
-    looked = 10 * size.followed + size.tested + size.samples
-    forwards = (0.7 * exchanges * size.samples + looked) * case.workers * FORWARD
+    evaluated = 10 * size.followed + size.tested + size.samples
+    forwards = (0.7 * exchanges * size.samples + evaluated) * case.workers * FORWARD
     return (trained + forwards) * (NIN_TIMES if training.model == "nin" else 1.0)

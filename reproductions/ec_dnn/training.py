@@ -32,12 +32,13 @@ from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.strategies.model_averaging import ModelAveraging
 from paceline.trace.writing import TraceWriter
 from reproductions.datasets.cifar import ChannelsLast, Cifar10, cifar10
-from reproductions.ec_dnn.looks import look, training_losses
-from reproductions.models.networks import lenet, nin
+from reproductions.ec_dnn.evaluation import evaluate, training_losses
+from reproductions.models.convolutional import lenet, nin
+from reproductions.pipeline.values import rounded
 
 BATCH = 32
 VALIDATED = 2_000  # training pictures that no run trains on
-LOOKS = 20  # at the global model in a run, at most: communications that come more often are not all looked at
+EVALUATIONS = 20  # of the global model in a run, at most: not all communications that come more often
 DROPOUT = 0.25
 NIN_WIDTH = 1 / 8
 SECONDS = {"lenet": 0.01, "nin": 0.05}  # for a mini-batch
@@ -48,7 +49,7 @@ WEIGHTS = {"ec_s": "simple", "ec_r": "regression", "ec_r_pooled": "regression", 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained on, how many steps each worker makes, and how many test pictures the run is judged by."""
+    """How much is trained on, how many steps each worker makes, and how many test pictures it is evaluated on."""
 
     samples: int = 10_000
     steps: int = 500
@@ -76,7 +77,7 @@ class Training:
     data: str
     model: str  # lenet, nin
     case: Case
-    step: float
+    lr: float
     seed: int
     size: Size
 
@@ -95,7 +96,7 @@ class Communication(NamedTuple):
 
 
 def run_training(training: Training) -> dict[str, Any]:
-    """Train, look at local and global models on the way, and judge the last ones."""
+    """Train, and evaluate local and global models on the way and at the end."""
     size, workers = training.size, training.case.workers
     data = cifar10(training.data, trained=size.samples, validated=VALIDATED, tested=size.tested)
     followed = data.test[0][: size.followed], data.test[1][: size.followed]
@@ -104,17 +105,18 @@ def run_training(training: Training) -> dict[str, Any]:
     problem = None
     try:
         for at in run.communications():
-            if at.steps * LOOKS >= training.steps * (len(curve) + 1) or at.steps == training.steps:
-                seen = look(run.hands.model, run.members, followed)
-                costs = {name: _rounded(getattr(at.costs, name) / workers) for name in COSTS}
-                curve.append({"steps": at.steps, "seconds": _rounded(at.seconds), **costs, **_told(seen._asdict())})
+            if at.steps * EVALUATIONS >= training.steps * (len(curve) + 1) or at.steps == training.steps:
+                seen = evaluate(run.server.model, run.members, followed)
+                costs = {name: rounded(getattr(at.costs, name) / workers) for name in COSTS}
+                row = {"steps": at.steps, "seconds": rounded(at.seconds), **costs, **seen._asdict()}
+                curve.append({**row, "losses": [rounded(loss) for loss in seen.losses]})
     except Diverged as diverged:
         problem = str(diverged)
     return {"problem": problem, "curve": curve, **_final(run, data)}
 
 
 class Run:
-    """The pieces that ``paceline.train`` is made of, put together so that the local models can be looked at."""
+    """The pieces that ``paceline.train`` is made of, put together so that the local models can be evaluated."""
 
     def __init__(self, training: Training, model: nn.Module, pictures: tuple[Tensor, Tensor]) -> None:
         case, seed = training.case, training.seed
@@ -122,36 +124,38 @@ class Run:
         task = Task(model, cross_entropy, pictures)
         shards = deal(Equal(), task.training_samples(), case.workers, BATCH, stream(seed, "partition"))
         recipe = Recipe(
-            lambda parameters: SGD(parameters, lr=training.step, momentum=0.9, weight_decay=1e-4),
+            lambda parameters: SGD(parameters, lr=training.lr, momentum=0.9, weight_decay=1e-4),
             lambda optimizer: MultiStepLR(optimizer, milestones=[training.steps * 3 // 4], gamma=0.1),
         )
         batches = Shuffled().open(shards, BATCH, seed)
         fleet = fleet_of(training)
-        crew, hands = launch(self.strategy, fleet, workload_of(task, shards, BATCH), recipe, batches=batches, seed=seed)
-        assert isinstance(hands, ModelServer)
-        assert isinstance(crew, SimulatedWorkers)
-        self.crew, self.hands = crew, hands
+        workers, server = launch(
+            self.strategy, fleet, workload_of(task, shards, BATCH), recipe, batches=batches, seed=seed
+        )
+        assert isinstance(server, ModelServer)
+        assert isinstance(workers, SimulatedWorkers)
+        self.workers, self.server = workers, server
 
     @property
     def members(self) -> list[nn.Module]:
-        """The local models, as they were handed in: model averaging lets them be until they are trained again."""
-        return [trainer.model for trainer in self.hands.trainers]
+        """The local models as they were handed in: model averaging leaves them so until they are trained again."""
+        return [trainer.model for trainer in self.server.trainers]
 
     def communications(self) -> Iterator[Communication]:
         """One after each aggregation; those that only follow a compression are left out."""
-        strategy, crew = self.strategy, self.crew
+        strategy, workers = self.strategy, self.workers
         twice = isinstance(strategy, EnsembleCompression) and strategy.exchanges_twice
         steps = 0
-        for update in Loop(strategy, crew, self.hands, TraceWriter(None, crew.about)):
+        for update in Loop(strategy, workers, self.server, TraceWriter(None, workers.about)):
             steps += strategy.work(update.version).units
             if not (twice and update.version % 2):
-                yield Communication(steps, update.at, crew.costs)
-            if self.hands.updates == strategy.rounds:
+                yield Communication(steps, update.at, workers.costs)
+            if self.server.updates == strategy.rounds:
                 return
 
 
 def strategy_of(case: Case, steps: int) -> ModelAveraging | EnsembleCompression:
-    """The rule of a method; S-DNN is an average of one, and E-DNN an ensemble that is only looked at on the way."""
+    """The rule of a method; S-DNN is an average of one, and E-DNN an ensemble that is only evaluated on the way."""
     if case.method in ("s", "ma"):
         return ModelAveraging(every=case.tau or steps // 5, steps=steps)
     if case.method == "e":
@@ -194,8 +198,8 @@ class Flipped(nn.Module):
 
 def _final(run: Run, data: Cifar10) -> dict[str, Any]:
     """Errors on test and validation pictures, and which local model is chosen by which loss."""
-    model, members = run.hands.model, run.members
-    test, validation = look(model, members, data.test), look(model, members, data.validation)
+    model, members = run.server.model, run.members
+    test, validation = (evaluate(model, members, part) for part in (data.test, data.validation))
     losses = training_losses(members, data.train)
     by_training, by_validation = (
         min(range(len(members)), key=each.__getitem__) for each in (losses, validation.losses)
@@ -207,15 +211,7 @@ def _final(run: Run, data: Cifar10) -> dict[str, Any]:
         "validation_error_g": validation.error,
         "local": by_training,
         "errors": test.errors,
-        "training_losses": [_rounded(loss) for loss in losses],
-        "validation_losses": [_rounded(loss) for loss in validation.losses],
-        "weights": [_rounded(each) for each in getattr(model, "weights", torch.empty(0)).tolist()],
+        "training_losses": [rounded(loss) for loss in losses],
+        "validation_losses": [rounded(loss) for loss in validation.losses],
+        "weights": [rounded(each) for each in getattr(model, "weights", torch.empty(0)).tolist()],
     }
-
-
-def _told(seen: dict[str, Any]) -> dict[str, Any]:
-    return {**seen, "losses": [_rounded(loss) for loss in seen["losses"]]}
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.5g}")

@@ -1,6 +1,6 @@
 """What the paper says of fine-pruning, and what it does not ask, set beside what the runs came to."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -8,8 +8,8 @@ from typing import Any
 from paceline.config.toml import table_of
 from paceline.pruning.schedule import Schedule
 from reproductions.fine_pruning.formulas import IN_MINUTES, TABLE_1, TABLE_2, pruned_epochs_formula_3
-from reproductions.fine_pruning.plan import ARMS, Plan
-from reproductions.pipeline.card import Claim, within
+from reproductions.fine_pruning.plan import ARMS, FinePruningPlan
+from reproductions.pipeline.claims import Claim, listed, seeds_in_words, within
 from reproductions.pipeline.runs import Result
 
 KNOWN = (200, 60, 30, 5, 3, 2)  # epochs, window, start, block, count, attenuation
@@ -22,21 +22,21 @@ NAMES = {"lenet": "", "vgg": "vgg."}
 class Found:
     """What all runs came to: by network, arm and seed; of the search, by variant and seed."""
 
-    plan: Plan
+    plan: FinePruningPlan
     timed: Result
     arms: Mapping[tuple[str, str, int], Result]
     tried: Mapping[tuple[str, int], Result]
 
     def accuracies(self, model: str, arm: str) -> list[float]:
         """In percent, one for each seed."""
-        return [100 * float(self.arms[model, arm, seed]["accuracy"]) for seed in self.plan.seeds[model]]
+        return [100 * float(self.arms[model, arm, seed]["accuracy"]) for seed in self.plan.seeds_of(model)]
 
     def variant(self, name: str) -> list[float]:
-        return [100 * float(self.tried[name, seed]["accuracy"]) for seed in self.plan.search_seeds]
+        return [100 * float(self.tried[name, seed]["accuracy"]) for seed in self.plan.seeds_of_search]
 
     def variant_saved(self, name: str) -> float:
         """The share of the samples that a variant saved."""
-        return fmean(float(self.tried[name, seed]["saved"]) for seed in self.plan.search_seeds)
+        return fmean(float(self.tried[name, seed]["saved"]) for seed in self.plan.seeds_of_search)
 
 
 def choose(found: Found) -> str:
@@ -47,10 +47,10 @@ def choose(found: Found) -> str:
 
 def claims(found: Found, best: str, confirmed: Mapping[int, Result]) -> list[Claim]:
     """All of them."""
-    listed = [*_numbers_of_epochs(), *_table_1(), *_savings(found)]
+    made = [*_numbers_of_epochs(), *_table_1(), *_savings(found)]
     for model in found.plan.sizes:
-        listed += _accuracies(found, model)
-    return [*listed, *_beyond(found, best, confirmed)]
+        made += _accuracies(found, model)
+    return [*made, *_beyond(found, best, confirmed)]
 
 
 def _numbers_of_epochs() -> Iterable[Claim]:
@@ -87,7 +87,7 @@ def _savings(found: Found) -> Iterable[Claim]:
     plan = found.plan
     size, timed = plan.sizes["lenet"], found.timed
     planned = plan.fine.plan(size.samples, size.epochs)
-    counted = [100 * float(found.arms["lenet", "pruned", seed]["saved"]) for seed in plan.seeds["lenet"]]
+    counted = [100 * float(found.arms["lenet", "pruned", seed]["saved"]) for seed in plan.seeds_of("lenet")]
     epochs = f"{len(planned.pruned_epochs)} of {size.epochs} epochs"
     note = f"planned beforehand: {epochs} leave out {plan.fine.fraction} of the samples"
     yield within("samples_saved_percent", 100 * planned.saved, fmean(counted), 1e-9, note)
@@ -100,13 +100,13 @@ def _savings(found: Found) -> Iterable[Claim]:
 
 
 def _accuracies(found: Found, model: str) -> Iterable[Claim]:
-    name, seeds = NAMES[model], found.plan.seeds[model]
-    count = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    name, seeds = NAMES[model], found.plan.seeds_of(model)
+    count = seeds_in_words(len(seeds))
     papers = TABLE_2["LeNet"] if model == "lenet" else (None, None)
     for arm, paper in zip(ARMS, (*papers, None, None, None), strict=True):
         values = found.accuracies(model, arm)
         saved = 100 * fmean(float(found.arms[model, arm, seed]["saved"]) for seed in seeds)
-        note = f"{found.plan.name}; {count}: {_listed(values)}; {saved:.1f} % of the samples saved"
+        note = f"{found.plan.name}; {count}: {listed(values)}; {saved:.1f} % of the samples saved"
         yield Claim(f"accuracy.{name}{arm}", paper, fmean(values), None, None, note)
     regular, pruned, random, shortened = (
         found.accuracies(model, arm) for arm in ("regular", "pruned", "random", "shortened")
@@ -122,16 +122,16 @@ def _accuracies(found: Found, model: str) -> Iterable[Claim]:
             fmean(differences),
             "above 0 in each seed",
             all(each > 0 for each in differences),
-            f"points; control, not in the paper; {count}: {_listed(differences)}",
+            f"points; control, not in the paper; {count}: {listed(differences)}",
         )
 
 
 def _beyond(found: Found, best: str, confirmed: Mapping[int, Result]) -> Iterable[Claim]:
-    seeds = found.plan.seeds["lenet"]
+    seeds = found.plan.seeds_of("lenet")
     values = [100 * float(confirmed[seed]["accuracy"]) for seed in seeds]
     saved = 100 * fmean(float(confirmed[seed]["saved"]) for seed in seeds)
     yield Claim("beyond.saved_percent", None, saved, "at least 15", saved >= 15 - 1e-9, f"chosen by the search: {best}")
-    yield Claim("beyond.accuracy", None, fmean(values), None, None, f"{len(seeds)} seeds: {_listed(values)}")
+    yield Claim("beyond.accuracy", None, fmean(values), None, None, f"{len(seeds)} seeds: {listed(values)}")
     for control in ("random", "shortened"):
         others = found.accuracies("lenet", control)
         differences = [one - other for one, other in zip(values, others, strict=True)]
@@ -141,7 +141,7 @@ def _beyond(found: Found, best: str, confirmed: Mapping[int, Result]) -> Iterabl
             fmean(differences),
             "at least 0",
             fmean(differences) >= 0,
-            f"points on test samples, mean; {_listed(differences)}",
+            f"points on test samples, mean; {listed(differences)}",
         )
 
 
@@ -170,7 +170,3 @@ def _rule(found: Found, name: str) -> dict[str, Any]:
 
 def _row(result: Result) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name not in ("times_pruned", "trends")}
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.2f}" for value in values)

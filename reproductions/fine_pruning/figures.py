@@ -3,49 +3,44 @@
 import io
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from paceline.files import write_atomically
-from paceline.reports.figures import COLOURS, DASHES
-from paceline.reports.pruning_figures import contact_sheet, new_figure, png, tidy, trends
+from paceline.reports.figures import COLOURS
+from paceline.reports.pruning_figures import contact_sheet, trends
 from reproductions.fine_pruning.pictures import COLUMNS, NAMES
 from reproductions.fine_pruning.plan import ARMS
 from reproductions.pipeline.card import Card
+from reproductions.pipeline.figures import Drawing, blank, look, tidy
 
 Row = Mapping[str, Any]
 MODELS = {"lenet": "LeNet", "vgg": "VGG-11, 1/8 width"}
 
 
-def draw(card: Card, directory: Path) -> list[Path]:
+def draw(card: Card) -> dict[str, Drawing]:
     """Accuracy of the five ways, the search, and who was pruned."""
     of_kind: dict[str, list[Row]] = {}
     for row in card.runs:
         of_kind.setdefault(row["kind"], []).append(row)
     pictures = of_kind["pictures"][0]
-    drawn = {
+    return {
         "fine-pruning-accuracy.png": _accuracy(of_kind["training"]),
         "fine-pruning-search.png": _search(of_kind["search"]),
         "fine-pruning-samples.png": _samples(pictures),
         "fine-pruning-most-pruned.png": _most_pruned(pictures),
     }
-    for name, figure in drawn.items():
-        write_atomically(directory / name, png(figure))
-    return [directory / name for name in drawn]
 
 
 def _accuracy(rows: Sequence[Row]) -> Figure:
-    figure = new_figure(11, 4)
+    figure = blank(11, 4)
     curves, points = figure.subplots(1, 2)
     for number, arm in enumerate(ARMS):
         mine = [row for row in rows if row["model"] == "lenet" and row["arm"] == arm]
         curve = np.mean([row["curve"] for row in mine], axis=0)
-        look = {"color": COLOURS[number], "linestyle": DASHES[number]}
-        curves.plot(curve[:, 0], 100 * curve[:, 2], label=arm, marker=".", **look)
+        curves.plot(curve[:, 0], 100 * curve[:, 2], label=arm, marker=".", **look(number))
     curves.legend(fontsize=8, frameon=False)
     tidy(curves, "LeNet: test accuracy against samples seen", "samples seen / size of the data set", "accuracy, %")
     models = list(dict.fromkeys(row["model"] for row in rows))
@@ -64,7 +59,7 @@ def _accuracy(rows: Sequence[Row]) -> Figure:
 
 def _search(rows: Sequence[Row]) -> Figure:
     names = sorted({row["variant"] for row in rows}, key=lambda name: fmean(_values(rows, name)))
-    figure = new_figure(8, 4)
+    figure = blank(8, 4)
     axis = figure.subplots()
     for place, name in enumerate(names):
         values = _values(rows, name)
@@ -80,7 +75,7 @@ def _values(rows: Sequence[Row], name: str) -> list[float]:
 
 
 def _samples(row: Row) -> Figure:
-    figure = new_figure(11, 7)
+    figure = blank(11, 7)
     often, classes, first, second = figure.subplots(2, 2).flatten()
     often.bar(range(len(row["samples_by_times"])), row["samples_by_times"], color=COLOURS[0])
     tidy(often, f"Samples by times left out, of {row['possible']} possible", "times, all seeds together", "samples")

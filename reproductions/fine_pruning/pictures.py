@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reproductions.datasets.readers import read_cifar10
-from reproductions.fine_pruning.plan import Plan
+from reproductions.fine_pruning.plan import FinePruningPlan
 from reproductions.fine_pruning.training import chosen_samples
 from reproductions.pipeline.runs import Result
 
@@ -19,7 +19,7 @@ COLUMNS = 10
 TRENDS = 4  # samples
 
 
-def pictures_row(data: str, plan: Plan, runs: Sequence[Result]) -> dict[str, Any]:
+def pictures_row(data: str, plan: FinePruningPlan, runs: Sequence[Result]) -> dict[str, Any]:
     """From the pruned runs of all seeds, which train on the same samples."""
     published = read_cifar10(data).train
     samples = chosen_samples(published.labels, plan.sizes["lenet"].samples)

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from paceline.pruning.rules import FineRule, RandomRule, SoftRule
 from paceline.pruning.schedule import Schedule
 from reproductions.fine_pruning.training import CURVE, Choice, Size, Training
+from reproductions.pipeline.plan import Plan
 
 ARMS = ("regular", "pruned", "random", "soft", "shortened")
 Results = Mapping[Training, Mapping[str, object]]
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class FinePruningPlan(Plan):
     """Sizes for each network, seeds, and the schedule of the pruned epochs, one for all."""
 
-    name: str
     sizes: Mapping[str, Size]
     seeds: Mapping[str, tuple[int, ...]]
     fine: FineRule
@@ -34,8 +34,16 @@ class Plan:
         size = self.sizes["lenet"]
         return 1 - self.fine.plan(size.samples, size.epochs).saved
 
+    def seeds_of(self, model: str) -> list[int]:
+        """The seeds of a network's runs."""
+        return [self.seed + seed for seed in self.seeds[model]]
+
+    @property
+    def seeds_of_search(self) -> list[int]:
+        return [self.seed + seed for seed in self.search_seeds]
+
     def run(self, data: str, model: str, arm: str, seed: int) -> Training:
-        """One of the five ways."""
+        """One of the five ways to train."""
         rules: dict[str, Choice | None] = {
             "pruned": self.fine,
             "random": as_random(self.fine),
@@ -44,12 +52,12 @@ class Plan:
         share = self.share if arm == "shortened" else 1.0
         return Training(data, model, seed, self.sizes[model], rules.get(arm), share)
 
-    def runs(self, data: str) -> list[tuple[str, str, Training]]:
+    def arms(self, data: str) -> list[tuple[str, str, Training]]:
         """All of them, longest first: (network, arm, run)."""
         listed = [
             (model, arm, self.run(data, model, arm, seed))
-            for model, seeds in self.seeds.items()
-            for seed in seeds
+            for model in self.seeds
+            for seed in self.seeds_of(model)
             for arm in ARMS
         ]
         return sorted(listed, key=lambda each: -cost(each[2]))
@@ -69,21 +77,22 @@ class Plan:
         }
 
     def search(self, data: str) -> list[tuple[str, Training]]:
-        """The runs of the search, judged on validation samples, with seeds of their own."""
+        """The runs of the search, evaluated on validation samples, with seeds of their own."""
         made = [
             (name, Training(data, "lenet", seed, self.searched, rule))
             for name, rule in self.variants().items()
-            for seed in self.search_seeds
+            for seed in self.seeds_of_search
         ]
         cut = [
-            ("shortened", Training(data, "lenet", seed, self.searched, None, self.share)) for seed in self.search_seeds
+            ("shortened", Training(data, "lenet", seed, self.searched, None, self.share))
+            for seed in self.seeds_of_search
         ]
         return made + cut
 
     def confirmed(self, data: str, name: str) -> list[Training]:
         """The chosen variant at full size, on test samples and the seeds of the five ways."""
         rule = self.variants()[name]
-        return [Training(data, "lenet", seed, self.sizes["lenet"], rule) for seed in self.seeds["lenet"]]
+        return [Training(data, "lenet", seed, self.sizes["lenet"], rule) for seed in self.seeds_of("lenet")]
 
 
 def as_random(rule: FineRule) -> RandomRule:
@@ -103,11 +112,11 @@ def cost(training: Training) -> float:
     """Of a run, in passes of LeNet."""
     size = training.size
     trained = size.samples * size.epochs * training.share
-    judging = 0.35 * size.tested * (size.judged + size.epochs / CURVE)
-    return (trained + judging) * (1.0 if training.model == "lenet" else 2.5)
+    evaluated = 0.35 * size.tested * (size.last_epochs + size.epochs / CURVE)
+    return (trained + evaluated) * (1.0 if training.model == "lenet" else 2.5)
 
 
-SMALL = Plan(
+SMALL = FinePruningPlan(
     name="scaled down",
     sizes={"lenet": Size(4_000, 30, tested=5_000), "vgg": Size(1_200, 30, tested=2_500)},
     seeds={"lenet": (0, 1, 2), "vgg": (0,)},
@@ -128,14 +137,14 @@ FULL = replace(
     late=160,
     searched=Size(10_000, 200, 128, validation=True),
 )
-QUICK = Plan(
+QUICK = FinePruningPlan(
     name="quick",
-    sizes={"lenet": Size(1_000, 10, tested=1_000, judged=3), "vgg": Size(300, 10, tested=500, judged=3)},
+    sizes={"lenet": Size(1_000, 10, tested=1_000, last_epochs=3), "vgg": Size(300, 10, tested=500, last_epochs=3)},
     seeds={"lenet": (0,), "vgg": (0,)},
     fine=FineRule(Schedule(1, 1, 1, windows=(3, 3, 2, 2)), fraction=0.25),
     soft=SoftRule(0.3, until=8),
     late=8,
-    searched=Size(300, 10, tested=500, judged=3, validation=True),
+    searched=Size(300, 10, tested=500, last_epochs=3, validation=True),
     search_seeds=(10,),
     timed=(2_560, 3),
 )

@@ -8,8 +8,7 @@ import torch
 
 from paceline.pruning.rules import FineRule
 from paceline.pruning.schedule import Schedule
-from reproductions.fine_pruning.training import Loop, Size, Training
-from reproductions.models.networks import lenet
+from reproductions.fine_pruning.training import Loop, Size, Training, network
 
 BATCH = 128
 
@@ -24,7 +23,7 @@ class Timing:
 
 
 def run_timing(timing: Timing) -> dict[str, Any]:
-    """Times of a whole epoch that is watched, and of a pruned one, to those of whole ones that are not.
+    """Times of a whole epoch whose losses are observed, and of a pruned one, to those of whole ones without.
 
     Medians over the rounds of the ratio in the same round: the machine may be faster in some rounds than in others.
     """
@@ -32,19 +31,19 @@ def run_timing(timing: Timing) -> dict[str, Any]:
     every_second = FineRule(Schedule(1, 2, 1, window=10_000), timing.fraction)
     torch.manual_seed(0)
     data = torch.randn(size.samples, 3, 32, 32), torch.randint(0, 10, (size.samples,))
-    plain = Loop(Training("", "lenet", 0, size), _network(), data)
-    watched = Loop(Training("", "lenet", 0, size, every_second), _network(), data)
+    plain = Loop(Training("", "lenet", 0, size), network("lenet"), data)
+    observed = Loop(Training("", "lenet", 0, size, every_second), network("lenet"), data)
     times, overheads = [], []
     for number in range(timing.rounds + 1):
-        watched.overhead = 0.0
-        # of the sampler that watches, epochs 1, 3, ... are whole
-        row = _seconds(plain, number), _seconds(watched, 2 * number), _seconds(watched, 2 * number + 1)
+        observed.overhead = 0.0
+        # of the sampler that observes losses, epochs 1, 3, ... are whole
+        row = _seconds(plain, number), _seconds(observed, 2 * number), _seconds(observed, 2 * number + 1)
         if number:  # the first round warms up
             times.append(row)
-            overheads.append(watched.overhead / 2 / row[0])
+            overheads.append(observed.overhead / 2 / row[0])
     return {
-        "whole": median(whole / unwatched for unwatched, whole, _ in times),
-        "pruned": median(pruned / unwatched for unwatched, _, pruned in times),
+        "whole": median(whole / plain_seconds for plain_seconds, whole, _ in times),
+        "pruned": median(pruned / plain_seconds for plain_seconds, _, pruned in times),
         "overhead": median(overheads),
         "seconds": times,
     }
@@ -54,7 +53,3 @@ def _seconds(loop: Loop, epoch: int) -> float:
     before = loop.seconds
     loop.epoch(epoch)
     return loop.seconds - before
-
-
-def _network() -> torch.nn.Module:
-    return lenet().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

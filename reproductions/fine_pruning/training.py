@@ -1,13 +1,13 @@
 """One training run of the reproduction of fine-pruning: CIFAR-10, a small network, one way to choose the samples.
 
 Runs of one seed start from the same weights, and their whole epochs have the same order of samples. Ours to choose,
-since the paper does not say: momentum 0.9, weight decay 0.0005, a step that is divided by 5 after 30, 60 and 80 % of
-the epochs (the paper: after 60, 120 and 160 of 200), pictures turned left to right at random.
+since the paper does not say: momentum 0.9, weight decay 0.0005, a learning rate that is divided by 5 after 30, 60
+and 80 % of the epochs (the paper: after 60, 120 and 160 of 200), pictures turned left to right at random.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from time import process_time
 from typing import Any
@@ -25,14 +25,15 @@ from paceline.pruning.samplers import PruningSampler
 from paceline.pruning.schedule import Schedule
 from paceline.randomness import stream
 from reproductions.datasets.readers import Labelled, read_cifar10
-from reproductions.models.networks import lenet, vgg11
+from reproductions.models.convolutional import lenet, vgg11
+from reproductions.pipeline.values import rounded
 
 CLASSES = 10
-STEPS = {"lenet": 0.05, "vgg": 0.05}
+LEARNING_RATES = {"lenet": 0.05, "vgg": 0.05}
 MILESTONES = (0.3, 0.6, 0.8)  # of the epochs
 BEST = 3  # "the average of the best three accuracies"
-CURVE = 5  # epochs between judgements before that
-JUDGED_AT_ONCE = 1_000
+CURVE = 5  # epochs between evaluations before that
+EVALUATED_AT_ONCE = 1_000
 FOLLOWED = 200  # samples whose every loss is kept
 
 Choice = FineRule | RandomRule | SoftRule
@@ -40,19 +41,23 @@ Choice = FineRule | RandomRule | SoftRule
 
 @dataclass(frozen=True)
 class Size:
-    """How much of the data set, for how long, and how it is judged: on ``tested`` samples, or on validation ones."""
+    """How much of the data set, for how long, and on how many test or validation samples it is evaluated."""
 
     samples: int
     epochs: int
     batch: int = 64
     tested: int = 10_000
-    judged: int = 5  # the last epochs are, each
+    last_epochs: int = 5  # each of them is evaluated
     validation: bool = False
+
+    def table(self) -> dict[str, Any]:
+        """For the card."""
+        return {"judged" if name == "last_epochs" else name: value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
 class Training:
-    """One run. ``rule`` is None for all samples; ``share`` cuts the run, with its step's schedule, to a part of it."""
+    """One run. ``rule`` is None for all samples; ``share`` shortens the run and its learning rate's schedule."""
 
     data: str
     model: str  # lenet, vgg
@@ -63,18 +68,18 @@ class Training:
 
 
 def run_training(training: Training) -> dict[str, Any]:
-    """Train, and judge the model after each of the last epochs."""
+    """Train, and evaluate the model after each of the last epochs."""
     size = training.size
     pictures = cifar10(training.data, size)
     torch.manual_seed(training.seed)
-    model = _network(training.model)
+    model = network(training.model)
     loop = Loop(training, model, pictures.train)
     curve: list[tuple[float, float, float]] = []
     epochs = math.ceil(size.epochs * training.share)
     for epoch in range(epochs):
         loop.epoch(epoch)
-        if epoch >= epochs - size.judged or epoch % CURVE == 0:
-            curve.append((loop.seen / size.samples, *judge(model, pictures.judged)))
+        if epoch >= epochs - size.last_epochs or epoch % CURVE == 0:
+            curve.append((loop.seen / size.samples, *evaluate(model, pictures.evaluated)))
     best = sorted((accuracy for _, _, accuracy in curve), reverse=True)[:BEST]
     return {
         "accuracy": sum(best) / len(best),
@@ -85,9 +90,9 @@ def run_training(training: Training) -> dict[str, Any]:
         "sizes": loop.sizes,
         "seconds": loop.seconds,
         "overhead_seconds": loop.overhead,
-        "curve": [[float(f"{value:.5g}") for value in row] for row in curve],
+        "curve": [[rounded(value) for value in row] for row in curve],
         "times_pruned": loop.times_pruned.tolist(),
-        "trends": [[float(f"{loss:.4g}") for loss in losses] for losses in loop.trends.T.tolist()],
+        "trends": [[rounded(loss, 4) for loss in losses] for losses in loop.trends.T.tolist()],
     }
 
 
@@ -102,12 +107,12 @@ class Loop:
         self.trends = np.full((size.epochs, FOLLOWED), np.nan)  # of the first samples
         self._inputs, self._targets = data
         self._model = model
-        self._watched = training.rule is not None
+        self._observed = training.rule is not None
         self._weighed = isinstance(training.rule, SoftRule)
         rule = training.rule or RandomRule(Schedule(1, 1, 0, window=1), fraction=0.0)
         self._sampler = PruningSampler(rule, size.samples, training.seed, 0, 1)
-        self._step = STEPS[training.model]
-        self._optimizer = SGD(model.parameters(), lr=self._step, momentum=0.9, weight_decay=5e-4)
+        self._lr = LEARNING_RATES[training.model]
+        self._optimizer = SGD(model.parameters(), lr=self._lr, momentum=0.9, weight_decay=5e-4)
         self._batch = size.batch
         self._epochs = size.epochs * training.share
         self._most = round(self._epochs * size.samples)
@@ -125,7 +130,7 @@ class Loop:
             if not len(indices):
                 break
             at = (number + done * self._batch / whole) / self._epochs
-            self._optimizer.param_groups[0]["lr"] = self._step * 0.2 ** sum(at >= each for each in MILESTONES)
+            self._optimizer.param_groups[0]["lr"] = self._lr * 0.2 ** sum(at >= each for each in MILESTONES)
             losses = cross_entropy(self._model(self._pictures(indices)), self._targets[indices], reduction="none")
             self._observe(indices, losses.detach(), number)
             weighed = losses * self._sampler.weights(indices) if self._weighed else losses
@@ -138,10 +143,10 @@ class Loop:
     def _set_epoch(self, number: int) -> None:
         begun = process_time()
         self._sampler.set_epoch(number)
-        self.overhead += process_time() - begun if self._watched else 0.0
+        self.overhead += process_time() - begun if self._observed else 0.0
 
     def _observe(self, indices: Tensor, losses: Tensor, epoch: int) -> None:
-        if self._watched:
+        if self._observed:
             begun = process_time()
             self._sampler.observe(indices, losses)
             self.overhead += process_time() - begun
@@ -158,13 +163,13 @@ class Loop:
         return pictures.contiguous(memory_format=torch.channels_last)
 
 
-def judge(model: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
+def evaluate(model: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
     """Mean loss and accuracy."""
     model.eval()
     loss, correct = 0.0, 0
     with torch.no_grad():
-        for begin in range(0, len(data[1]), JUDGED_AT_ONCE):
-            inputs, targets = (each[begin : begin + JUDGED_AT_ONCE] for each in data)
+        for begin in range(0, len(data[1]), EVALUATED_AT_ONCE):
+            inputs, targets = (each[begin : begin + EVALUATED_AT_ONCE] for each in data)
             outputs = model(inputs.contiguous(memory_format=torch.channels_last))
             loss += float(cross_entropy(outputs, targets, reduction="sum"))
             correct += int((outputs.argmax(1) == targets).sum())
@@ -172,31 +177,31 @@ def judge(model: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[float, float]:
     return loss / len(data[1]), correct / len(data[1])
 
 
-def _network(name: str) -> nn.Module:
+def network(name: str) -> nn.Module:
     model = lenet() if name == "lenet" else vgg11(1 / 8, "group")
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Training samples, and those that models are judged by."""
+    """Training samples, and those that models are evaluated on."""
 
     train: tuple[Tensor, Tensor]
-    judged: tuple[Tensor, Tensor]
+    evaluated: tuple[Tensor, Tensor]
 
 
 @cache
 def cifar10(folder: str, size: Size) -> Pictures:
-    """The first pictures of each class; judged by test pictures, or by training pictures from the end of the files."""
+    """The first pictures of each class, and test pictures, or training pictures from the end of the files."""
     published = read_cifar10(folder)
     train = chosen_samples(published.train.labels, size.samples)
     others = chosen_samples(published.train.labels[::-1], size.tested)
-    judged = (
+    evaluated = (
         _tensors(published.train, len(published.train) - 1 - others)
         if size.validation
         else _tensors(published.test, np.arange(size.tested))
     )
-    return Pictures(_tensors(published.train, train), judged)
+    return Pictures(_tensors(published.train, train), evaluated)
 
 
 def chosen_samples(labels: NDArray[np.int64], samples: int) -> NDArray[np.int64]:

@@ -1,10 +1,10 @@
-"""What *Group SGD* claims, judged.
+"""What *Group SGD* claims, checked.
 
 The paper's losses are only in its figures, and how long it trained is not told. So its claims about training are
-orders. How they are judged was settled before the runs:
+orders. How they are checked was settled before the runs:
 
 - At the end, an order must be there in every seed: the seeds share no data order, so it is not one draw's luck.
-- On the way, it must be there in the mean over the seeds at every judged place after the first tenth. The beginning is
+- On the way, it must be there in the mean over the seeds at every evaluation after the first tenth. The beginning is
   left out because the paper says itself that ASGD is fast at first.
 - Accuracies are "basically equal" if their means are at most 1 percentage point apart: three standard errors of an
   accuracy near 88 % on 10,000 test images.
@@ -12,6 +12,7 @@ orders. How they are judged was settled before the runs:
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -21,15 +22,16 @@ from numpy.typing import NDArray
 from paceline.engine.limits import Stop
 from paceline.theory.group_bound import Toy, theorem_3_1
 from reproductions.group_sgd.training import MODELS, PERIOD, STRATEGIES, update_grid, updates_of
-from reproductions.pipeline.card import Claim, within
+from reproductions.pipeline.claims import Claim, within
 
 Runs = Sequence[Mapping[str, Any]]
 Values = Mapping[str, list[float]]  # strategy -> one value for each seed
 UPDATES = {"ssgd": 2, "gsgd": 11, "asgd": 52}
 STALENESS = {"ssgd": 0, "gsgd": 2, "asgd": 15}
+TOY, TOY_UPDATES = Toy(step=0.02), 220
 
 
-def timing_claims(toy: Toy, toy_updates: int) -> list[Claim]:
+def timing_claims(toy: Toy = TOY, toy_updates: int = TOY_UPDATES) -> list[Claim]:
     """What needs no data: these are exact, and their tolerance is 0 or that of rounding."""
     periods = {name: updates_of(name, Stop(seconds=5 * PERIOD)) for name in STRATEGIES}
     claims = []
@@ -55,13 +57,11 @@ def theorem_claim(strategy: str, toy: Toy, updates: int) -> Claim:
 
 
 def training_claims(runs: Runs, units: float, reduced: str) -> list[Claim]:
-    """The orders that the paper claims, with its own steps and with those of the controls."""
+    """The orders that the paper claims, with its own learning rates and with those of the controls."""
     claims = [claim for model in MODELS for claim in _of_model(runs, model, units)]
     if not reduced:
         return claims
-    return [
-        Claim(c.name, c.paper, c.ours, c.tolerance, c.holds, _joined(c.note, f"reduced: {reduced}")) for c in claims
-    ]
+    return [replace(claim, note=_joined(claim.note, f"reduced: {reduced}")) for claim in claims]
 
 
 def _of_model(runs: Runs, model: str, units: float) -> list[Claim]:
@@ -79,7 +79,7 @@ def _of_model(runs: Runs, model: str, units: float) -> list[Claim]:
         Claim(
             f"{model}.gsgd_as_accurate_as_ssgd", "basically equal", apart, "1 percentage point", gap <= 1, "at the end"
         ),
-        *(_control(model, steps, mine) for steps in ("common", "tuned")),
+        *(_control(model, rule, mine) for rule in ("common", "tuned")),
     ]
 
 
@@ -91,11 +91,11 @@ def _losses_at_the_end(model: str, loss: Values, units: float) -> list[Claim]:
         "gsgd": ("lowest", _always(loss, lambda s: s["gsgd"] < min(s["ssgd"], s["asgd"]))),
         "asgd": ("highest", _always(loss, lambda s: s["asgd"] > max(s["ssgd"], s["gsgd"]))),
     }
-    step = MODELS[model].steps
+    rates = MODELS[model].learning_rates
     return [
         Claim(
             f"{model}.loss_at_{units:g}.{name}", said[name][0], fmean(loss[name]), _in_every_seed(count), said[name][1],
-            _joined(f"step {step[name]:g}", f"from {min(loss[name]):.5f} to {max(loss[name]):.5f}" * (count > 1)),
+            _joined(f"step {rates[name]:g}", f"from {min(loss[name]):.5f} to {max(loss[name]):.5f}" * (count > 1)),
         )
         for name in STRATEGIES
     ]  # fmt: skip
@@ -116,13 +116,13 @@ def _against_updates(model: str, paper: Runs) -> Claim:
     return _counted(f"{model}.order_against_updates", "ssgd < gsgd < asgd", "in that order", ordered, "counts")
 
 
-def _control(model: str, steps: str, mine: Runs) -> Claim:
-    """Whether GSGD would still end best if the steps were chosen by a rule that is the same for all."""
-    runs = [run for run in mine if run["steps"] == steps]
+def _control(model: str, rule: str, mine: Runs) -> Claim:
+    """Whether GSGD would still end best if the learning rates were chosen by a rule that is the same for all."""
+    runs = [run for run in mine if run["steps"] == rule]
     chosen = {run["strategy"]: run["step"] for run in runs}
-    listed = f"{chosen['gsgd']:g}" if steps == "common" else ", ".join(f"{s} {chosen[s]:g}" for s in STRATEGIES)
-    note = f"control, not in the paper; {steps} step{'s' * (steps == 'tuned')}: {listed}"
-    name, said = f"{model}.{steps}_step.gsgd_lowest", "(gsgd has the lowest loss)"
+    listed = f"{chosen['gsgd']:g}" if rule == "common" else ", ".join(f"{s} {chosen[s]:g}" for s in STRATEGIES)
+    note = f"control, not in the paper; {rule} step{'s' * (rule == 'tuned')}: {listed}"
+    name, said = f"{model}.{rule}_step.gsgd_lowest", "(gsgd has the lowest loss)"
     return _ordered(name, said, _ends(runs, "loss"), "gsgd", highest=False, note=note)
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,30 +11,30 @@ from matplotlib.ticker import FormatStrFormatter, MultipleLocator, PercentFormat
 from paceline.engine.limits import Stop
 from paceline.reports.figures import COLOURS, DASHES
 from paceline.theory.group_bound import Toy, theorem_3_1
+from reproductions.group_sgd.claims import TOY, TOY_UPDATES
 from reproductions.group_sgd.training import MODELS, STRATEGIES, updates_of
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.figures import blank, save
+from reproductions.pipeline.claims import seeds_in_words
+from reproductions.pipeline.figures import Drawing, blank, light, look
 
 NAMES = {"svm": "smooth SVM", "logistic": "logistic regression"}
 Runs = Sequence[Mapping[str, Any]]
 
 
-def draw(card: Card, directory: Path, toy: Toy, updates: int) -> list[Path]:
-    """Write the figures, each whole or not at all."""
-    seeds = f"{len(card.settings['seeds'])} seeds" if len(card.settings["seeds"]) > 1 else "one seed"
-    drawn: dict[str, Callable[[Figure], None]] = {
+def draw(card: Card) -> dict[str, Drawing]:
+    """The paper's Figs 5 to 8, the controls, and the theorem."""
+    seeds = seeds_in_words(len(card.settings["seeds"]))
+    filled: dict[str, Callable[[Figure], None]] = {
         "group-sgd-svm": lambda figure: _paper(figure, card.runs, "svm", seeds),
         "group-sgd-logistic": lambda figure: _paper(figure, card.runs, "logistic", seeds),
         "group-sgd-controls": lambda figure: _controls(figure, card.runs, seeds),
-        "group-sgd-theorem": lambda figure: _theorem(figure, toy, updates),
+        "group-sgd-theorem": lambda figure: _theorem(figure, TOY, TOY_UPDATES),
     }
-    paths = []
-    for name, fill in drawn.items():
-        figure = blank(10, 4 if name == "group-sgd-theorem" else 6.8)
+    drawings: dict[str, Drawing] = {}
+    for name, fill in filled.items():
+        drawings[f"{name}.png"] = figure = blank(10, 4 if name == "group-sgd-theorem" else 6.8)
         fill(figure)
-        paths.append(directory / f"{name}.png")
-        save(figure, paths[-1])
-    return paths
+    return drawings
 
 
 def _paper(figure: Figure, runs: Runs, model: str, seeds: str) -> None:
@@ -52,21 +51,21 @@ def _paper(figure: Figure, runs: Runs, model: str, seeds: str) -> None:
         axes[1][across].set_ylim(0.7, 0.92)
     axes[0][0].set_ylabel("training loss with penalty (log.)")
     axes[1][0].set_ylabel("test accuracy")
-    _finish(figure, axes, f"{NAMES[model]}, the paper's steps, {seeds}: means and ranges")
+    _finish(figure, axes, f"{NAMES[model]}, the paper's learning rates, {seeds}: means and ranges")
 
 
 def _controls(figure: Figure, runs: Runs, seeds: str) -> None:
-    """Loss against time with steps that were chosen by one rule for all."""
+    """Loss against time with learning rates that were chosen by one rule for all."""
     axes = figure.subplots(2, 2)
     for down, model in enumerate(MODELS):
-        for across, steps in enumerate(("common", "tuned")):
+        for across, rule in enumerate(("common", "tuned")):
             axis = axes[down][across]
-            mine = [run for run in runs if run["model"] == model and run["steps"] == steps]
+            mine = [run for run in runs if run["model"] == model and run["steps"] == rule]
             _curves(axis, mine, "units", "loss")
             chosen = {run["strategy"]: run["step"] for run in mine}
             listed = ", ".join(f"{strategy} {chosen[strategy]:g}" for strategy in STRATEGIES)
-            told = f"one step for all: {chosen['gsgd']:g}" if steps == "common" else f"tuned: {listed}"
-            axis.set_title(f"{NAMES[model]}, {told}", fontsize=10)
+            rates = f"one learning rate: {chosen['gsgd']:g}" if rule == "common" else f"tuned: {listed}"
+            axis.set_title(f"{NAMES[model]}, {rates}", fontsize=10)
         axes[down][0].set_ylabel("training loss with penalty (log.)")
     for axis in axes[1]:
         axis.set_xlabel("units of time")
@@ -78,9 +77,9 @@ def _curves(axis: Any, runs: Runs, abscissa: str, ordinate: str) -> None:
         mine = [run for run in runs if run["strategy"] == strategy]
         places = sorted(set.intersection(*(set(run[abscissa]) for run in mine)))
         values = np.array([_seen(run, abscissa, ordinate, places) for run in mine])
-        step = f" (step {mine[0]['step']:g})" if mine[0]["steps"] == "paper" else ""
-        colour, label = COLOURS[number], strategy.upper() + step
-        axis.plot(places, values.mean(axis=0), color=colour, linestyle=DASHES[number], linewidth=1.8, label=label)
+        rate = f" (learning rate {mine[0]['step']:g})" if mine[0]["steps"] == "paper" else ""
+        colour, label = COLOURS[number], strategy.upper() + rate
+        axis.plot(places, values.mean(axis=0), linewidth=1.8, label=label, **look(number))
         axis.fill_between(places, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.12, linewidth=0)
     if abscissa == "updates":
         axis.set_xscale("symlog", linthresh=1)
@@ -106,14 +105,14 @@ def _theorem(figure: Figure, toy: Toy, updates: int) -> None:
         axis.plot(bound.left, color=COLOURS[number], linewidth=1.8, label="expected loss, exact")
         if bound.applies:
             axis.plot(bound.right, color="0.35", linestyle=DASHES[1], linewidth=1.5, label="bound of theorem 3.1")
-        said = f"gamma {bound.gamma:.4f}" + ("" if bound.applies else " > 1:\nthe theorem does not apply")
-        axis.set_title(f"{strategy.upper()}, {said}", fontsize=10)
+        gamma = f"gamma {bound.gamma:.4f}" + ("" if bound.applies else " > 1:\nthe theorem does not apply")
+        axis.set_title(f"{strategy.upper()}, {gamma}", fontsize=10)
         axis.set_yscale("log")
         axis.set_xlabel("updates")
         axis.legend(frameon=False, fontsize=9)
     axes[0][0].set_ylabel("F(w) - F*  (logarithmic)")
     _style(axes)
-    figure.suptitle(f"Theorem 3.1 on F = w²/2, step {toy.step:g}", fontsize=12)
+    figure.suptitle(f"Theorem 3.1 on F = w²/2, learning rate {toy.step:g}", fontsize=12)
 
 
 def _finish(figure: Figure, axes: Any, title: str) -> None:
@@ -125,7 +124,5 @@ def _finish(figure: Figure, axes: Any, title: str) -> None:
 
 def _style(axes: Any) -> None:
     for axis in axes.flat:
-        axis.grid(True, color="0.9", linewidth=0.7)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
+        light(axis)
         axis.margins(x=0.01)

@@ -23,8 +23,8 @@ from paceline.strategies.grouped import Grouped, groups_by_speed
 from paceline.strategies.synchronous import Synchronous
 from paceline.theory.group_bound import Move
 from reproductions.datasets.readers import Labelled, read_mnist
-from reproductions.models.losses import correct, logistic, odd, odd_sign, smooth_svm
-from reproductions.models.networks import LinearClassifier
+from reproductions.models.linear import LinearClassifier, correct, logistic, odd, odd_sign, smooth_svm
+from reproductions.pipeline.values import rounded
 
 UNITS = (1.0,) * 4 + (2.0,) * 4 + (3.0,) * 8
 PERIOD = 6.0  # after which everything repeats
@@ -32,16 +32,16 @@ FLEET = SimulatedFleet([Constant(units) for units in UNITS])
 STRATEGIES = {"ssgd": Synchronous(), "gsgd": Grouped(groups_by_speed(UNITS)), "asgd": Asynchronous()}
 BATCH = 32
 BEYOND = 1e4  # a norm of weights that no stable run comes near: they end with one of about 2
-AT_ONCE = 2000  # images judged together: they stay in the processor's cache
+AT_ONCE = 2000  # images evaluated together: they stay in the processor's cache
 
 
 class Model(NamedTuple):
-    """A loss of the paper's Table 1 with its labels, its penalty and the steps that the paper gives it."""
+    """A loss of the paper's Table 1 with its labels, its penalty and the learning rates that the paper gives it."""
 
     loss: Callable[..., Tensor]
     targets: Callable[[Tensor], Tensor]
     penalty: float
-    steps: dict[str, float]
+    learning_rates: dict[str, float]
 
 
 MODELS = {
@@ -51,12 +51,15 @@ MODELS = {
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One run: a model, a strategy, its step and a seed, for so many units of time, judged on the way or at the end."""
+class Training:
+    """One run: a model, a strategy, its learning rate and a seed, for so many units of time.
+
+    With ``on_the_way`` it is evaluated all along, else at the end.
+    """
 
     model: str
     strategy: str
-    step: float
+    lr: float
     seed: int
     units: float
     data: str
@@ -87,46 +90,46 @@ def updates_of(strategy: str, stop: Stop) -> list[Made]:
     return made
 
 
-def run_once(setting: Setting) -> dict[str, Any]:
-    """Train, and judge: the loss with its penalty on the training images, and the accuracy on the test images.
+def run_training(training: Training) -> dict[str, Any]:
+    """Train, and evaluate: the loss with its penalty on the training images, and the accuracy on the test images.
 
-    The weights after each update are put aside, and judged together in the end: one product of two matrices is many
+    The weights after each update are kept, and evaluated together in the end: one product of two matrices is many
     times as fast as as many products of a matrix and a vector.
     """
-    model = MODELS[setting.model]
-    train_images, test_images = _mnist(setting.data)
-    aside = _Aside()
+    model = MODELS[training.model]
+    train_images, test_images = mnist(training.data)
+    kept = _KeptWeights()
     run = train(
         Task(
             LinearClassifier(784, model.penalty),
             model.loss,
             (train_images.pixels, model.targets(train_images.labels)),
-            evaluate=aside,
+            evaluate=kept,
         ),
-        strategy=STRATEGIES[setting.strategy],
+        strategy=STRATEGIES[training.strategy],
         fleet=FLEET,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=setting.step),
-        stop=Stop(seconds=setting.units),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=training.lr),
+        stop=Stop(seconds=training.units),
         batch_size=BATCH,
         sampling=Resampled(),
         every=Every(updates=1),
-        seed=setting.seed,
+        seed=training.seed,
         progress=False,
     )
-    chosen = _chosen(run, setting)
-    together = torch.stack([aside.weights[place] for place in chosen])
+    chosen = _chosen(run, training)
+    together = torch.stack([kept.weights[place] for place in chosen])
     rows = [run.history[place] for place in chosen]
     return {
         "ended": run.ended,
         "updates": [row.updates for row in rows],
         "units": [row.seconds for row in rows],
-        "loss": _rounded(_losses(together, train_images, model)),
-        "accuracy": _rounded(_accuracies(together, test_images, model)),
+        "loss": [rounded(loss, 6) for loss in _losses(together, train_images, model).tolist()],
+        "accuracy": [rounded(share, 6) for share in _accuracies(together, test_images, model).tolist()],
     }
 
 
-class _Aside:
-    """Keeps the weights at each judgement, and ends a run whose weights are beyond all return."""
+class _KeptWeights:
+    """Keeps the weights at each evaluation, and ends a run whose weights have diverged."""
 
     def __init__(self) -> None:
         self.weights: list[Tensor] = []
@@ -135,14 +138,14 @@ class _Aside:
     def __call__(self, classifier: nn.Module) -> dict[str, float]:
         weights = next(classifier.parameters()).detach().flatten()
         if not self._ended and not float(weights @ weights) < BEYOND**2:
-            self._ended = True  # the last weights are judged all the same
+            self._ended = True  # the last weights are evaluated all the same
             raise Diverged(f"the weights' norm is above {BEYOND:g}")
         self.weights.append(weights.clone())
         return {}
 
 
 def update_grid(most: int) -> list[int]:
-    """Numbers of updates that are judged: all at first, then each 5 % more."""
+    """Numbers of updates at which models are evaluated: all at first, then each 5 % more."""
     grid, count = [0], 1
     while count <= most:
         grid.append(count)
@@ -151,37 +154,37 @@ def update_grid(most: int) -> list[int]:
 
 
 def time_grid(units: float) -> list[float]:
-    """Instants that are judged: each unit up to 30, then whenever everything repeats."""
+    """Instants at which models are evaluated: each unit up to 30, then whenever everything repeats."""
     return [float(t) for t in range(31) if t <= units] + [float(t) for t in np.arange(36, units + 1, PERIOD)]
 
 
-def _chosen(run: Run, setting: Setting) -> list[int]:
+def _chosen(run: Run, training: Training) -> list[int]:
     last = len(run.history) - 1
-    if not setting.on_the_way:
+    if not training.on_the_way:
         return [last]
     times = np.array([row.seconds for row in run.history])
-    by_time = np.searchsorted(times, time_grid(setting.units), side="right") - 1
+    by_time = np.searchsorted(times, time_grid(training.units), side="right") - 1
     return sorted({*by_time.tolist(), *update_grid(last), last})
 
 
-class _Images(NamedTuple):
+class Images(NamedTuple):
     pixels: Tensor
     labels: Tensor
 
 
 @lru_cache(maxsize=1)
-def _mnist(data: str) -> tuple[_Images, _Images]:
-    """Pixels from 0 to 1, not standardised: with that the paper's steps are just below what is stable."""
+def mnist(data: str) -> tuple[Images, Images]:
+    """Pixels from 0 to 1, not standardised: with that the paper's learning rates are just below what is stable."""
 
-    def images(part: Labelled) -> _Images:
+    def images(part: Labelled) -> Images:
         pixels = torch.from_numpy(part.images).reshape(len(part), 784).to(torch.float32).div_(255)
-        return _Images(pixels, torch.from_numpy(part.labels))
+        return Images(pixels, torch.from_numpy(part.labels))
 
     mnist = read_mnist(data)
     return images(mnist.train), images(mnist.test)
 
 
-def _losses(weights: Tensor, images: _Images, model: Model) -> Tensor:
+def _losses(weights: Tensor, images: Images, model: Model) -> Tensor:
     targets = model.targets(images.labels)
     total = torch.zeros(len(weights), dtype=torch.float64)
     for begin in range(0, len(targets), AT_ONCE):
@@ -192,7 +195,7 @@ def _losses(weights: Tensor, images: _Images, model: Model) -> Tensor:
     return total / len(targets) + model.penalty / 2 * weights.double().square().sum(dim=1)
 
 
-def _accuracies(weights: Tensor, images: _Images, model: Model) -> Tensor:
+def _accuracies(weights: Tensor, images: Images, model: Model) -> Tensor:
     targets = model.targets(images.labels)
     right = torch.zeros(len(weights), dtype=torch.int64)
     for begin in range(0, len(targets), AT_ONCE):
@@ -200,7 +203,3 @@ def _accuracies(weights: Tensor, images: _Images, model: Model) -> Tensor:
         wanted = targets[begin : begin + AT_ONCE].expand_as(scores)
         right += correct(scores.reshape(-1), wanted.reshape(-1)).reshape(scores.shape).sum(dim=1)
     return right.double() / len(targets)
-
-
-def _rounded(values: Tensor) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]

@@ -1,7 +1,7 @@
 """What the paper says of accuracy, set beside what the runs came to. Gaps are in points, means over paired seeds."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import log
 from statistics import fmean
@@ -11,7 +11,7 @@ from reproductions.datasets.cifar import CLASSES
 from reproductions.lgc.plan import METHODS, PARTS, Results, Runs, case
 from reproductions.lgc.timing import QUORUMS
 from reproductions.lgc.training import Case
-from reproductions.pipeline.card import Claim
+from reproductions.pipeline.claims import Claim, of_plan, seeds_in_words
 
 CLOSE = 2.0  # points: "nearly equal", "comparable", "slight accuracy loss"
 NOISE = 1.0  # points: what a single run's accuracy may differ by for no reason
@@ -47,8 +47,8 @@ class Findings:
         each = case(method, classes, h)
         return [self.value(model, each, seed, what) for seed in self.seeds(model, classes, h)]
 
-    def value(self, model: str, each: Case, seed: int, what: str = "test_accuracy", step: float | None = None) -> float:
-        found = self.results[self.runs.run(model, each, seed, step)][what]
+    def value(self, model: str, each: Case, seed: int, what: str = "test_accuracy", lr: float | None = None) -> float:
+        found = self.results[self.runs.run(model, each, seed, lr)][what]
         number = float("nan") if found is None else float(found)
         return 100 * number if what.endswith("accuracy") else number
 
@@ -57,20 +57,26 @@ class Findings:
         return fmean(self.values(model, "full", classes, h)) - fmean(self.values(model, method, classes, h))
 
     def note(self, model: str, classes: int, h: int) -> str:
-        count = len(self.seeds(model, classes, h))
-        return "one seed" if count == 1 else f"{count} seeds"
+        return seeds_in_words(len(self.seeds(model, classes, h)))
 
 
 def accuracy_claims(found: Findings) -> list[Claim]:
     """All claims on accuracy and training loss, each marked with the plan that it rests on."""
-    return [replace(claim, note=f"{found.runs.plan.name}; {claim.note}") for claim in _claims(found)]
+    return of_plan(_claims(found), found.runs.plan.name)
 
 
 def _claims(found: Findings) -> Iterable[Claim]:
     plan = found.runs.plan
     yield from _at_c3_h10(found)
     for model in plan.models:
-        for claims in (_lgc_is_close, _smaller_step, _lgc_beats_k, _k_is_close_at_h1, _k_gap_grows, _k_diverges):
+        for claims in (
+            _lgc_is_close,
+            _smaller_learning_rate,
+            _lgc_beats_k,
+            _k_is_close_at_h1,
+            _k_gap_grows,
+            _k_diverges,
+        ):
             yield from claims(found, model)
     for model in dict.fromkeys(model for model, _ in plan.frontier):
         yield from _frontier(found, model)
@@ -104,15 +110,15 @@ def _k_is_close_at_h1(found: Findings, model: str) -> Iterable[Claim]:
             yield Claim(name, "less affected", gap, CLOSE, gap <= CLOSE, found.note(model, classes, h))
 
 
-def _smaller_step(found: Findings, model: str) -> Iterable[Claim]:
-    step = found.runs.chosen[model].smaller
-    if step is None:
+def _smaller_learning_rate(found: Findings, model: str) -> Iterable[Claim]:
+    lr = found.runs.chosen[model].smaller
+    if lr is None:
         return
-    full, k, lgc = (found.value(model, case(method, 3, 10), 0, step=step) for method in METHODS)
-    shared = found.runs.chosen[model].step
+    full, k, lgc = (found.value(model, case(method, 3, 10), 0, lr=lr) for method in METHODS)
+    shared = found.runs.chosen[model].lr
     first = [found.value(model, case(method, 3, 10), 0) for method in METHODS]
     note = (
-        f"step {step:g}, full {full:.2f} %, k {k:.2f} %; at {shared:g}, same seed, the gap is {first[0] - first[2]:.2f}"
+        f"step {lr:g}, full {full:.2f} %, k {k:.2f} %; at {shared:g}, same seed, the gap is {first[0] - first[2]:.2f}"
     )
     name = f"points_below_full.{model}.lgc.c3.h10.smaller_step"
     yield Claim(name, "nearly equal", full - lgc, CLOSE, full - lgc <= CLOSE, note)
@@ -140,9 +146,9 @@ def _k_gap_grows(found: Findings, model: str) -> Iterable[Claim]:
 
 
 def _rising(name: str, gaps: dict[str, float]) -> Claim:
-    told = ", ".join(f"{where} {gap:.2f}" for where, gap in gaps.items())
+    compared = ", ".join(f"{where} {gap:.2f}" for where, gap in gaps.items())
     rises = all(after > before - NOISE for before, after in pairwise(gaps.values()))
-    return Claim(name, "rising", told, NOISE, rises, "points below Full-SGD")
+    return Claim(name, "rising", compared, NOISE, rises, "points below Full-SGD")
 
 
 def _k_diverges(found: Findings, model: str) -> Iterable[Claim]:
@@ -152,6 +158,9 @@ def _k_diverges(found: Findings, model: str) -> Iterable[Claim]:
             loss, accuracy = (fmean(found.values(model, "k", 1, h, what)) for what in ("train_loss", "test_accuracy"))
             ours = f"training loss {loss:.3g}, test accuracy {accuracy:.1f} %"
             yield Claim(f"k_sgd_diverges.{model}.c1.h{h}", "diverges", ours, None, not loss <= GUESSING, note)
+
+
+OF_A_MODEL = (_lgc_is_close, _smaller_learning_rate, _lgc_beats_k, _k_is_close_at_h1, _k_gap_grows, _k_diverges)
 
 
 def _frontier(found: Findings, model: str) -> Iterable[Claim]:
@@ -190,7 +199,7 @@ def training_rows(results: Results) -> list[dict[str, Any]]:
         {
             "kind": "training", "model": run.model, "method": run.case.method, "c": run.case.classes, "h": run.case.h,
             "quorum": 10 if run.case.method == "full" else run.case.quorum, "blocks_done": run.case.done,
-            "scaled": run.case.scale, "step": run.step, "seed": run.seed, **result,
+            "scaled": run.case.scale, "step": run.lr, "seed": run.seed, **result,
         }
         for run, result in results.items()
     ]  # fmt: skip

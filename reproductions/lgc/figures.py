@@ -1,42 +1,35 @@
 """The figures of the reproduction of live compensation, drawn from the runs of its card."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from paceline.reports.figures import COLOURS, DASHES
+from paceline.reports.figures import COLOURS
 from reproductions.lgc.timing import PERIODS, QUORUM, QUORUMS, TIME_MODELS, WORKERS, expected_saving
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.figures import blank, save, tidy
+from reproductions.pipeline.figures import Drawing, blank, look, tidy
 
 Row = Mapping[str, Any]
 LABELS = {"full": "Full-SGD", "k": "K-SGD", "lgc": "LGC-SGD"}
-LOOKS = {method: {"color": COLOURS[n], "linestyle": DASHES[n]} for n, method in enumerate(LABELS)}
+LOOKS = {method: look(number) for number, method in enumerate(LABELS)}
 MARKS = {"full": "o", "k": "s", "lgc": "^"}
 MODELS = {"vgg": "VGG-11, 1/8 width", "lenet": "LeNet"}
 
 
-def draw(card: Card, directory: Path) -> list[Path]:
-    """Draw all that the card has the runs for."""
+def draw(card: Card) -> dict[str, Drawing]:
+    """All that the card has the runs for."""
     timing = [row for row in card.runs if row["kind"] == "timing"]
     training = [row for row in card.runs if row["kind"] == "training"]
     chosen = {model: each["step"] for model, each in card.settings["steps"].items()}
     shared = [row for row in training if row["step"] == chosen[row["model"]]]
-    drawn = {
+    return {
         "lgc-timing.png": _timing(timing),
         "lgc-accuracy.png": _accuracy(shared),
         "lgc-convergence.png": _convergence(shared, next(iter(chosen))),
         "lgc-frontier-partial.png": _frontier_and_partial(shared),
     }
-    paths = []
-    for name, figure in drawn.items():
-        if figure is not None:
-            paths.append(directory / name)
-            save(figure, paths[-1])
-    return paths
 
 
 def _timing(rows: Sequence[Row]) -> Figure:
@@ -108,7 +101,7 @@ def _convergence(rows: Sequence[Row], model: str) -> Figure:
             row["quorum"] != (WORKERS if row["method"] == "full" else QUORUM)
         ):
             continue
-        first = row["seed"] == 0
+        first = row["seed"] == min(each["seed"] for each in rows)
         for axis, column in zip(panels, (0, 1), strict=True):
             axis.plot(
                 [point[column] for point in row["curve"]], [point[2] for point in row["curve"]],
@@ -152,8 +145,8 @@ def _frontier(axis: Any, rows: Sequence[Row]) -> None:
         )
         for quorum, (seconds, loss, accuracy) in zip(quorums, points, strict=True):
             if quorum < WORKERS or method == "lgc":
-                told = f"K={quorum} {100 * accuracy:.0f} %"
-                axis.annotate(told, (seconds, loss), xytext=(4, 4), textcoords="offset points", fontsize=8)
+                label = f"K={quorum} {100 * accuracy:.0f} %"
+                axis.annotate(label, (seconds, loss), xytext=(4, 4), textcoords="offset points", fontsize=8)
 
 
 def _partial(axis: Any, rows: Sequence[Row]) -> None:

@@ -1,4 +1,4 @@
-"""How much is trained: the plans of the reproduction of live compensation, and the runs that they come to."""
+"""How much of live compensation is trained: the plans, and the runs that each comes to."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Any
 
 from reproductions.lgc.timing import ITERATIONS, PERIODS, QUORUMS
 from reproductions.lgc.training import Case, Size, Training
+from reproductions.pipeline.plan import Plan, best_learning_rate
 
 METHODS = ("full", "k", "lgc")
 PARTS = ("1", "2", "3", "uniform")
@@ -22,22 +23,20 @@ class Grid:
     seeds: Sequence[int]
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class LgcPlan(Plan):
     """What to train. The first grid is that of the claims on c = 3, h = 10.
 
-    name      what is said of every claim that rests on it
-    steps     candidates, largest first; the one of which Full-SGD (c = 3, first seed) comes to the highest accuracy on
-              validation samples is used by all methods of that model
-    frontier  the models and seeds for which every quorum is tried, at c = 3 and h = 10
-    partial   the models and seeds for which late workers get 1, 2, 3 or any number of blocks done, with and without
-              scaling, at c = 3 and h = 10
-    repeats   of the simulations without a model; each has so many ``iterations``
+    learning_rates  candidates, largest first; the one with which Full-SGD (c = 3, first seed) reaches the highest
+                    accuracy on validation samples is used by all methods of that model
+    frontier        the models and seeds for which every quorum is tried, at c = 3 and h = 10
+    partial         the models and seeds for which late workers get 1, 2, 3 or any number of blocks done, with and
+                    without scaling, at c = 3 and h = 10
+    repeats         of the simulations without a model; each has so many ``iterations``
     """
 
-    name: str
     size: Size
-    steps: Sequence[float]
+    learning_rates: Sequence[float]
     grids: Sequence[Grid]
     frontier: Sequence[tuple[str, int]] = ()
     partial: Sequence[tuple[str, int]] = ()
@@ -50,19 +49,19 @@ class Plan:
 
 
 # Half a minute of one core, the simulations included: under a minute beside other work.
-QUICK = Plan(
+QUICK = LgcPlan(
     name="reduced run",
     size=Size(samples=4_000, epochs=8, tested=1_000),
-    steps=(0.1,),
+    learning_rates=(0.1,),
     grids=(Grid("lenet", (3,), (10,), (0,)),),
     repeats=1,
     iterations=ITERATIONS // 6,
 )
 # About 20 minutes of two cores.
-SMALL = Plan(
+SMALL = LgcPlan(
     name="scaled down",
     size=Size(),
-    steps=(0.2, 0.1, 0.05, 0.02),
+    learning_rates=(0.2, 0.1, 0.05, 0.02),
     grids=(
         Grid("vgg", (3,), (10,), (0, 1, 2)),
         Grid("lenet", (3, 2, 1, 10), PERIODS, (0,)),
@@ -74,10 +73,10 @@ SMALL = Plan(
     partial=(("lenet", 0),),
 )
 # The paper's data, epochs and repeats, on the narrow networks: about 36 hours of two cores.
-FULL = Plan(
+FULL = LgcPlan(
     name="full length",
     size=Size(samples=50_000, epochs=60),
-    steps=(0.2, 0.1, 0.05, 0.02),
+    learning_rates=(0.2, 0.1, 0.05, 0.02),
     grids=(Grid("vgg", (3, 2, 1, 10), PERIODS, (0, 1, 2)), Grid("lenet", (3, 2, 1, 10), PERIODS, (0, 1, 2))),
     frontier=tuple((model, seed) for model in ("vgg", "lenet") for seed in range(3)),
     partial=tuple((model, seed) for model in ("vgg", "lenet") for seed in range(3)),
@@ -88,28 +87,29 @@ Results = Mapping[Training, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Chosen:
-    """The step of a model that all its methods share, and a smaller one at which the gaps are looked at again."""
+    """The learning rate that all methods of a model share, and a smaller one at which the gaps are measured again."""
 
-    step: float
+    lr: float
     smaller: float | None
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Names the runs of a plan, given where the data are and the steps that were chosen."""
+    """Names the runs of a plan, given where the data are and the learning rates that were chosen."""
 
-    plan: Plan
+    plan: LgcPlan
     data: str
     chosen: Mapping[str, Chosen]
 
-    def run(self, model: str, case: Case, seed: int, step: float | None = None) -> Training:
-        step = self.chosen[model].step if step is None else step
-        return Training(self.data, model, case, step, seed, self.plan.size)
+    def run(self, model: str, case: Case, seed: int, lr: float | None = None) -> Training:
+        """One run; ``seed`` counts from that of the plan."""
+        lr = self.chosen[model].lr if lr is None else lr
+        return Training(self.data, model, case, lr, self.plan.seed + seed, self.plan.size)
 
     def all(self) -> list[Training]:
         """Each once, the most telling first."""
         plan = self.plan
-        listed = [*self._grid(plan.grids[0]), *self._smaller_steps()]
+        listed = [*self._grid(plan.grids[0]), *self._smaller_learning_rates()]
         listed += [self.run(model, each, seed) for model, seed in plan.frontier for each in frontier_cases()]
         listed += [self.run(model, each, seed) for model, seed in plan.partial for each in partial_cases()]
         listed += [run for grid in plan.grids[1:] for run in self._grid(grid)]
@@ -121,14 +121,14 @@ class Runs:
                 for h in grid.periods:
                     yield from (self.run(grid.model, case(method, classes, h), seed) for method in METHODS)
 
-    def _smaller_steps(self) -> Iterable[Training]:
+    def _smaller_learning_rates(self) -> Iterable[Training]:
         for model in self.plan.models:
             if (smaller := self.chosen[model].smaller) is not None:
                 yield from (self.run(model, case(method, 3, 10), 0, smaller) for method in METHODS)
 
 
 def case(method: str, classes: int, h: int) -> Case:
-    """Full-SGD goes the same way whatever the holding period, which only changes its times: it is run for one."""
+    """The holding period changes only the times of Full-SGD, not its models: it is run for one period."""
     return Case(method, classes, 10 if method == "full" else h)
 
 
@@ -144,22 +144,26 @@ def partial_cases() -> list[Case]:
     ]
 
 
-def tuning(plan: Plan, data: str) -> list[Training]:
-    """The runs by which the steps are chosen: Full-SGD alone."""
-    if len(plan.steps) == 1:
+def tuning(plan: LgcPlan, data: str) -> list[Training]:
+    """The runs by which the learning rates are chosen: Full-SGD alone."""
+    if len(plan.learning_rates) == 1:
         return []
-    return [Training(data, model, Case("full"), step, 0, plan.size) for model in plan.models for step in plan.steps]
+    return [
+        Training(data, model, Case("full"), lr, plan.seed, plan.size)
+        for model in plan.models
+        for lr in plan.learning_rates
+    ]
 
 
-def choose(plan: Plan, results: Results) -> dict[str, Chosen]:
-    """Of each model, the step of the highest validation accuracy; of equal ones the smaller."""
-    if len(plan.steps) == 1:
-        return {model: Chosen(plan.steps[0], None) for model in plan.models}
+def choose(plan: LgcPlan, results: Results) -> dict[str, Chosen]:
+    """For each model, the learning rate of the highest validation accuracy; of equal ones the smaller."""
+    if len(plan.learning_rates) == 1:
+        return {model: Chosen(plan.learning_rates[0], None) for model in plan.models}
     chosen = {}
     for model in plan.models:
-        reached = {run.step: result["validation_accuracy"] for run, result in results.items() if run.model == model}
-        step = max(reached, key=lambda step: (reached[step], -step))
-        chosen[model] = Chosen(step, next((other for other in plan.steps if other < step), step / 2))
+        errors = {run.lr: -result["validation_accuracy"] for run, result in results.items() if run.model == model}
+        lr = best_learning_rate(errors)
+        chosen[model] = Chosen(lr, next((other for other in plan.learning_rates if other < lr), lr / 2))
     return chosen
 
 

@@ -30,7 +30,7 @@ from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.synchronous import Synchronous
 from paceline.theory.runtime.order_statistics import exponential_order_statistic
 from paceline.trace.reading import Trace
-from reproductions.pipeline.card import Claim, within
+from reproductions.pipeline.claims import Claim, within
 
 WORKERS, QUORUM, BLOCKS = 10, 7, 4
 SHIFT, MEAN = 0.05, 0.02
@@ -57,13 +57,15 @@ class Timing:
     seed: int = 0
 
 
-def timings(repeats: int = 1, iterations: int = ITERATIONS) -> list[Timing]:
-    """All simulations of the reproduction, each once, those that take longest first."""
+def timings(repeats: int = 1, iterations: int = ITERATIONS, seed: int = 0) -> list[Timing]:
+    """All simulations of the reproduction, each once, those that take longest first; with seeds from ``seed`` on."""
     warm_up = round(WARM_UP * iterations)
     models = [Timing(model, h) for model in TIME_MODELS for h in PERIODS]
     quorums = [Timing("ideal", 1, quorum) for quorum in QUORUMS if quorum != QUORUM]
     once = [*quorums, Timing("ideal", 10, warm_up=warm_up), *models, *(Timing("full", h) for h in PERIODS)]
-    return [replace(timing, seed=seed, iterations=iterations) for seed in range(repeats) for timing in once]
+    return [
+        replace(timing, seed=each, iterations=iterations) for each in range(seed, seed + repeats) for timing in once
+    ]
 
 
 def run_timing(timing: Timing) -> dict[str, float]:
@@ -186,7 +188,7 @@ def _against_theory(name: str, saved: Savings, h: int, quorum: int = QUORUM) -> 
 
 
 def _as_said(name: str, saved: Savings, h: int, ours: float, note: str) -> Claim:
-    """Judged unless the simulations are shorter than the paper's, and chance alone might change the verdict."""
+    """Left open if the simulations are shorter than the paper's and chance alone might change the answer."""
     claim, chance = within(name, SAID, ours, ROUNDED, note), 3 * saved.deviation(h)
     if saved.iterations < ITERATIONS and abs(abs(ours - SAID) - ROUNDED) < chance:
         short = f"{saved.iterations} of {ITERATIONS} iterations are too few to tell: +-{chance:.1f} points by chance"

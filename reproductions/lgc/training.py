@@ -1,8 +1,8 @@
 """One training run of the reproduction of live compensation: CIFAR-10 on ten workers, one of three methods.
 
-As the paper has it: N = 10, batches of 32, momentum 0.9, weight decay 0.0005, a step that is divided by 10 half-way, a
-warm-up of 2/60 of the updates in which K-SGD and LGC-SGD wait for everybody. Ours: how much data, how many updates, the
-width of the network, and its norm.
+As the paper has it: N = 10, batches of 32, momentum 0.9, weight decay 0.0005, a learning rate that is divided by 10
+half-way, a warm-up of 2/60 of the updates in which K-SGD and LGC-SGD wait for everybody. Ours: how much data, how many
+updates, the width of the network, and its norm.
 """
 
 from dataclasses import dataclass
@@ -29,10 +29,11 @@ from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.synchronous import Synchronous
 from reproductions.datasets.cifar import ChannelsLast, cifar10
 from reproductions.lgc.timing import BLOCKS, MEAN, QUORUM, SHIFT, WORKERS
-from reproductions.models.networks import lenet, vgg11
+from reproductions.models.convolutional import lenet, vgg11
+from reproductions.pipeline.values import rounded
 
 BATCH = 32
-VALIDATED = 2_000  # training samples that no run trains on; the step is chosen by them
+VALIDATED = 2_000  # training samples that no run trains on; the learning rate is chosen by them
 PROBED = 1_000  # training samples on which the loss is followed
 WIDTH = 1 / 8
 JUST_AFTER = 1e-6  # of the time of a round: when a late worker's last block ends after the update
@@ -40,7 +41,7 @@ JUST_AFTER = 1e-6  # of the time of a round: when a late worker's last block end
 
 @dataclass(frozen=True)
 class Size:
-    """How much of the data set, how often, and how many test samples the end is judged by."""
+    """How much of the data set, how often, and how many test samples the last model is evaluated on."""
 
     samples: int = 10_000
     epochs: int = 10
@@ -79,13 +80,13 @@ class Training:
     data: str
     model: str  # vgg, lenet
     case: Case
-    step: float
+    lr: float
     seed: int
     size: Size
 
 
 def run_training(training: Training) -> dict[str, Any]:
-    """Train, and judge the last model on test, validation and training samples."""
+    """Train, and evaluate the last model on test, validation and training samples."""
     size, seed = training.size, training.seed
     pictures = cifar10(training.data, trained=size.samples, validated=VALIDATED, tested=size.tested)
     probe = pictures.train[0][:PROBED], pictures.train[1][:PROBED]
@@ -95,7 +96,7 @@ def run_training(training: Training) -> dict[str, Any]:
         Task(model, cross_entropy, pictures.train, probe),
         strategy=_strategy(training.case, size.warm_up),
         fleet=_fleet(training.case, seed, size.updates),
-        optimizer=lambda parameters: SGD(parameters, lr=training.step, momentum=0.9, weight_decay=5e-4),
+        optimizer=lambda parameters: SGD(parameters, lr=training.lr, momentum=0.9, weight_decay=5e-4),
         scheduler=lambda optimizer: _divided_half_way(optimizer, size.updates),
         stop=Stop(updates=size.updates),
         batch_size=BATCH,
@@ -106,18 +107,14 @@ def run_training(training: Training) -> dict[str, Any]:
     )
     result: dict[str, Any] = {"ended": run.ended, "problem": run.problem, "seconds": run.history[-1].seconds}
     for name in ("test", "validation", "train"):
-        judge = Task(model, cross_entropy, pictures.train, getattr(pictures, name)).judge()
-        result[f"{name}_loss"], result[f"{name}_accuracy"] = judge(run.model)
-    curve = [(row.updates, round(row.seconds, 4), _rounded(row.loss)) for row in run.history]
+        evaluate = Task(model, cross_entropy, pictures.train, getattr(pictures, name)).judge()
+        result[f"{name}_loss"], result[f"{name}_accuracy"] = evaluate(run.model)
+    curve = [(row.updates, round(row.seconds, 4), rounded(row.loss)) for row in run.history]
     return {**result, "curve": curve}
 
 
 def _divided_half_way(optimizer: Optimizer, updates: int) -> LRScheduler:
     return MultiStepLR(optimizer, milestones=[updates // 2], gamma=0.1)
-
-
-def _rounded(loss: float) -> float:
-    return float(f"{loss:.5g}")
 
 
 def _strategy(case: Case, warm_up: int) -> Strategy:

@@ -1,7 +1,6 @@
-"""What is asked of a reproduction, and what it answers: a card that sets a paper's claims beside what was found."""
+"""The card of a reproduction: a paper's claims beside what was found, as a table and as JSON."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,42 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.files import write_atomically
-
-Value = float | str | None
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to reproduce: with the data sets in ``data``, ``quick`` or in full, over so many ``processes`` (a core each).
-
-    What each run came to is kept in ``work``, so that an interrupted reproduction goes on where it was; None keeps
-    nothing.
-    """
-
-    data: Path | None = None
-    quick: bool = False
-    work: Path | None = None
-    processes: int | None = None
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One thing that a paper says, what we found, how far apart they may be, and whether it holds.
-
-    Numbers or words: "gsgd lowest" is a claim too. ``holds`` is None where the paper gives nothing to compare with,
-    or where too little was run to tell.
-    """
-
-    name: str
-    paper: Value
-    ours: Value
-    tolerance: Value
-    holds: bool | None
-    note: str = ""
-
-    def table(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("name", "paper", "ours", "tolerance", "holds")}
-        return {**told, "note": self.note} if self.note else told
+from reproductions.pipeline.claims import Claim, Value
+from reproductions.pipeline.values import plain_values
 
 
 @dataclass(frozen=True)
@@ -81,11 +46,6 @@ class Card:
         write_atomically(path, "{" + ",\n".join([*heads, *lists]) + "}\n")
 
 
-def within(name: str, paper: float, ours: float, tolerance: float, note: str = "") -> Claim:
-    """A claim about a number, which holds if ours is at most ``tolerance`` away from it."""
-    return Claim(name, paper, ours, tolerance, abs(ours - paper) <= tolerance, note)
-
-
 def card_table(card: Card) -> Table:
     """The card as people read it; what does not hold stands out."""
     title = f"{card.paper}: {score(card)}"
@@ -102,9 +62,9 @@ def card_table(card: Card) -> Table:
 
 
 def score(card: Card) -> str:
-    """How many of the claims that can be judged hold."""
-    judged = [claim.holds for claim in card.claims if claim.holds is not None]
-    return f"{sum(judged)} of {len(judged)} claims hold"
+    """How many of the claims that could be checked hold."""
+    checked = [claim.holds for claim in card.claims if claim.holds is not None]
+    return f"{sum(checked)} of {len(checked)} claims hold"
 
 
 def shown(value: Value) -> str:
@@ -112,17 +72,6 @@ def shown(value: Value) -> str:
     if value is None:
         return "-"
     return value if isinstance(value, str) else f"{value:.6g}"
-
-
-def plain_values(value: Any) -> Any:
-    """Lists and dictionaries of plain values, as JSON has them; a number that is not finite becomes null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain_values(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_values(each) for each in value]
-    if isinstance(value, Path):
-        return str(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _json(value: Any) -> str:

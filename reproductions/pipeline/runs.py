@@ -1,42 +1,39 @@
-"""Independent runs over the cores. What each came to is kept, so that a reproduction goes on where it was interrupted.
+"""Independent runs over the cores, whose results are kept: an interrupted reproduction continues where it was.
 
-A job is a function of a module and its settings, a frozen dataclass of plain values; it returns plain values for JSON
-and depends on nothing else. Each runs in a process with one thread of torch, so it comes to the same bits however many
-there are. Its result is a file named after the settings, the code that it uses and the version of torch.
+A run is a function of a module and its settings, a frozen dataclass of plain values; it returns plain values for JSON
+and depends on nothing else. Each has one thread of torch, so its bits do not depend on how many run at a time. Its
+result is a file named after the settings, the code that it uses and the version of torch.
 """
 
 import hashlib
 import json
-import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from paceline.comparison.jobs import one_thread, usable_cores
-from paceline.comparison.pool import begin_process, end_fork_server, pool_context
+from paceline.comparison.pool import one_thread, process_pool, usable_cores
 from paceline.comparison.tables import console
 from paceline.core.errors import ConfigError
 from paceline.files import write_atomically
-from reproductions.pipeline.card import plain_values
 from reproductions.pipeline.fingerprint import fingerprint
+from reproductions.pipeline.values import plain_values
 
 Result = dict[str, Any]
+S = TypeVar("S")
 LINE_EVERY = 30.0  # seconds, where there is no terminal
 
 
 @dataclass(frozen=True)
-class Job:
-    """A function to call on its settings. ``cost`` is how long it takes, in any unit that is the same for all jobs."""
+class Trial:
+    """A function, the settings of one run, and about how long it takes, in any unit that all trials share."""
 
     function: Callable[[Any], Mapping[str, Any]]
     settings: Any
@@ -54,88 +51,72 @@ class Job:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def run_jobs(
-    jobs: Sequence[Job], *, work: Path | None = None, processes: int | None = None, label: str = "running"
-) -> list[Result]:
-    """The results of all jobs, in their order; those that ``work`` holds already are not run again.
+@dataclass(frozen=True)
+class Runner:
+    """Runs functions on settings, so many ``processes`` at a time, and keeps the results in ``work``."""
 
-    Long jobs should come first, for the cores to end together. Ctrl-C ends the processes, and what was done is kept.
-    """
-    results: dict[int, Result] = {}
-    for number, job in enumerate(jobs):
-        if work is not None and (kept := _kept(work, job)) is not None:
-            results[number] = kept
-    todo = {number: job for number, job in enumerate(jobs) if number not in results}
-    if work is not None and todo:
-        _check_directory(work)
-    if todo:
-        with _Bar(label, jobs, done=results) as bar:
-            for number, result in _finished(todo, min(processes or usable_cores(), len(todo)), bar):
-                results[number] = plain_values(result)
-                if work is not None:
-                    _keep(work, jobs[number], results[number])
-                bar.finished(jobs[number])
-    return [results[number] for number in range(len(jobs))]
+    work: Path | None = None
+    processes: int | None = None
+
+    def run(
+        self,
+        function: Callable[[S], Mapping[str, Any]],
+        settings: Iterable[S],
+        *,
+        label: str,
+        cost: Callable[[S], float] = lambda _: 1.0,
+    ) -> dict[S, Result]:
+        """The result of every run, by its settings; those that ``work`` holds already are not run again.
+
+        Long runs should come first, for the cores to end together. Ctrl-C ends the processes, and keeps what is done.
+        """
+        wanted = list(dict.fromkeys(settings))
+        trials = [Trial(function, each, cost(each)) for each in wanted]
+        results = {number: kept for number, trial in enumerate(trials) if (kept := self._kept(trial)) is not None}
+        todo = {number: trial for number, trial in enumerate(trials) if number not in results}
+        if self.work is not None and todo:
+            _check_directory(self.work)
+        if todo:
+            with _Bar(label, trials, done=results) as bar:
+                for number, result in _finished(todo, min(self.processes or usable_cores(), len(todo)), bar):
+                    results[number] = plain_values(result)
+                    self._keep(trials[number], results[number])
+                    bar.finished(trials[number])
+        return {each: results[number] for number, each in enumerate(wanted)}
+
+    def _keep(self, trial: Trial, result: Result) -> None:
+        if self.work is not None:
+            described = {"job": trial.name, "settings": plain_values(asdict(trial.settings)), "result": result}
+            write_atomically(self.work / f"{trial.key}.json", json.dumps(described, allow_nan=False) + "\n")
+
+    def _kept(self, trial: Trial) -> Result | None:
+        """What an earlier try came to; a file that cannot be read counts as none."""
+        if self.work is None:
+            return None
+        try:
+            described = json.loads((self.work / f"{trial.key}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        result = described.get("result") if isinstance(described, dict) else None
+        return result if isinstance(result, dict) else None
 
 
-def _finished(jobs: Mapping[int, Job], processes: int, bar: "_Bar") -> Iterator[tuple[int, Result]]:
-    """The number and the result of each job, as they end."""
+def _finished(trials: Mapping[int, Trial], processes: int, bar: "_Bar") -> Iterator[tuple[int, Result]]:
+    """The number and the result of each trial, as they end."""
     if processes == 1:
         with one_thread():
-            for number, job in jobs.items():
-                yield number, dict(job.function(job.settings))
+            for number, trial in trials.items():
+                yield number, dict(trial.function(trial.settings))
         return
-    with _pool(processes, sorted({job.function.__module__ for job in jobs.values()})) as pool:
+    with process_pool(processes, ["torch", *sorted({trial.function.__module__ for trial in trials.values()})]) as pool:
         running: dict[Future[Mapping[str, Any]], int] = {
-            pool.submit(job.function, job.settings): number for number, job in jobs.items()
+            pool.submit(trial.function, trial.settings): number for number, trial in trials.items()
         }
         while running:
             done, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in sorted(done, key=running.__getitem__):
                 yield running.pop(future), dict(future.result())
-            bar.look()
-
-
-@contextmanager
-def _pool(processes: int, modules: list[str]) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with this block, however it ends."""
-    context = pool_context(["torch", *modules])
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(processes, context, initializer=begin_process)
-    try:
-        yield pool
-    except BaseException:
-        end_fork_server()
-        workers = set(multiprocessing.active_children()) - before
-        for process in workers:
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
-        _bury(workers)
-        raise
-    pool.shutdown()
-
-
-def _bury(workers: set[BaseProcess]) -> None:
-    for process in workers:
-        process.join(timeout=5.0)
-        if process.is_alive():
-            process.kill()
-            process.join()
-
-
-def _keep(work: Path, job: Job, result: Result) -> None:
-    described = {"job": job.name, "settings": plain_values(asdict(job.settings)), "result": result}
-    write_atomically(work / f"{job.key}.json", json.dumps(described, allow_nan=False) + "\n")
-
-
-def _kept(work: Path, job: Job) -> Result | None:
-    """What an earlier try came to; a file that cannot be read is as good as none."""
-    try:
-        described = json.loads((work / f"{job.key}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    result = described.get("result") if isinstance(described, dict) else None
-    return result if isinstance(result, dict) else None
+            bar.refresh()
 
 
 def _check_directory(work: Path) -> None:
@@ -148,9 +129,9 @@ def _check_directory(work: Path) -> None:
 
 
 class _Bar:
-    """How far the jobs are, and how long the rest will take if it goes on at the same pace. On stderr."""
+    """How many runs are done, and how long the rest takes at the same pace. On stderr."""
 
-    def __init__(self, label: str, jobs: Sequence[Job], done: Mapping[int, object]) -> None:
+    def __init__(self, label: str, trials: Sequence[Trial], done: Mapping[int, object]) -> None:
         terminal = console(stderr=True)
         columns = (
             TextColumn("{task.description}"),
@@ -159,12 +140,12 @@ class _Bar:
             TextColumn("{task.fields[remaining]}"),
         )
         self._bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
-        self._task = self._bar.add_task(label, total=len(jobs), completed=len(done), remaining="")
-        self._label, self._silent = label, terminal.is_terminal
-        self._jobs, self._count = len(jobs), len(done)
-        self._rest = sum(job.cost for number, job in enumerate(jobs) if number not in done)
-        self._spent, self._begun = 0.0, time.monotonic()
-        self._ends, self._next_line = float("nan"), self._begun
+        self._task = self._bar.add_task(label, total=len(trials), completed=len(done), remaining="")
+        self._label, self._on_terminal = label, terminal.is_terminal
+        self._trials, self._count = len(trials), len(done)
+        self._rest = sum(trial.cost for number, trial in enumerate(trials) if number not in done)
+        self._done_cost, self._started = 0.0, time.monotonic()
+        self._ends, self._next_line = float("nan"), self._started
 
     def __enter__(self) -> "_Bar":
         self._bar.start()
@@ -174,27 +155,27 @@ class _Bar:
     def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
-    def finished(self, job: Job) -> None:
+    def finished(self, trial: Trial) -> None:
         now = time.monotonic()
         self._count += 1
-        self._spent += job.cost
-        self._rest -= job.cost
-        self._ends = now + (now - self._begun) * self._rest / self._spent
-        self.look(completed=self._count)
+        self._done_cost += trial.cost
+        self._rest -= trial.cost
+        self._ends = now + (now - self._started) * self._rest / self._done_cost
+        self.refresh(completed=self._count)
 
-    def look(self, completed: int | None = None) -> None:
+    def refresh(self, completed: int | None = None) -> None:
         self._bar.update(self._task, completed=completed, remaining=self._remaining())
         if time.monotonic() >= self._next_line:
             self._line()
 
     def _line(self) -> None:
         self._next_line = time.monotonic() + LINE_EVERY
-        if not self._silent:
+        if not self._on_terminal:
             rest = self._remaining()
-            print(f"{self._label}: {self._count} of {self._jobs} runs{', ' * bool(rest)}{rest}", file=sys.stderr)
+            print(f"{self._label}: {self._count} of {self._trials} runs{', ' * bool(rest)}{rest}", file=sys.stderr)
 
     def _remaining(self) -> str:
-        if not self._spent:
+        if not self._done_cost:
             return ""
         seconds = max(0, round(self._ends - time.monotonic()))
         return f"about {seconds // 60}:{seconds % 60:02d} to go"

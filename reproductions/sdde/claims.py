@@ -1,4 +1,4 @@
-"""What *Differential Equations for Modeling Asynchronous Algorithms* claims, and what follows from it, judged.
+"""What *Differential Equations for Modeling Asynchronous Algorithms* claims and what follows from it, checked.
 
 The paper prints no numbers. Those in the column of the paper follow from its settings: by a closed form where the note
 says so, else by another way to the same number. Settled before the runs: sampled means and variances have to be within
@@ -26,34 +26,36 @@ from paceline.theory import (
 )
 from paceline.theory.group_bound import Bound, Toy, theorem_3_1
 from reproductions.group_sgd.training import STRATEGIES, updates_of
-from reproductions.pipeline.card import Claim, within
-from reproductions.sdde.paper import DELAY, RATE, SIGMA, START, STEP, UPDATES, WARM_UP, Ensemble, Floats
+from reproductions.pipeline.claims import Claim, within
+from reproductions.sdde.experiment import DELAY, LR, RATE, SIGMA, START, UPDATES, WARM_UP, Ensemble, Floats
 
 TOY = {"convexity": 1.0, "smoothness": 1.0, "radius": 1.0, "noise": 1.0, "interval": 0.01}
-TOY_STEPS = (0.005, 0.02, 0.1)
+TOY_LEARNING_RATES = (0.005, 0.02, 0.1)
 TOY_UPDATES = 220
 Rows = Sequence[Mapping[str, Any]]
 
 
-def all_claims(ensembles: Mapping[str, Ensemble], by_grid: Rows, by_batch: Rows, paths: int) -> list[Claim]:
+def all_claims(
+    ensembles: Mapping[str, Ensemble], by_grid: Rows, by_batch: Rows, paths: int, seed: int = 0
+) -> list[Claim]:
     """Exact values, then what was sampled, then slopes and theorems."""
     return [
         *exact_claims(),
         *(claim for each in ensembles.values() for claim in _sampled(each, paths)),
-        *_same_noise(),
+        *_same_noise(seed),
         *_slopes(by_grid, by_batch),
-        _corollary_4_3(paths),
+        _corollary_4_3(paths, seed),
         _theorem_3_1(),
     ]
 
 
 def exact_claims() -> list[Claim]:
     """Values without any sampling."""
-    tau, scaled = DELAY * STEP, STEP * RATE
-    history = recursion_moments(scaled, DELAY, STEP * SIGMA, start=START, updates=UPDATES).mean
-    warm_up = recursion_moments(scaled, WARM_UP, STEP * SIGMA, start=START, updates=UPDATES).mean
+    tau, scaled = DELAY * LR, LR * RATE
+    history = recursion_moments(scaled, DELAY, LR * SIGMA, start=START, updates=UPDATES).mean
+    warm_up = recursion_moments(scaled, WARM_UP, LR * SIGMA, start=START, updates=UPDATES).mean
     closed = "closed form; stability in the mean"
-    discrete_root = math.log(spectral_radius(scaled, DELAY)) / STEP
+    discrete_root = math.log(spectral_radius(scaled, DELAY)) / LR
     return [
         within("dominant_root", -2.236651183, dominant_root(RATE, tau), 5e-10, f"Re W(-a tau)/tau; {closed}"),
         within("critical_step.l10", 0.14946019, critical_step(DELAY), 5e-9, f"2 sin(pi/42); {closed}"),
@@ -61,11 +63,11 @@ def exact_claims() -> list[Claim]:
             "critical_step.l10.momentum", 0.0114, critical_step(DELAY, 0.9), 5e-5, "momentum 0.9; stability in the mean"
         ),
         within(
-            "stationary_variance.continuous", 0.00552677795, stationary_variance(RATE, tau, math.sqrt(STEP) * SIGMA),
+            "stationary_variance.continuous", 0.00552677795, stationary_variance(RATE, tau, math.sqrt(LR) * SIGMA),
             5e-12, "eta sigma^2 (1 + sin a tau) / (2 a cos a tau)",
         ),
         within(
-            "stationary_variance.discrete", _lyapunov(), discrete_stationary_variance(scaled, DELAY, STEP * SIGMA),
+            "stationary_variance.discrete", _lyapunov(), discrete_stationary_variance(scaled, DELAY, LR * SIGMA),
             1e-12, "beside the Lyapunov equation of the companion matrix",
         ),
         within("mean.k50.history", 2.2959537, float(history[50]), 5e-8, "constant history, after 50 updates"),
@@ -82,9 +84,9 @@ def exact_claims() -> list[Claim]:
 
 def _lyapunov() -> float:
     companion = np.eye(DELAY + 1, k=-1)
-    companion[0, 0], companion[0, DELAY] = 1.0, -STEP * RATE
+    companion[0, 0], companion[0, DELAY] = 1.0, -LR * RATE
     noise = np.zeros_like(companion)
-    noise[0, 0] = (STEP * SIGMA) ** 2
+    noise[0, 0] = (LR * SIGMA) ** 2
     return float(solve_discrete_lyapunov(companion, noise)[0, 0])
 
 
@@ -101,18 +103,18 @@ def _sampled(each: Ensemble, paths: int) -> list[Claim]:
     ]
 
 
-def _same_noise() -> list[Claim]:
+def _same_noise(seed: int) -> list[Claim]:
     """Fig. 1 with one and the same noise for a path and its approximation."""
-    noise = np.random.Generator(np.random.SFC64(100)).standard_normal((UPDATES, 1, 1))
-    descent = DelayedDescent(lambda x: RATE * x, SIGMA, STEP)
-    deviation = math.sqrt(discrete_stationary_variance(STEP * RATE, DELAY, STEP * SIGMA))
+    noise = np.random.Generator(np.random.SFC64(100 + seed)).standard_normal((UPDATES, 1, 1))
+    descent = DelayedDescent(lambda x: RATE * x, SIGMA, LR)
+    deviation = math.sqrt(discrete_stationary_variance(LR * RATE, DELAY, LR * SIGMA))
     claims = []
     for name, said, delay, algorithm in (
         ("fig1a", "the two paths are close", DELAY, WARM_UP),
         ("fig1b", "well matched", 0, 0),
     ):
         solution = solve_sdde(
-            descent.equation(), step=STEP, steps=UPDATES, delay=delay, history=START, noise=noise, keep="paths"
+            descent.equation(), step=LR, steps=UPDATES, delay=delay, history=START, noise=noise, keep="paths"
         )
         assert solution.paths is not None
         gap = float(np.abs(solution.paths - descent.paths(START, noise, algorithm)).max())
@@ -150,17 +152,19 @@ def toy_moments(times: Floats) -> Floats:
     return np.asarray(1 / times**2 + 0.01 * (times - 1) / times**2)
 
 
-def toy_sampled(paths: int) -> tuple[Floats, Floats]:
+def toy_sampled(paths: int, seed: int = 0) -> tuple[Floats, Floats]:
     """Times up to 10, and the sampled second moment there."""
     equation = DelayedDescent(lambda x: x, 1.0, 1.0, "1/k").equation(0.01)
-    found = solve_sdde(equation, step=0.01, steps=900, start=1.0, history=1.0, paths=paths, keep="moments", every=10)
+    found = solve_sdde(
+        equation, step=0.01, steps=900, start=1.0, history=1.0, paths=paths, keep="moments", every=10, seed=seed
+    )
     assert found.mean is not None
     assert found.variance is not None
     return found.times[1:], found.mean[1:, 0] ** 2 + found.variance[1:, 0]
 
 
-def _corollary_4_3(paths: int) -> Claim:
-    times, sampled = toy_sampled(paths)
+def _corollary_4_3(paths: int, seed: int) -> Claim:
+    times, sampled = toy_sampled(paths, seed)
     bound = corollary_4_3(times, **TOY)
     broken = int((toy_moments(times) > bound).sum() + (sampled > bound).sum())
     at = int(np.argmin(np.abs(times - 2)))
@@ -172,20 +176,20 @@ def _corollary_4_3(paths: int) -> Claim:
 
 
 def toy_bounds() -> dict[tuple[str, float], Bound]:
-    """Theorem 3.1 of *Group SGD* for each strategy and step, where its assumption is met."""
+    """Theorem 3.1 of *Group SGD* for each strategy and learning rate, where its assumption is met."""
     found = {}
     for name in STRATEGIES:
         moves = [made.move for made in updates_of(name, Stop(updates=TOY_UPDATES))]
-        for step in TOY_STEPS:
-            bound = theorem_3_1(moves, Toy(step=step))
+        for lr in TOY_LEARNING_RATES:
+            bound = theorem_3_1(moves, Toy(step=lr))
             if bound.applies:
-                found[name, step] = bound
+                found[name, lr] = bound
     return found
 
 
 def _theorem_3_1() -> Claim:
     bounds = toy_bounds()
     broken = sum(int((each.left > each.right * (1 + 1e-12)).sum()) for each in bounds.values())
-    listed = ", ".join(f"{name} {step:g}" for name, step in bounds)
+    listed = ", ".join(f"{name} {lr:g}" for name, lr in bounds)
     note = f"exact, {TOY_UPDATES} updates each, where its assumption gamma <= 1 is met: {listed}"
     return Claim("bound_violations.thm31", 0, broken, 0, broken == 0, note)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,19 +18,19 @@ from paceline.theory import (
     stationary_variance,
 )
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.figures import blank, save, tidy
+from reproductions.pipeline.figures import Drawing, blank, look, tidy
 from reproductions.sdde.claims import TOY, toy_bounds, toy_moments, toy_sampled
-from reproductions.sdde.paper import DELAY, RATE, SIGMA, STEP, THINNED
+from reproductions.sdde.experiment import DELAY, LR, RATE, SIGMA, THINNED
 
 Rows = Sequence[Mapping[str, Any]]
 _tidy = partial(tidy, size=10)
 
 
-def draw(card: Card, directory: Path) -> list[Path]:
-    """Write the figures, each whole or not at all."""
+def draw(card: Card) -> dict[str, Drawing]:
+    """Those of the paper, and those of docs/theory.md."""
     paths = {row["method"]: row for row in card.runs if row["what"] == "paths"}
     errors = [row for row in card.runs if row["what"] == "error"]
-    drawn: dict[str, tuple[float, Callable[[Figure], None]]] = {
+    filled: dict[str, tuple[float, Callable[[Figure], None]]] = {
         "sdde-paths": (4.0, lambda figure: _paths(figure, paths)),
         "sdde-moments": (4.0, lambda figure: _moments(figure, paths)),
         "sdde-errors": (3.8, lambda figure: _errors(figure, errors)),
@@ -41,13 +40,13 @@ def draw(card: Card, directory: Path) -> list[Path]:
         "theory-random": (4.0, _random),
         "theory-variance": (4.0, _variance),
     }
-    written = []
-    for name, (height, fill) in drawn.items():
-        figure = blank(10, height)
-        fill(figure)
-        written.append(directory / f"{name}.png")
-        save(figure, written[-1])
-    return written
+    return {f"{name}.png": _filled(height, fill) for name, (height, fill) in filled.items()}
+
+
+def _filled(height: float, fill: Callable[[Figure], None]) -> Figure:
+    figure = blank(10, height)
+    fill(figure)
+    return figure
 
 
 def _paths(figure: Figure, paths: Mapping[str, Mapping[str, Any]]) -> None:
@@ -91,10 +90,10 @@ def _moments(figure: Figure, paths: Mapping[str, Mapping[str, Any]]) -> None:
             )
             axis.plot(places[::4], row[what][::4], ".", markersize=4, color=COLOURS[number], label="sampled")
     left.set_xlim(0, 400)
-    right.axhline(stationary_variance(RATE, DELAY * STEP, STEP**0.5 * SIGMA), color="0.4", linestyle=(0, (2, 2)))
+    right.axhline(stationary_variance(RATE, DELAY * LR, LR**0.5 * SIGMA), color="0.4", linestyle=(0, (2, 2)))
     right.annotate("closed form of the SDDE", (1990, 0.00553), xytext=(0, -14), textcoords="offset points", ha="right",
                    fontsize=8, color="0.3")  # fmt: skip
-    _tidy(left, "mean: with a step this small the delay even helps", "iterations", "mean of x")
+    _tidy(left, "mean: with a learning rate this small the delay even helps", "iterations", "mean of x")
     _tidy(right, "variance: what the delay costs", "iterations", "variance of x")
     left.legend(frameon=False, fontsize=8, ncols=2)
 
@@ -108,16 +107,16 @@ def _errors(figure: Figure, errors: Rows) -> None:
     by_batch = sorted(({row["batch_size"]: row for row in errors if _updates(row) == grid}).values(), key=_batch)
     for axis, rows, key in ((left, by_grid, _updates), (right, by_batch, _batch)):
         places = [key(row) for row in rows]
-        for number, (what, told) in enumerate(readings.items()):
+        for number, (what, label) in enumerate(readings.items()):
             axis.loglog(
                 places, [row[what] for row in rows], marker="o", markersize=4, color=COLOURS[number],
-                linestyle=DASHES[number], label=told,
+                linestyle=DASHES[number], label=label,
             )  # fmt: skip
         bound = 1.5 * rows[0]["uncoupled"] * (places[0] / np.array(places)) ** 0.5
         axis.loglog(places, bound, color="0.6", label="slope -1/2: theorem 3.4")
         axis.set_xticks(places, [str(place) for place in places], minor=False)
         axis.set_xticks([], minor=True)
-    _tidy(left, f"E|X - x| at t = 1, delay {DELAY}", "updates K (step 1/K)", "distance")
+    _tidy(left, f"E|X - x| at t = 1, delay {DELAY}", "updates K (learning rate 1/K)", "distance")
     _tidy(right, f"the same for K = {grid}", "mini-batch b", "")
     left.legend(frameon=False, fontsize=8)
 
@@ -137,31 +136,31 @@ def _bounds(figure: Figure) -> None:
     left.semilogy(times, corollary_4_3(times, **TOY), color="0.35", linestyle=DASHES[1], label="bound of corollary 4.3")
     left.semilogy(times, toy_moments(times), color=COLOURS[0], label="exact")
     left.semilogy(times[::4], sampled[::4], ".", color=COLOURS[1], label="sampled, 1,000 paths")
-    _tidy(left, "falling steps 1/k, no delay", "time t", "E |X - x*|^2")
+    _tidy(left, "falling learning rates 1/k, no delay", "time t", "E |X - x*|^2")
     for number, (name, bound) in enumerate((key[0], b) for key, b in toy_bounds().items() if key[1] == 0.02):
         right.semilogy(bound.left, color=COLOURS[number], label=f"{name.upper()}, exact")
         right.semilogy(bound.right, color=COLOURS[number], linestyle=DASHES[2], label="bound of theorem 3.1")
-    _tidy(right, "Group SGD, constant step 0.02", "updates", "E F - F*")
+    _tidy(right, "Group SGD, learning rate 0.02", "updates", "E F - F*")
     for axis in (left, right):
         axis.legend(frameon=False, fontsize=8)
 
 
 def _regimes(figure: Figure) -> None:
-    """One delay, four steps: from creeping to running off."""
+    """One delay, four learning rates: from slow to divergent."""
     axes = figure.subplots(1, 4, sharey=True)
     limit, quiet = critical_step(DELAY), oscillation_limit(DELAY)
-    for axis, step, told in zip(
+    for axis, rate, label in zip(
         axes, (quiet, 0.5 * limit, 0.95 * limit, 1.05 * limit),
-        ("oscillation limit", "half the critical step", "5 % below critical", "5 % above critical"), strict=True,
+        ("oscillation limit", "half the critical rate", "5 % below critical", "5 % above critical"), strict=True,
     ):  # fmt: skip
-        mean = recursion_moments(step, DELAY, 0.0, start=1.0, updates=300).mean
-        axis.plot(mean, color=COLOURS[0] if step < limit else COLOURS[1], linewidth=1.2)
-        _tidy(axis, f"{told}\nstep x curvature {step:.4f}", "updates", "error" if axis is axes[0] else "")
+        mean = recursion_moments(rate, DELAY, 0.0, start=1.0, updates=300).mean
+        axis.plot(mean, color=COLOURS[0] if rate < limit else COLOURS[1], linewidth=1.2)
+        _tidy(axis, f"{label}\nrate x curvature {rate:.4f}", "updates", "error" if axis is axes[0] else "")
         axis.set_ylim(-2.2, 2.2)
 
 
 def _limits(figure: Figure) -> None:
-    """The critical step by delay, with and without momentum."""
+    """The critical learning rate by delay, with and without momentum."""
     axis = figure.subplots()
     delays = np.unique(np.geomspace(1, 200, 40).astype(int))
     for number, momentum in enumerate((0.0, 0.5, 0.9, 0.99)):
@@ -171,7 +170,7 @@ def _limits(figure: Figure) -> None:
         axis.plot(10, critical_step(10, momentum), "o", color="0.2", markersize=5)
         axis.annotate(f"{place[1]:.4g}", place, xytext=(7, 4), textcoords="offset points", fontsize=9)
     axis.set_xticks([1, 2, 5, 10, 20, 50, 100, 200], ["1", "2", "5", "10", "20", "50", "100", "200"])
-    _tidy(axis, "largest step x curvature that is stable in the mean", "delay, updates", "step x curvature")
+    _tidy(axis, "largest rate x curvature that is stable in the mean", "delay, updates", "rate x curvature")
     axis.legend(frameon=False)
 
 
@@ -187,23 +186,28 @@ def _random(figure: Figure) -> None:
         means, [mean_square_critical_step(mix) for mix in mixes], color=COLOURS[1], linestyle=DASHES[1],
         label="0 or 20: in mean square",
     )  # fmt: skip
-    _tidy(axis, "the mean delay does not decide", "mean delay, updates", "largest stable step x curvature")
+    _tidy(axis, "the mean delay does not decide", "mean delay, updates", "largest stable rate x curvature")
     axis.legend(frameon=False)
 
 
 def _variance(figure: Figure) -> None:
-    """What noise leaves in the end, by the step."""
+    """What noise leaves in the end, by the learning rate."""
     axis = figure.subplots()
     for number, (delay, momentum) in enumerate(((0, 0.0), (10, 0.0), (10, 0.5), (10, 0.9))):
         limit = critical_step(delay, momentum)
-        steps = np.geomspace(5e-4, 0.995 * limit, 200)
-        # sigma = 1 and curvature 1; with momentum the same long-run step has eta (1 - m)
-        values = [discrete_stationary_variance(h, delay, h, momentum) for h in steps.tolist()]
-        told = f"delay {delay}, momentum {momentum:g}"
+        rates = np.geomspace(5e-4, 0.995 * limit, 200)
+        # sigma = 1 and curvature 1; with momentum the same long-run rate has eta (1 - m)
+        values = [discrete_stationary_variance(h, delay, h, momentum) for h in rates.tolist()]
+        label = f"delay {delay}, momentum {momentum:g}"
         axis.loglog(
-            steps / (1 - momentum), values, color=COLOURS[number], linestyle=DASHES[number], label=told
+            rates / (1 - momentum), values, **look(number), label=label
         )  # fmt: skip
         axis.axvline(limit / (1 - momentum), color=COLOURS[number], linewidth=0.6)
     axis.set_ylim(1e-4, 30)
-    _tidy(axis, "variance that noise keeps up (sigma 1, curvature 1)", "step / (1 - momentum)", "stationary variance")
+    _tidy(
+        axis,
+        "variance that noise keeps up (sigma 1, curvature 1)",
+        "learning rate / (1 - momentum)",
+        "stationary variance",
+    )
     axis.legend(frameon=False)

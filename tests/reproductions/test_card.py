@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from reproductions.pipeline.card import Card, Claim, card_table, within
+from reproductions.pipeline.card import Card, card_table
+from reproductions.pipeline.claims import Claim, within
 
 HELD = within("updates", 11, 11, 0)
 FAILED = Claim("order", "gsgd lowest", "asgd lowest", "in every seed", False, "at the paper's [steps]")
-UNJUDGED = Claim("loss", None, float("nan"), None, None)
+UNCHECKED = Claim("loss", None, float("nan"), None, None)
 CARD = Card(
-    "some-paper", {"seeds": (0, 1), "data": Path("/data")}, [HELD, FAILED, UNJUDGED], [{"seed": 0, "loss": 0.25}]
+    "some-paper", {"seeds": (0, 1), "data": Path("/data")}, [HELD, FAILED, UNCHECKED], [{"seed": 0, "loss": 0.25}]
 )
 
 
@@ -29,8 +30,8 @@ def test_a_claim_that_does_not_hold_is_printed_as_such() -> None:
     assert "some-paper: 1 of 2 claims hold" in lines[0]
     (held,) = [line for line in lines if "updates" in line]
     (failed,) = [line for line in lines if "asgd lowest" in line]
-    (unjudged,) = [line for line in lines if "loss" in line]
-    assert [held.split()[-1], failed.split()[-1], unjudged.split()[-1]] == ["yes", "NO", "-"]
+    (unchecked,) = [line for line in lines if "loss" in line]
+    assert [held.split()[-1], failed.split()[-1], unchecked.split()[-1]] == ["yes", "NO", "-"]
     assert any("at the paper's [steps]" in line for line in lines)
 
 

@@ -8,8 +8,8 @@ import paceline as pl
 from paceline.core.errors import ConfigError
 from paceline.data.samples import TensorSamples
 from paceline.learning.loss import Loss, SampleLoss
-from reproductions.models.losses import Scored, correct, logistic, odd, odd_sign, smooth_svm
-from reproductions.models.networks import LinearClassifier, Norm, lenet, nin, vgg11
+from reproductions.models.convolutional import Norm, lenet, nin, vgg11
+from reproductions.models.linear import LinearClassifier, Scored, correct, logistic, odd, odd_sign, smooth_svm
 
 
 def parameters(model: nn.Module) -> int:

@@ -18,13 +18,24 @@ from torch.optim.lr_scheduler import MultiStepLR
 import paceline as pl
 from paceline.learning.models.ensemble import Ensemble
 from reproductions.ec_dnn.claims import claims, run_rows, settings
+from reproductions.ec_dnn.evaluation import evaluate, training_losses
+from reproductions.ec_dnn.figures import tables
 from reproductions.ec_dnn.findings import Findings, curve, gains, shown_lower, speed, violations
-from reproductions.ec_dnn.looks import look, training_losses
-from reproductions.ec_dnn.paper import figures, reproduce_plan
-from reproductions.ec_dnn.plan import QUICK, SMALL, Plan, Runs, Taus, choose_steps, choose_taus, cost, tuning
-from reproductions.ec_dnn.tables import tables
+from reproductions.ec_dnn.paper import PAPER
+from reproductions.ec_dnn.plan import (
+    QUICK,
+    SMALL,
+    EcDnnPlan,
+    Runs,
+    Taus,
+    choose_learning_rates,
+    choose_taus,
+    cost,
+    tuning,
+)
 from reproductions.ec_dnn.training import BATCH, Case, Flipped, Run, Size, Training, fleet_of, network, strategy_of
-from reproductions.pipeline.card import Card, Options
+from reproductions.pipeline.card import Card
+from reproductions.pipeline.plan import Options
 
 DATA = os.environ.get("PACELINE_DATA")
 NAMES = {
@@ -71,9 +82,9 @@ def test_a_run_is_what_train_does_bit_for_bit(case: Case, pictures: tuple[Tensor
     last = list(run.communications())[-1]
     assert last.steps == wanted.steps
     same = by_train(wanted, run.strategy, pictures)
-    assert torch.equal(vector(run.hands.model), vector(same.model))
+    assert torch.equal(vector(run.server.model), vector(same.model))
     assert last.seconds == same.history[-1].seconds
-    assert run.crew.costs == same.costs
+    assert run.workers.costs == same.costs
 
 
 def test_the_local_models_of_model_averaging_are_seen_as_they_were_handed_in(pictures: tuple[Tensor, Tensor]) -> None:
@@ -82,7 +93,7 @@ def test_the_local_models_of_model_averaging_are_seen_as_they_were_handed_in(pic
     for _ in run.communications():
         first, second = (vector(member) for member in run.members)
         assert not torch.equal(first, second)
-        assert torch.allclose((first + second) / 2, vector(run.hands.model), atol=1e-7)
+        assert torch.allclose((first + second) / 2, vector(run.server.model), atol=1e-7)
 
 
 def test_only_ensembles_are_communications_not_what_follows_a_compression(pictures: tuple[Tensor, Tensor]) -> None:
@@ -90,12 +101,12 @@ def test_only_ensembles_are_communications_not_what_follows_a_compression(pictur
     assert [at.steps for at in Run(wanted, network(wanted), pictures).communications()] == [10, 20, 30]
 
 
-def test_looking_at_e_dnn_on_the_way_changes_nothing(pictures: tuple[Tensor, Tensor]) -> None:
+def test_evaluating_e_dnn_on_the_way_changes_nothing(pictures: tuple[Tensor, Tensor]) -> None:
     wanted = training(Case("e", 2), steps=20)
     run = Run(wanted, network(wanted), pictures)
     assert [at.steps for at in run.communications()] == list(range(2, 21, 2))
     same = by_train(wanted, pl.FinalEnsemble(20), pictures)
-    assert torch.equal(vector(run.hands.model), vector(same.model))
+    assert torch.equal(vector(run.server.model), vector(same.model))
 
 
 def test_each_method_has_its_rule() -> None:
@@ -121,23 +132,23 @@ def test_pictures_are_mirrored_in_training_only() -> None:
     assert torch.equal(module.eval()(rows), rows)
 
 
-# Looking
+# Evaluation
 
 
-def test_an_ensemble_is_judged_from_its_members_outputs(pictures: tuple[Tensor, Tensor]) -> None:
+def test_an_ensemble_is_evaluated_from_its_members_outputs(pictures: tuple[Tensor, Tensor]) -> None:
     torch.manual_seed(1)
     members = [nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)) for _ in range(3)]
     for weights in ([1 / 3] * 3, [1.5, -0.4, 0.1]):
         whole = Ensemble(members, weights)
-        seen = look(whole, members, pictures)
+        seen = evaluate(whole, members, pictures)
         wrong = [(each(pictures[0]).argmax(1) != pictures[1]).double().mean().item() for each in (whole, *members)]
         assert [seen.error, *seen.errors] == wrong
-    assert look(Ensemble(members), members, pictures).error == seen.simple_error
+    assert evaluate(Ensemble(members), members, pictures).error == seen.simple_error
     assert seen.violations == 0
     assert seen.losses == pytest.approx(training_losses(members, pictures), rel=1e-5)
 
 
-def test_an_average_is_judged_by_itself(pictures: tuple[Tensor, Tensor]) -> None:
+def test_an_average_is_evaluated_by_itself(pictures: tuple[Tensor, Tensor]) -> None:
     """Two networks that differ in the order of their hidden units agree; their average is another function."""
     torch.manual_seed(2)
     first, second, average = (
@@ -149,7 +160,7 @@ def test_an_average_is_judged_by_itself(pictures: tuple[Tensor, Tensor]) -> None
     other |= {"3.weight": own["3.weight"][:, order], "3.bias": own["3.bias"]}
     second.load_state_dict(other)
     average.load_state_dict({name: (own[name] + other[name]) / 2 for name in own})
-    seen = look(average, [first, second], pictures)
+    seen = evaluate(average, [first, second], pictures)
     assert seen.errors[0] == seen.errors[1] == seen.simple_error
     assert seen.error == (average(pictures[0]).argmax(1) != pictures[1]).double().mean().item() != seen.errors[0]
 
@@ -185,7 +196,7 @@ def invented(run: Training) -> dict[str, Any]:
     """A result whose errors tell the method: MA-DNN's averages are 2 points worse than its local models."""
     case = run.case
     error = {"ma": 0.52, "e": 0.47, "ec_s": 0.45, "ec_r": 0.46, "ec_m": 0.44}.get(case.method, 0.5)
-    error += 0.01 * run.seed + (0.03 if case.without else 0.0) + (run.step - 0.02) ** 2
+    error += 0.01 * run.seed + (0.03 if case.without else 0.0) + (run.lr - 0.02) ** 2
     point = {
         "steps": 50, "seconds": 1.75, "compute": 1.0, "relabelling": 0.5, "communication": 0.25, "error": error,
         "errors": [0.5 + 0.01 * run.seed] * case.workers, "simple_error": error, "violations": 0,
@@ -196,14 +207,14 @@ def invented(run: Training) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def found(plan: Plan) -> Findings:
+def found(plan: EcDnnPlan) -> Findings:
     runs = Runs(plan, "DIR", dict.fromkeys(plan.sizes, 0.02))
     taus = Taus(plan.averaging[0], plan.compressing[-1])
     return Findings(runs, taus, {run: invented(run) for run in (*runs.first(), *runs.others(taus))})
 
 
 @pytest.mark.parametrize("plan", [QUICK, SMALL], ids=["quick", "small"])
-def test_a_plan_lists_every_run_once_and_all_claims_are_made_of_them(plan: Plan) -> None:
+def test_a_plan_lists_every_run_once_and_all_claims_are_made_of_them(plan: EcDnnPlan) -> None:
     findings = found(plan)
     others = findings.runs.others(findings.taus)
     assert len(set(others)) == len(others)
@@ -239,12 +250,12 @@ def test_gains_and_violations_are_of_all_communications() -> None:
     assert violations(findings.results) == (0, 8 * QUICK.size.followed)
 
 
-def test_step_and_tau_are_chosen_by_validation_errors() -> None:
+def test_learning_rate_and_tau_are_chosen_by_validation_errors() -> None:
     plan = replace(SMALL, nin=None)
     tried = tuning(plan, "DIR")
     assert {(run.case, 4 * run.size.steps) for run in tried} == {(Case("s", 1), plan.size.steps)}
-    assert choose_steps(plan, {run: invented(run) for run in tried}) == {"lenet": 0.02}
-    assert choose_steps(plan, {run: {"validation_error_g": None} for run in tried}) == {"lenet": 0.005}
+    assert choose_learning_rates(plan, {run: invented(run) for run in tried}) == {"lenet": 0.02}
+    assert choose_learning_rates(plan, {run: {"validation_error_g": None} for run in tried}) == {"lenet": 0.005}
     runs = Runs(plan, "DIR", {"lenet": 0.02})
     errors = {1: 0.4, 16: 0.3, 50: 0.3, 100: 0.5, 250: 0.1}
     results = {run: {"validation_error_g": errors.get(run.case.tau, 0.9)} for run in runs.first()}
@@ -259,7 +270,7 @@ def test_tables_and_figures_are_made_of_the_card(tmp_path: Path) -> None:
     assert lines[2] == "| MA-DNN_G | 53.00 ± 1.00 | 1.00 (1.00) | 1 | 53.00 ± 1.00 | 1.00 (1.00) | 1 |"
     assert lines[9].startswith("| EC-DNN-S_L | 48.00 ± 1.00 [47.00] | 1.00 (1.00) | 100 |")
     assert {line.count("|") for line in lines if line} == {8}
-    drawn = figures(card, tmp_path)
+    drawn = PAPER.figures(card, tmp_path)
     assert [path.name for path in drawn] == [
         "ec-dnn-gain.png", "ec-dnn-curves.png", "ec-dnn-tau-ablation.png", "ec-dnn-tables.md",
     ]  # fmt: skip
@@ -283,17 +294,17 @@ def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("reproductions.ec_dnn.training.VALIDATED", 100)
     tiny = replace(QUICK, size=Size(samples=256, steps=20, followed=50, tested=100), averaging=(5,), compressing=(10,))
     options = Options(Path(DATA or ""), work=tmp_path / "work", processes=1)
-    card = reproduce_plan(tiny, options)
+    card = PAPER.reproduce_plan(tiny, options)
     assert {claim.name for claim in card.claims} >= NAMES
     assert [row["method"] for row in card.runs] == ["ma", "ec_s", "e", "s", "ec_r", "ec_m"]
     assert all(row["problem"] is None and row["curve"][-1]["steps"] == row["steps"] for row in card.runs)
     assert card.claim("jensen.violations").ours == 0
-    assert [path.name for path in figures(card, tmp_path)] == [
+    assert [path.name for path in PAPER.figures(card, tmp_path)] == [
         "ec-dnn-gain.png", "ec-dnn-curves.png", "ec-dnn-tables.md",
     ]  # fmt: skip
-    assert reproduce_plan(tiny, options).table() == card.table()
+    assert PAPER.reproduce_plan(tiny, options).table() == card.table()
 
 
 def test_without_data_it_says_how_to_get_them() -> None:
     with pytest.raises(pl.ConfigError, match="python -m reproductions fetch cifar10"):
-        reproduce_plan(QUICK, Options())
+        PAPER.reproduce_plan(QUICK, Options())

@@ -12,17 +12,18 @@ import paceline as pl
 from paceline.pruning.rules import FineRule, SoftRule
 from paceline.pruning.schedule import Schedule
 from reproductions.fine_pruning.claims import Found, choose, claims, rows
-from reproductions.fine_pruning.paper import figures, reproduce_plan
-from reproductions.fine_pruning.plan import ARMS, FULL, QUICK, SMALL, Plan, as_random, ending
+from reproductions.fine_pruning.paper import PAPER
+from reproductions.fine_pruning.plan import ARMS, FULL, QUICK, SMALL, FinePruningPlan, as_random, ending
 from reproductions.fine_pruning.timing import Timing, run_timing
 from reproductions.fine_pruning.training import Size, chosen_samples
-from reproductions.pipeline.card import Card, Options
+from reproductions.pipeline.card import Card
+from reproductions.pipeline.plan import Options
 
 DATA = os.environ.get("PACELINE_DATA")
 
 
 @pytest.mark.parametrize("plan", [QUICK, SMALL, FULL], ids=["quick", "scaled down", "full"])
-def test_every_variant_saves_as_much_as_the_schedule_and_the_schedule_fifteen_percent(plan: Plan) -> None:
+def test_every_variant_saves_as_much_as_the_schedule_and_the_schedule_fifteen_percent(plan: FinePruningPlan) -> None:
     size = plan.searched
     assert 1 - plan.share >= 0.15 - 1e-12
     for name, rule in plan.variants().items():
@@ -43,7 +44,7 @@ def test_the_schedule_is_the_one_that_the_page_describes() -> None:
 
 
 def test_runs_are_paired_and_listed_once() -> None:
-    listed = SMALL.runs("DIR")
+    listed = SMALL.arms("DIR")
     assert len({run for _, _, run in listed}) == len(listed) == 5 * (3 + 1)
     one = {arm: SMALL.run("DIR", "lenet", arm, 1) for arm in ARMS}
     assert one["regular"] == replace(one["shortened"], share=1.0)
@@ -58,7 +59,7 @@ def found_with(accuracy: dict[str, float], tried: dict[str, float]) -> Found:
     def result(value: float) -> dict[str, Any]:
         return {"accuracy": value, "saved": 0.15, "times_pruned": [0], "trends": [[1.0]]}
 
-    arms = {(model, arm, run.seed): result(accuracy[arm] + run.seed / 1000) for model, arm, run in SMALL.runs("DIR")}
+    arms = {(model, arm, run.seed): result(accuracy[arm] + run.seed / 1000) for model, arm, run in SMALL.arms("DIR")}
     searched = {(name, run.seed): result(tried.get(name, 0.4)) for name, run in SMALL.search("DIR")}
     return Found(SMALL, {"whole": 1.002, "pruned": 0.71, "overhead": 0.002}, arms, searched)
 
@@ -106,12 +107,12 @@ def test_the_timing_compares_epochs_in_turn() -> None:
 
 def test_without_data_it_says_how_to_get_them() -> None:
     with pytest.raises(pl.ConfigError, match="python -m reproductions fetch cifar10"):
-        reproduce_plan(QUICK, Options())
+        PAPER.reproduce_plan(QUICK, Options())
 
 
 @pytest.mark.skipif(not DATA, reason="needs real data: make test DATA=DIR")
 def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path) -> None:
-    small = Size(100, 4, batch=20, tested=100, judged=2)
+    small = Size(100, 4, batch=20, tested=100, last_epochs=2)
     tiny = replace(
         QUICK,
         sizes={"lenet": small, "vgg": replace(small, samples=40)},
@@ -121,7 +122,7 @@ def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path) -> None:
         timed=(128, 1),
     )
     options = Options(Path(DATA or ""), work=tmp_path / "work", processes=1)
-    card = reproduce_plan(tiny, options)
+    card = PAPER.reproduce_plan(tiny, options)
     trained = [row for row in card.runs if row["kind"] == "training"]
     assert {(row["model"], row["arm"]) for row in trained} == {(m, arm) for m in ("lenet", "vgg") for arm in ARMS}
     saved = {row["arm"]: row["saved"] for row in trained if row["model"] == "lenet"}
@@ -132,10 +133,10 @@ def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path) -> None:
     pictures = card.runs[-1]
     assert sum(pictures["samples_by_times"]) == 100
     assert len(pictures["most_pruned"]) == 40
-    drawn = figures(card, tmp_path)
+    drawn = PAPER.figures(card, tmp_path)
     assert [path.name for path in drawn] == [
         "fine-pruning-accuracy.png", "fine-pruning-search.png", "fine-pruning-samples.png",
         "fine-pruning-most-pruned.png",
     ]  # fmt: skip
     assert all(path.stat().st_size > 5_000 for path in drawn)
-    assert reproduce_plan(tiny, options).table() == card.table()
+    assert PAPER.reproduce_plan(tiny, options).table() == card.table()

@@ -18,14 +18,23 @@ from paceline.engine.limits import Stop
 from paceline.randomness import stream
 from paceline.theory.group_bound import Move, Toy, second_moments, theorem_3_1
 from reproductions.datasets.readers import read_mnist
-from reproductions.group_sgd import paper as group_sgd
 from reproductions.group_sgd.claims import timing_claims
-from reproductions.group_sgd.paper import Scale, reproduce, reproduce_at
-from reproductions.group_sgd.training import MODELS, STRATEGIES, Setting, run_once, time_grid, update_grid, updates_of
-from reproductions.pipeline.card import Card, Options
+from reproductions.group_sgd.paper import PAPER
+from reproductions.group_sgd.plan import GroupSgdPlan
+from reproductions.group_sgd.training import (
+    MODELS,
+    STRATEGIES,
+    Training,
+    run_training,
+    time_grid,
+    update_grid,
+    updates_of,
+)
+from reproductions.pipeline.card import Card
+from reproductions.pipeline.plan import Options
 
 DATA = os.environ.get("PACELINE_DATA")
-TINY = Scale(seeds=(0,), tuning_seeds=(0,), octaves=(0, 2), units=12.0, reduced="a test")
+TINY = GroupSgdPlan(name="tiny", seeds=(0,), tuning_seeds=(0,), octaves=(0, 2), units=12.0, reduced="a test")
 NAMES = ("ssgd", "gsgd", "asgd")
 
 
@@ -52,11 +61,11 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def card(digits: Path) -> Card:
-    return reproduce_at(TINY, Options(digits, processes=1))
+    return PAPER.reproduce_plan(TINY, Options(digits, processes=1))
 
 
 def test_timing_claims_hold_exactly() -> None:
-    claims = {claim.name: claim for claim in timing_claims(Toy(step=0.02), 220)}
+    claims = {claim.name: claim for claim in timing_claims()}
     assert [claims[f"updates_per_6_units.{name}"].ours for name in NAMES] == [2, 11, 52]
     assert [claims[f"mean_staleness.{name}"].ours for name in NAMES] == [0, 2, 15]
     assert all(claims[f"{what}.{name}"].holds for what in ("updates_per_6_units", "mean_staleness") for name in NAMES)
@@ -100,8 +109,8 @@ def test_the_card_has_every_claim_that_it_must(card: Card) -> None:
     required += [f"{model}.loss_at_12.{name}" for model in MODELS for name in NAMES]
     assert set(required) <= {claim.name for claim in card.claims}
     for model in MODELS:
-        for steps in ("common", "tuned"):
-            assert card.claim(f"{model}.{steps}_step.gsgd_lowest").note.startswith("control, not in the paper")
+        for rule in ("common", "tuned"):
+            assert card.claim(f"{model}.{rule}_step.gsgd_lowest").note.startswith("control, not in the paper")
     trained = [claim for claim in card.claims if claim.name.startswith(tuple(MODELS))]
     assert all("reduced: a test" in claim.note for claim in trained)
     assert card.settings["scale"] == "reduced: a test"
@@ -117,7 +126,7 @@ def test_the_card_is_json_and_holds_the_runs(card: Card, tmp_path: Path) -> None
 
 
 def test_figures_are_drawn_from_the_card(card: Card, tmp_path: Path) -> None:
-    paths = group_sgd.figures(card, tmp_path)
+    paths = PAPER.figures(card, tmp_path)
     assert [path.name for path in paths] == [
         f"group-sgd-{name}.png" for name in ("svm", "logistic", "controls", "theorem")
     ]
@@ -126,17 +135,17 @@ def test_figures_are_drawn_from_the_card(card: Card, tmp_path: Path) -> None:
 
 def test_a_second_try_takes_what_the_first_left(card: Card, digits: Path, tmp_path: Path) -> None:
     options = Options(digits, work=tmp_path, processes=1)
-    first = reproduce_at(TINY, options)
+    first = PAPER.reproduce_plan(TINY, options)
     assert first.runs == card.runs
     kept = sorted((file.name, file.stat().st_mtime_ns) for file in tmp_path.iterdir())
-    assert reproduce_at(TINY, options).table() == first.table()
+    assert PAPER.reproduce_plan(TINY, options).table() == first.table()
     assert sorted((file.name, file.stat().st_mtime_ns) for file in tmp_path.iterdir()) == kept
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_judging_together_is_judging_one_by_one(digits: Path, model: str) -> None:
+def test_evaluating_together_is_evaluating_one_by_one(digits: Path, model: str) -> None:
     """The loss after one SSGD step from w = 0, by its formula in double precision."""
-    result = run_once(Setting(model, "ssgd", 0.01, 3, 3.0, str(digits)))
+    result = run_training(Training(model, "ssgd", 0.01, 3, 3.0, str(digits)))
     data = read_mnist(digits).train
     x, odd = data.images.reshape(640, 784) / 255, data.labels % 2
     samples = TensorSamples(torch.from_numpy(x), torch.from_numpy(odd))
@@ -154,13 +163,13 @@ def test_judging_together_is_judging_one_by_one(digits: Path, model: str) -> Non
     assert result["loss"][1] == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_step_that_is_far_too_large_ends_its_run_and_is_told(digits: Path) -> None:
-    result = run_once(Setting("svm", "asgd", 4.0, 0, 60.0, str(digits)))
+def test_a_learning_rate_that_is_far_too_large_ends_its_run(digits: Path) -> None:
+    result = run_training(Training("svm", "asgd", 4.0, 0, 60.0, str(digits)))
     assert result["ended"] == "diverged"
     assert result["loss"][-1] > result["loss"][0]
 
 
-def test_places_that_are_judged() -> None:
+def test_places_that_are_evaluated() -> None:
     assert update_grid(25) == [*range(26)]
     assert all(after - before <= max(1, before * 0.05) for before, after in pairwise(update_grid(5200)))
     assert time_grid(48.0) == [*map(float, range(31)), 36.0, 42.0, 48.0]
@@ -170,16 +179,16 @@ def test_places_that_are_judged() -> None:
 @pytest.mark.parametrize("data", [None, Path("/nowhere")])
 def test_missing_data_is_told_with_the_way_to_get_it(data: Path | None) -> None:
     with pytest.raises(ConfigError, match="python -m reproductions fetch mnist --to"):
-        reproduce(Options(data))
+        PAPER.reproduce(Options(data))
 
 
 @pytest.mark.skipif(not DATA, reason="needs real data: make test DATA=DIR")
 @pytest.mark.parametrize("model", MODELS)
-def test_on_real_digits_gsgd_is_ahead_of_ssgd_after_60_units_with_the_papers_steps(model: str) -> None:
+def test_on_real_digits_gsgd_is_ahead_of_ssgd_after_60_units_with_the_papers_learning_rates(model: str) -> None:
     ends = {}
     for strategy in STRATEGIES:
-        step = MODELS[model].steps[strategy]
-        result = run_once(Setting(model, strategy, step, 0, 60.0, str(DATA), on_the_way=False))
+        lr = MODELS[model].learning_rates[strategy]
+        result = run_training(Training(model, strategy, lr, 0, 60.0, str(DATA), on_the_way=False))
         assert result["ended"] == "seconds"
         ends[strategy] = result["loss"][-1]
     assert ends["gsgd"] < ends["ssgd"] < {"svm": 0.5, "logistic": float(np.log(2))}[model]

@@ -12,8 +12,8 @@ import pytest
 import paceline as pl
 from paceline.core.messages import Arrived, Step
 from reproductions.lgc.claims import Findings, accuracy_claims
-from reproductions.lgc.paper import figures, reproduce_plan
-from reproductions.lgc.plan import FULL, QUICK, SMALL, Chosen, Grid, Plan, Runs, choose, tuning
+from reproductions.lgc.paper import PAPER
+from reproductions.lgc.plan import FULL, QUICK, SMALL, Chosen, Grid, LgcPlan, Runs, choose, tuning
 from reproductions.lgc.timing import (
     PERIODS,
     QUORUMS,
@@ -28,7 +28,9 @@ from reproductions.lgc.timing import (
     timings,
 )
 from reproductions.lgc.training import Case, Size, partial_work
-from reproductions.pipeline.card import Card, Claim, Options
+from reproductions.pipeline.card import Card
+from reproductions.pipeline.claims import Claim
+from reproductions.pipeline.plan import Options
 from support.updates import answers, update_times
 
 DATA = os.environ.get("PACELINE_DATA")
@@ -106,7 +108,7 @@ def test_all_timing_claims_are_made(claims: Mapping[str, Claim]) -> None:
     assert {f"saving_percent.{name}" for name in wanted} <= claims.keys()
 
 
-def test_what_chance_might_change_is_not_judged(claims: Mapping[str, Claim]) -> None:
+def test_what_chance_might_change_is_left_open(claims: Mapping[str, Claim]) -> None:
     """In 400 iterations the saving with workers that stay slow for 50 is anything; that of finishing is far off."""
     undecided = claims["saving_percent.cut_block.h50"]
     assert undecided.holds is None
@@ -158,7 +160,7 @@ def test_the_sizes_are_the_papers_at_full_scale() -> None:
 
 
 @pytest.mark.parametrize("plan", [QUICK, SMALL, FULL], ids=["quick", "small", "full"])
-def test_a_plan_lists_every_run_once_and_claims_can_be_made_of_them(plan: Plan) -> None:
+def test_a_plan_lists_every_run_once_and_claims_can_be_made_of_them(plan: LgcPlan) -> None:
     runs = Runs(plan, "DIR", {model: Chosen(0.1, 0.05) for model in plan.models})
     listed = runs.all()
     assert len(set(listed)) == len(listed)
@@ -185,12 +187,12 @@ def test_claims_tell_what_does_not_hold() -> None:
     assert (made["k_sgd_diverges.lenet.c1.h1"].holds, made["k_sgd_diverges.lenet.c1.h10"].holds) == (False, True)
 
 
-def test_the_step_is_chosen_by_full_sgd_on_validation_samples_alone() -> None:
+def test_the_learning_rate_is_chosen_by_full_sgd_on_validation_samples_alone() -> None:
     tried = tuning(SMALL, "DIR")
     assert {run.case for run in tried} == {Case("full")}
-    assert len(tried) == len(SMALL.steps) * 2
+    assert len(tried) == len(SMALL.learning_rates) * 2
     reached = {("vgg", 0.1): 0.5, ("vgg", 0.05): 0.5, ("lenet", 0.02): 0.4}
-    results = {run: {"validation_accuracy": reached.get((run.model, run.step), 0.1)} for run in tried}
+    results = {run: {"validation_accuracy": reached.get((run.model, run.lr), 0.1)} for run in tried}
     assert choose(SMALL, results) == {"vgg": Chosen(0.05, 0.02), "lenet": Chosen(0.02, 0.01)}
 
 
@@ -199,19 +201,19 @@ def test_the_step_is_chosen_by_full_sgd_on_validation_samples_alone() -> None:
 
 @pytest.mark.skipif(not DATA, reason="needs real data: make test DATA=DIR")
 def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path) -> None:
-    tiny = replace(QUICK, size=Size(samples=640, epochs=2, tested=100), steps=(0.05,), iterations=60)
-    card = reproduce_plan(tiny, Options(Path(DATA or ""), work=tmp_path / "work", processes=1))
+    tiny = replace(QUICK, size=Size(samples=640, epochs=2, tested=100), learning_rates=(0.05,), iterations=60)
+    card = PAPER.reproduce_plan(tiny, Options(Path(DATA or ""), work=tmp_path / "work", processes=1))
     trained = [row for row in card.runs if row["kind"] == "training"]
     assert [row["method"] for row in trained] == ["full", "k", "lgc"]
     assert all(row["ended"] == "updates" and row["curve"][-1][0] == 4 for row in trained)
     assert all(0 <= row["test_accuracy"] <= 1 and 2 < row["train_loss"] < 3 for row in trained)
-    assert [path.name for path in figures(card, tmp_path)] == [
+    assert [path.name for path in PAPER.figures(card, tmp_path)] == [
         "lgc-timing.png", "lgc-accuracy.png", "lgc-convergence.png",
     ]  # fmt: skip
-    again = reproduce_plan(tiny, Options(Path(DATA or ""), work=tmp_path / "work", processes=1))
+    again = PAPER.reproduce_plan(tiny, Options(Path(DATA or ""), work=tmp_path / "work", processes=1))
     assert again.table() == card.table()
 
 
 def test_without_data_it_says_how_to_get_them() -> None:
     with pytest.raises(pl.ConfigError, match="python -m reproductions fetch cifar10"):
-        reproduce_plan(QUICK, Options())
+        PAPER.reproduce_plan(QUICK, Options())

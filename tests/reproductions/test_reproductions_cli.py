@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import paceline.cli.main
-from reproductions.cli import PAPERS, main, paper_module
+from reproductions.cli import PAPERS, main, paper_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["lcg"], "lcg"),
         (["lgc", "--nothing"], "--nothing"),
+        (["sdde", "--seed", "-1"], "--seed"),
         (["group-sgd"], "python -m reproductions fetch mnist --to DIR"),
         (["group-sgd", "--data", "/nowhere"], "python -m reproductions fetch mnist --to /nowhere"),
         (["group-sgd", "--quick", "--data", "file"], "python -m reproductions fetch mnist --to file"),
@@ -65,10 +66,10 @@ def test_the_help_names_every_command(capsys: pytest.CaptureFixture[str], argume
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_every_paper_has_a_module(name: str) -> None:
-    module = paper_module(name)
-    assert callable(module.reproduce)
-    assert callable(module.figures)
+def test_every_command_has_its_paper(name: str) -> None:
+    paper = paper_of(name)
+    assert paper.name == name
+    assert (paper.quick.seed, paper.usual.seed) == (0, 0)
 
 
 def test_help_is_light() -> None:

@@ -1,4 +1,4 @@
-"""Jobs over the cores: kept when they are done, gone on with after an interruption, and no process left behind."""
+"""Runs over the cores: kept when they are done, continued after an interruption, and no process left behind."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import ConfigError
-from reproductions.pipeline.runs import Job, run_jobs
+from reproductions.pipeline.runs import Runner, Trial
 from support.processes import reaped
 
 NUMBERS = 4
@@ -22,14 +22,14 @@ TESTS = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a job that squares a number and leaves its marks in ``directory``."""
+    """Of a run that squares a number and leaves its marks in ``directory``."""
 
     number: int
     directory: str
 
 
 def square(settings: Settings) -> dict[str, Any]:
-    """Jobs from the third one on wait as long as there is a file named hold."""
+    """Runs from the third one on wait as long as there is a file named hold."""
     import torch
 
     directory = Path(settings.directory)
@@ -44,8 +44,8 @@ def refuse(settings: Settings) -> dict[str, Any]:
     raise ConfigError(f"no data for {settings.number}")
 
 
-def jobs(directory: Path) -> list[Job]:
-    return [Job(square, Settings(number, str(directory))) for number in range(NUMBERS)]
+def settings(directory: Path) -> list[Settings]:
+    return [Settings(number, str(directory)) for number in range(NUMBERS)]
 
 
 def calls(directory: Path) -> list[int]:
@@ -73,45 +73,48 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_results_come_in_the_order_of_the_jobs_each_with_one_thread(tmp_path: Path, processes: int) -> None:
-    results = run_jobs(jobs(tmp_path), processes=processes)
-    assert results == [{"square": n**2, "threads": 1, "odd": None} for n in range(NUMBERS)]
+def test_results_come_in_the_order_of_their_settings_each_with_one_thread(tmp_path: Path, processes: int) -> None:
+    results = Runner(processes=processes).run(square, settings(tmp_path), label="squares")
+    assert list(results) == settings(tmp_path)
+    assert list(results.values()) == [{"square": n**2, "threads": 1, "odd": None} for n in range(NUMBERS)]
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     work = tmp_path / "work"
-    first = run_jobs(jobs(tmp_path)[:2], work=work, processes=1)
-    assert run_jobs(jobs(tmp_path), work=work, processes=1)[:2] == first
+    runner = Runner(work, processes=1)
+    first = runner.run(square, settings(tmp_path)[:2], label="squares")
+    assert first.items() <= runner.run(square, settings(tmp_path), label="squares").items()
     assert calls(tmp_path) == [1, 1, 1, 1]
     assert len(list(work.iterdir())) == NUMBERS
 
 
 def test_a_damaged_result_is_made_again(tmp_path: Path) -> None:
     work = tmp_path / "work"
-    whole = run_jobs(jobs(tmp_path)[:1], work=work, processes=1)
+    runner = Runner(work, processes=1)
+    whole = runner.run(square, settings(tmp_path)[:1], label="squares")
     (file,) = work.iterdir()
     file.write_text(file.read_text()[:20])
-    assert run_jobs(jobs(tmp_path)[:1], work=work, processes=1) == whole
+    assert runner.run(square, settings(tmp_path)[:1], label="squares") == whole
     assert calls(tmp_path)[0] == 2
 
 
 def test_other_settings_and_other_functions_have_other_keys(tmp_path: Path) -> None:
     one, other = Settings(1, str(tmp_path)), Settings(2, str(tmp_path))
-    assert len({Job(square, one).key, Job(square, other).key, Job(refuse, one).key}) == 3
-    assert Job(square, one).key == Job(square, Settings(1, str(tmp_path)), cost=3.0).key
+    assert len({Trial(square, one).key, Trial(square, other).key, Trial(refuse, one).key}) == 3
+    assert Trial(square, one).key == Trial(square, Settings(1, str(tmp_path)), cost=3.0).key
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_error_of_a_job_is_told(tmp_path: Path, processes: int) -> None:
-    refused = [Job(refuse, Settings(number, str(tmp_path))) for number in (7, 7)]
-    with pytest.raises(ConfigError, match="no data for 7"):
-        run_jobs(refused, processes=processes)
+def test_the_error_of_a_run_is_raised(tmp_path: Path, processes: int) -> None:
+    refused = [Settings(number, str(tmp_path)) for number in (7, 8)]
+    with pytest.raises(ConfigError, match=r"no data for [78]"):
+        Runner(processes=processes).run(refuse, refused, label="refused")
 
 
-def test_a_place_that_cannot_hold_results_is_refused_before_any_job(tmp_path: Path) -> None:
+def test_a_place_that_cannot_hold_results_is_refused_before_any_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot keep runs in"):
-        run_jobs(jobs(tmp_path), work=tmp_path / "file", processes=1)
+        Runner(tmp_path / "file", processes=1).run(square, settings(tmp_path), label="squares")
     assert calls(tmp_path) == [0] * NUMBERS
 
 
@@ -150,11 +153,12 @@ def begin(directory: Path, on_ctrl_c: str = "default_int_handler") -> "subproces
 import signal, sys
 from pathlib import Path
 sys.path[:0] = {[str(place) for place in (TESTS / "reproductions", TESTS, TESTS.parent)]!r}
-from test_runs import jobs
-from reproductions.pipeline.runs import run_jobs
+from test_runs import settings, square
+from reproductions.pipeline.runs import Runner
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.{on_ctrl_c})
-    run_jobs(jobs(Path({str(directory)!r})), work=Path({str(directory)!r}) / "work", processes=2)
+    directory = Path({str(directory)!r})
+    Runner(directory / "work", processes=2).run(square, settings(directory), label="squares")
 """
     (directory / "script.py").write_text(script)
     command = [sys.executable, str(directory / "script.py")]

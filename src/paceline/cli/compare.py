@@ -29,7 +29,7 @@ def compare(  # noqa: PLR0917 - typer names the options
     check_step: CheckStep = True,
 ) -> None:
     """Compare strategies on the same fleet, data and seeds: which one reaches the target soonest, and why."""
-    from paceline.comparison.jobs import usable_cores
+    from paceline.comparison.pool import usable_cores
 
     config = config_of(file or Path(__file__).with_name("demo.toml"), strategy)
     if seeds is not None:

@@ -1,16 +1,13 @@
 """Run several strategies on the same fleet, data and seeds, each with its own best step, and set them side by side."""
 
 import math
-import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from paceline.comparison.pool import begin_process, end_fork_server, pool_context
+from paceline.comparison.pool import one_thread, process_pool
 from paceline.config.file import Config, config_table
 from paceline.storage.metrics import Row
 from paceline.trace.measure import Measures, measure
@@ -21,6 +18,7 @@ RULE = (
     "Each strategy runs with every step of the same grid on the same seeds; it is shown with the step that reaches the "
     "target soonest in the median over the seeds, or, if none does, that ends with the lowest loss."
 )
+PRELOADED = ["paceline.config.experiment"]  # by the processes of a pool
 ONE_STEP = "Every strategy runs with the same step, and on the same seeds."
 
 
@@ -169,18 +167,10 @@ def outcomes_of(config: Config, jobs: Sequence[Job], processes: int) -> Iterator
             for job in jobs:
                 yield run_job(config, job)
         return
-    pool = _pool(processes)
-    try:
+    with process_pool(processes, PRELOADED) as pool:
         pool.submit(check_in_process, config).result()
         for future in as_completed([pool.submit(run_job, config, job) for job in jobs]):
             yield future.result()
-    except BaseException:
-        end_fork_server()
-        for process in multiprocessing.active_children():
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
 
 
 def aside(processes: int, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
@@ -188,12 +178,8 @@ def aside(processes: int, function: Callable[P, T], *arguments: P.args, **option
     if processes == 1:
         with one_thread():
             return function(*arguments, **options)
-    with _pool(1) as pool:
+    with process_pool(1, PRELOADED) as pool:
         return pool.submit(function, *arguments, **options).result()
-
-
-def _pool(processes: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(processes, pool_context(["paceline.config.experiment"]), initializer=begin_process)
 
 
 def check_in_process(config: Config) -> None:
@@ -215,23 +201,6 @@ def comparison_of(config: Config, outcomes: Sequence[Outcome]) -> Comparison:
         if len(found) == most and (strategy not in best or entry.rank() < best[strategy].rank()):
             best[strategy] = entry
     return Comparison(config, tuple(ordered), tuple(sorted(best.values(), key=Entry.rank)))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Runs share the cores among them, and come to the same bits however many there are."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _row(entry: Entry) -> dict[str, Any]:

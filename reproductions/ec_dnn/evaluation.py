@@ -1,4 +1,4 @@
-r"""What is seen of the local models and of the global one: errors, losses, and whether Jensen's inequality holds.
+r"""Evaluation of the local models and the global one: errors, losses, and whether Jensen's inequality holds.
 
 $$\mathrm{Diff}_{LG} = \frac1K \sum_k \mathrm{error}_k - \mathrm{error}_{global}$$
 
@@ -20,7 +20,7 @@ AT_ONCE = 500
 ROUNDING = 1e-5  # of single precision, relative to the loss: more than that is a violation
 
 
-class Look(NamedTuple):
+class Evaluation(NamedTuple):
     """Shares of wrong answers on some pictures, and for how many of these Jensen's inequality fails."""
 
     error: float  # of the global model
@@ -30,7 +30,7 @@ class Look(NamedTuple):
     violations: int
 
 
-def look(model: nn.Module, members: Sequence[nn.Module], pictures: Pictures) -> Look:
+def evaluate(model: nn.Module, members: Sequence[nn.Module], pictures: Pictures) -> Evaluation:
     """Pass pictures through the local models (``members``) and, unless it is an ensemble of them, the global one."""
     inputs, labels = pictures
     each = torch.stack([logits(member, inputs) for member in members])
@@ -43,7 +43,7 @@ def look(model: nn.Module, members: Sequence[nn.Module], pictures: Pictures) -> 
     losses = torch.stack([cross_entropy(own, labels, reduction="none") for own in each]).double()
     of_simple = -simple.double().gather(1, labels.unsqueeze(1)).squeeze(1).clamp_min(1e-300).log()
     mean = losses.mean(dim=0)
-    return Look(
+    return Evaluation(
         error=_error(combined, labels),
         errors=[_error(own, labels) for own in each],
         simple_error=_error(simple, labels),

@@ -1,4 +1,4 @@
-r"""The two losses of Group SGD (Table 1), sample by sample: a vector, so that workers' passes can be fused.
+r"""The linear models of Group SGD and their two losses (Table 1), sample by sample, so that passes can be fused.
 
 $$F(w) = \frac{\lambda}{2} |w|^2 + \frac{1}{n} \sum_i \phi(w \cdot x_i, y_i)$$
 
@@ -10,11 +10,14 @@ $\phi$ is here; $\lambda/2\,|w|^2$ comes in one of two ways.
   other than the paper's by $\lambda (w_t - w_{t-\tau})$ where gradients are stale. Losses are reported without it.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+
+from paceline.core.errors import ConfigError
 
 
 class Scored(NamedTuple):
@@ -22,6 +25,32 @@ class Scored(NamedTuple):
 
     scores: Tensor
     penalty: Tensor
+
+
+class LinearClassifier(nn.Module):
+    r"""One score $w \cdot x$ for each sample, no bias; with ``logistic`` or ``smooth_svm``, one of the two models.
+
+    It starts at $w = 0$. With a ``penalty`` ($\lambda$) it answers the scores and $\frac{\lambda}{2} |w|^2$, which the
+    losses add up; without one, the scores alone. MNIST, odd against even: 784 parameters.
+
+    *Group SGD*, Table 1; $\lambda$ = 0.001 for logistic regression, 0.01 for the SVM.
+    """
+
+    def __init__(self, inputs: int = 784, penalty: float = 0.0) -> None:
+        if inputs < 1:
+            raise ConfigError(f"a linear model of {inputs} inputs is not possible: at least 1")
+        if not 0 <= penalty < math.inf:
+            raise ConfigError(f"penalty={penalty} is not possible: 0 or more, and finite")
+        super().__init__()
+        self.linear = nn.Linear(inputs, 1, bias=False)
+        nn.init.zeros_(self.linear.weight)
+        self.penalty = penalty
+
+    def forward(self, inputs: Tensor) -> Scored | Tensor:
+        scores: Tensor = self.linear(inputs.flatten(1)).squeeze(1)
+        if not self.penalty:
+            return scores
+        return Scored(scores, self.penalty / 2 * self.linear.weight.square().sum())
 
 
 def logistic(outputs: Scored | Tensor, targets: Tensor) -> Tensor:

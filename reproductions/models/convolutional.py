@@ -1,42 +1,15 @@
-"""The models of the papers, written plainly. Weights are drawn from torch's generator: seed it first."""
+"""The convolutional networks of the papers. Weights are drawn from torch's generator: seed it first."""
 
 import math
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.core.errors import ConfigError
-from reproductions.models.losses import Scored
 
 Norm = Literal["group", "batch", "none"]
 VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
 GROUPS = 32  # Wu and He, Group Normalization, 2018: at full width
-
-
-class LinearClassifier(nn.Module):
-    r"""One score $w \cdot x$ for each sample, no bias; with ``losses``, logistic regression or the smooth SVM.
-
-    It starts at $w = 0$. With a ``penalty`` ($\lambda$) it answers the scores and $\frac{\lambda}{2} |w|^2$, which the
-    losses add up; without one, the scores alone. MNIST, odd against even: 784 parameters.
-
-    *Group SGD*, Table 1; $\lambda$ = 0.001 for logistic regression, 0.01 for the SVM.
-    """
-
-    def __init__(self, inputs: int = 784, penalty: float = 0.0) -> None:
-        if inputs < 1:
-            raise ConfigError(f"a linear model of {inputs} inputs is not possible: at least 1")
-        if not 0 <= penalty < math.inf:
-            raise ConfigError(f"penalty={penalty} is not possible: 0 or more, and finite")
-        super().__init__()
-        self.linear = nn.Linear(inputs, 1, bias=False)
-        nn.init.zeros_(self.linear.weight)
-        self.penalty = penalty
-
-    def forward(self, inputs: Tensor) -> Scored | Tensor:
-        scores: Tensor = self.linear(inputs.flatten(1)).squeeze(1)
-        if not self.penalty:
-            return scores
-        return Scored(scores, self.penalty / 2 * self.linear.weight.square().sum())
 
 
 def lenet(dropout: float = 0.0, classes: int = 10) -> nn.Sequential:
@@ -109,10 +82,10 @@ def vgg11(width: float = 1.0, norm: Norm = "group", classes: int = 10) -> nn.Seq
     ``norm`` and 9,231,114 with one behind each convolution; ``width=1/8`` has 145,210 and 145,898.
 
     Xu, *Live Gradient Compensation*, Sec. III-A, after Simonyan and Zisserman, 2015, which has no norm: ours to choose,
-    since a step of 0.1 is doubtful without one. The norm over groups of channels treats each sample alone; the one over
-    the batch makes a gradient depend on which samples are computed together, and suffers from workers whose data
-    differ. Groups are as many as 32 at full width, so the channels in each are as many at any width. Weights start as
-    He et al., 2015 (fan out); those of the last layer with a standard deviation of 0.01; biases at 0.
+    since a learning rate of 0.1 is doubtful without one. The norm over groups of channels treats each sample alone; the
+    one over the batch makes a gradient depend on which samples are computed together, and suffers from workers whose
+    data differ. Groups are as many as 32 at full width, so the channels in each are as many at any width. Weights
+    start as He et al., 2015 (fan out); those of the last layer with a standard deviation of 0.01; biases at 0.
     """
     if norm not in ("group", "batch", "none"):
         raise ConfigError(f'norm={norm!r} is unknown: choose from "group", "batch", "none"')

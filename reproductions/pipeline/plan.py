@@ -1,0 +1,40 @@
+"""How much of a paper is run, and how."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for.
+
+    data        the folder of the data sets
+    quick       the reduced plan instead of the usual one
+    work        keeps the result of each run, so that an interrupted reproduction continues; None keeps nothing
+    processes   how many runs at a time; by default one for each core
+    seed        is added to all seeds of the plan
+    """
+
+    data: Path | None = None
+    quick: bool = False
+    work: Path | None = None
+    processes: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much of a paper is run. Each paper adds what it can vary.
+
+    name   says in the card how much it is
+    seed   is added to the seeds of all runs, which count from 0 in a plan
+    """
+
+    name: str
+    seed: int = 0
+
+
+def best_learning_rate(scores: Mapping[float, float]) -> float:
+    """The learning rate with the lowest score, such as a loss; of equal ones the smallest."""
+    return min(scores, key=lambda lr: (scores[lr], lr))
