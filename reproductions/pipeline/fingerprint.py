@@ -21,12 +21,14 @@ ROOTS = {package.__name__: Path(str(package.__file__)).parent for package in (pa
 def fingerprint(module: str) -> str:
     """The SHA-256 of the code behind a module that was imported."""
     total = hashlib.sha256()
-    for file in sorted(_reached(Path(sys.modules[module].__file__ or ""))):
+    for file in sorted(files_behind(module)):
         total.update(file.name.encode() + b"\0" + file.read_bytes())
     return total.hexdigest()
 
 
-def _reached(file: Path) -> set[Path]:
+def files_behind(module: str) -> set[Path]:
+    """The files that importing a module executes, of Paceline and of this package; late imports count too."""
+    file = Path(sys.modules[module].__file__ or "")
     todo, seen = [file], {file}
     while todo:
         found = {path for name in _imported(todo.pop()) for path in _files(name)} - seen
