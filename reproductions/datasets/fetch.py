@@ -20,9 +20,8 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from paceline import __version__
+from paceline import ConfigError, __version__
 from paceline.config.toml import nearest
-from paceline.core.errors import ConfigError
 from paceline.files import check_regular, open_regular, write_atomically
 from reproductions.datasets.published import PUBLISHED, PublishedFile, PublishedSet
 

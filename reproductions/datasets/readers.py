@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.errors import ConfigError
+from paceline import ConfigError
 from paceline.files import read_bytes
 
 CLASSES = 10

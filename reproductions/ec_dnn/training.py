@@ -15,21 +15,18 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 from torch.optim.lr_scheduler import MultiStepLR
 
+from paceline import EnsembleCompression, Equal, ModelAveraging, Network, Shuffled, SimulatedFleet, Task
 from paceline.core.errors import Diverged
-from paceline.data.batches import Shuffled
-from paceline.data.partition import Equal, deal
+from paceline.data.partition import deal
 from paceline.delays import Constant
 from paceline.engine.build import launch
 from paceline.engine.loop import Loop
-from paceline.fleets.simulated.fleet import Network, SimulatedFleet, SimulatedWorkers
+from paceline.fleets.simulated.fleet import SimulatedWorkers
 from paceline.learning.cost import Costs
 from paceline.learning.gradients.server import Recipe
 from paceline.learning.models.server import ModelServer
-from paceline.learning.task import Task
 from paceline.learning.workload import workload_of
 from paceline.randomness import stream
-from paceline.strategies.ensemble_compression import EnsembleCompression
-from paceline.strategies.model_averaging import ModelAveraging
 from paceline.trace.writing import TraceWriter
 from reproductions.datasets.cifar import ChannelsLast, Cifar10, cifar10
 from reproductions.ec_dnn.evaluation import evaluate, training_losses

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.engine.limits import Stop
+from paceline import Stop
 from paceline.theory.group_bound import Toy, theorem_3_1
 from reproductions.group_sgd.training import MODELS, PERIOD, STRATEGIES, update_grid, updates_of
 from reproductions.pipeline.claims import Claim, within

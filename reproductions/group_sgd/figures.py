@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, MultipleLocator, PercentFormatter
 
-from paceline.engine.limits import Stop
+from paceline import Stop
 from paceline.reports.figures import COLOURS, DASHES
 from paceline.theory.group_bound import Toy, theorem_3_1
 from reproductions.group_sgd.claims import TOY, TOY_UPDATES

@@ -9,18 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline import (
+    Asynchronous,
+    Every,
+    Grouped,
+    Resampled,
+    Run,
+    SimulatedFleet,
+    Stop,
+    Synchronous,
+    Task,
+    groups_by_speed,
+    simulate,
+    train,
+)
 from paceline.core.errors import Diverged
 from paceline.core.messages import Event, Step
-from paceline.data.batches import Resampled
 from paceline.delays import Constant
-from paceline.engine.limits import Every, Stop
-from paceline.engine.result import Run
-from paceline.engine.train import simulate, train
-from paceline.fleets.simulated.fleet import SimulatedFleet
-from paceline.learning.task import Task
-from paceline.strategies.asynchronous import Asynchronous
-from paceline.strategies.grouped import Grouped, groups_by_speed
-from paceline.strategies.synchronous import Synchronous
 from paceline.theory.group_bound import Move
 from reproductions.datasets.readers import Labelled, read_mnist
 from reproductions.models.linear import LinearClassifier, correct, logistic, odd, odd_sign, smooth_svm

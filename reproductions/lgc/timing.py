@@ -20,14 +20,8 @@ from math import sqrt
 from statistics import fmean
 from typing import Any, Literal
 
-from paceline.core.coordinator import Strategy
+from paceline import FastestK, LiveCompensation, SimulatedFleet, Stop, Strategy, Synchronous, simulate
 from paceline.delays import ShiftedExponential
-from paceline.engine.limits import Stop
-from paceline.engine.train import simulate
-from paceline.fleets.simulated.fleet import SimulatedFleet
-from paceline.strategies.fastest_k import FastestK
-from paceline.strategies.live_compensation import LiveCompensation
-from paceline.strategies.synchronous import Synchronous
 from paceline.theory.runtime.order_statistics import exponential_order_statistic
 from paceline.trace.reading import Trace
 from reproductions.pipeline.claims import Claim, within

@@ -16,17 +16,20 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 
-from paceline.core.coordinator import Strategy
-from paceline.data.partition import Pathological
+from paceline import (
+    Every,
+    FastestK,
+    LiveCompensation,
+    Pathological,
+    SimulatedFleet,
+    Stop,
+    Strategy,
+    Synchronous,
+    Task,
+    train,
+)
 from paceline.delays import Delay, Empirical, ShiftedExponential
-from paceline.engine.limits import Every, Stop
-from paceline.engine.train import train
-from paceline.fleets.simulated.fleet import SimulatedFleet
-from paceline.learning.task import Task
 from paceline.randomness import stream
-from paceline.strategies.fastest_k import FastestK
-from paceline.strategies.live_compensation import LiveCompensation
-from paceline.strategies.synchronous import Synchronous
 from reproductions.datasets.cifar import ChannelsLast, cifar10
 from reproductions.lgc.timing import BLOCKS, MEAN, QUORUM, SHIFT, WORKERS
 from reproductions.models.convolutional import lenet, vgg11

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-from paceline.core.errors import ConfigError
+from paceline import ConfigError
 
 Norm = Literal["group", "batch", "none"]
 VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")

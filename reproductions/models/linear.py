@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.core.errors import ConfigError
+from paceline import ConfigError
 
 
 class Scored(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
 
-from paceline.engine.limits import Stop
+from paceline import Stop
 from paceline.theory import (
     DelayedDescent,
     corollary_4_3,

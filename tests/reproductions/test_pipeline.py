@@ -1,4 +1,4 @@
-"""What all reproductions share: plans and their seeds, the choice of a learning rate, and what kept results depend on."""
+"""What all reproductions share: plans and their seeds, the choice of a learning rate, what kept results depend on."""
 
 import sys
 from pathlib import Path
@@ -52,8 +52,8 @@ def test_the_seed_is_added_to_those_of_all_runs() -> None:
 
     def seeds_of_fine_pruning(seed: int) -> list[int]:
         plan = fine_pruning.FinePruningPlan(**{**vars(fine_pruning.SMALL), "seed": seed})
-        found = [run.seed for *_, run in (*plan.arms("DIR"), *plan.search("DIR"))]
-        return found + [run.seed for run in plan.confirmed("DIR", "random")]
+        found = [run for _, _, run in plan.arms("DIR")] + [run for _, run in plan.search("DIR")]
+        return [run.seed for run in (*found, *plan.confirmed("DIR", "random"))]
 
     def seeds_of_group_sgd(seed: int) -> list[int]:
         plan = group_sgd.GroupSgdPlan(name="", seed=seed)
