@@ -92,10 +92,10 @@ def deep(width: int) -> pl.Task:
 
 
 def train_deep(method: str, task: pl.Task) -> None:
-    strategy: pl.Strategy = pl.ModelAveraging(4, steps=12)
+    strategy: pl.strategy.Strategy = pl.ModelAveraging(4, steps=12)
     if method != "averaging":
         strategy = pl.EnsembleCompression(4, method, compression_steps=1, steps=12)  # type: ignore[arg-type]
-    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=CROWD)
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=CROWD)
     pl.train(task, strategy=strategy, fleet=fleet, optimizer=sgd, batch_size=16, progress=False)
 
 

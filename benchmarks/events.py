@@ -25,7 +25,7 @@ EVENTS = {16: 30_000, 10_000: 80_000}
 ROUNDS = 2
 
 
-def strategies(workers: int) -> dict[str, pl.Strategy]:
+def strategies(workers: int) -> dict[str, pl.strategy.Strategy]:
     quorum = workers * 7 // 10
     groups = [list(range(first, workers, 4)) for first in range(4)]
     return {
@@ -47,8 +47,8 @@ class NoTrace(TraceWriter):
         pass
 
 
-def events_per_second(strategy: pl.Strategy, workers: int, trace: TraceWriter) -> float:
-    fleet = pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02), workers=workers)
+def events_per_second(strategy: pl.strategy.Strategy, workers: int, trace: TraceWriter) -> float:
+    fleet = pl.SimulatedFleet(pl.delays.ShiftedExponential(0.05, 0.02), workers=workers)
     loop = Loop(strategy, fleet.open(0), NoLearner(), trace)
     wait, counted, most = loop._crew.wait, 0, EVENTS[workers]
 

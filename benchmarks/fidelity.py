@@ -22,7 +22,7 @@ from paceline.trace.reading import Trace
 MEDIANS = (0.04, 0.05, 0.06, 0.16)  # seconds a mini-batch
 FIRST_SECONDS = 6.0
 UPDATES = 60
-STRATEGIES: dict[str, pl.Strategy] = {
+STRATEGIES: dict[str, pl.strategy.Strategy] = {
     "SSGD": pl.Synchronous(),
     "ASGD": pl.Asynchronous(),
     "K-SGD": pl.FastestK(3),
@@ -31,13 +31,15 @@ STRATEGIES: dict[str, pl.Strategy] = {
 }
 
 
-def train(strategy: pl.Strategy, stop: pl.Stop, seed: int) -> Trace:
+def train(strategy: pl.strategy.Strategy, stop: pl.Stop, seed: int) -> Trace:
     generator = torch.Generator().manual_seed(0)
     data = torch.rand(4096, 784, generator=generator), torch.randint(10, (4096,), generator=generator)
     torch.manual_seed(0)
     task = pl.Task(torch.nn.Linear(784, 10), cross_entropy, data, evaluate=lambda model: {"loss": 0.0})
     fleet = pl.ProcessFleet(
-        len(MEDIANS), slow={worker: pl.LogNormal(seconds, 0.3) for worker, seconds in enumerate(MEDIANS)}, threads=1
+        len(MEDIANS),
+        slow={worker: pl.delays.LogNormal(seconds, 0.3) for worker, seconds in enumerate(MEDIANS)},
+        threads=1,
     )
     return pl.train(
         task, strategy=strategy, fleet=fleet, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
@@ -64,7 +66,7 @@ def main() -> None:
     off: dict[str, dict[str, list[float]]] = {name: {"total": [], "between updates": []} for name in STRATEGIES}
     for seed in range(parse().rounds):
         first = train(pl.Asynchronous(), pl.Stop(seconds=FIRST_SECONDS), seed=1000 + seed)
-        delays = [pl.Empirical.from_trace(first, worker) for worker in range(len(MEDIANS))]
+        delays = [pl.delays.Empirical.from_trace(first, worker) for worker in range(len(MEDIANS))]
         for name, strategy in STRATEGIES.items():
             foretold = [
                 update_times(pl.simulate(strategy, pl.SimulatedFleet(delays), pl.Stop(updates=UPDATES), seed=sample))

@@ -42,7 +42,7 @@ print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_m
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         run = Path(place)
-        fleet = pl.SimulatedFleet(pl.ShiftedExponential(0.5, 0.5), workers=16)
+        fleet = pl.SimulatedFleet(pl.delays.ShiftedExponential(0.5, 0.5), workers=16)
         pl.simulate(pl.Asynchronous(), fleet, pl.Stop(updates=UPDATES), trace=run / "trace.jsonl")
         (run / "config.json").write_text(json.dumps({"strategy": "Asynchronous()"}))
         times: dict[str, list[float]] = {"read": [], "what-if": [], "page": []}

@@ -29,7 +29,7 @@ import paceline as pl
 from paceline.core.messages import Arrived, Recall
 from paceline.learning.workload import workload_of
 
-STRATEGIES: dict[str, pl.Strategy] = {
+STRATEGIES: dict[str, pl.strategy.Strategy] = {
     "SSGD": pl.Synchronous(),
     "ASGD": pl.Asynchronous(),
     "K-SGD": pl.FastestK(3),
@@ -38,7 +38,7 @@ STRATEGIES: dict[str, pl.Strategy] = {
 }
 
 
-def train(case: str, strategy: pl.Strategy, updates: int, **options: Any) -> pl.Run:
+def train(case: str, strategy: pl.strategy.Strategy, updates: int, **options: Any) -> pl.Run:
     chosen = CASES[case]
     task = pl.Task(chosen.make(), cross_entropy, chosen.data(), evaluate=options.pop("evaluate", _nothing))
     return pl.train(
@@ -78,7 +78,7 @@ def first_step_of_all() -> tuple[float, float]:
 
 def recalls() -> list[float]:
     """Times from recall to answer, in blocks of 0.05 seconds."""
-    run = train("logistic regression", pl.LiveCompensation(3, blocks=8), 15, slow={3: pl.Constant(0.4)})
+    run = train("logistic regression", pl.LiveCompensation(3, blocks=8), 15, slow={3: pl.delays.Constant(0.4)})
     recalled: dict[object, float] = {}
     waits, now = [], 0.0
     for fact in run.trace:
@@ -107,7 +107,7 @@ def deaths() -> list[float]:
     return noticed
 
 
-def memory(strategy: pl.Strategy) -> float:
+def memory(strategy: pl.strategy.Strategy) -> float:
     """Shared memory at the end of a run, and the server's gradient, over that of the weights."""
     used: list[float] = []
     weights = sum(p.numel() * p.element_size() for p in CASES["MLP of 10 M"].make().parameters())

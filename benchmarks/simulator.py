@@ -74,7 +74,7 @@ def alternatives(make: Callable[[], nn.Module], shape: tuple[int, ...], updates:
     targets = torch.randint(10, (SAMPLES,), generator=generator)
     orders = [torch.randperm(SAMPLES, generator=generator)[: WORKERS * BATCH] for _ in range(updates)]
     model = make()
-    delays = pl.ShiftedExponential(0.05, 0.02)
+    delays = pl.delays.ShiftedExponential(0.05, 0.02)
     fleet = pl.SimulatedFleet(delays, workers=WORKERS, threads=torch.get_num_threads())
     judged: list[float] = []
 

@@ -36,7 +36,7 @@ from paceline.learning.model_state import message_bytes
 from paceline.trace.writing import TraceWriter
 
 WORKERS = (10, 100, 1000)
-MINI_BATCH = pl.LogNormal(median=0.1, sigma=0.2)
+MINI_BATCH = pl.delays.LogNormal(median=0.1, sigma=0.2)
 NETWORK = pl.Network(latency=0.2e-3, bandwidth=10e9 / 8)
 SETTLING, ROUNDS, FEWEST = 5, 20, 10_000  # contributions of a worker before what is measured, and in it; of all workers
 MEASURED = RESULTS / "ray_fleet_scaling.json"
@@ -44,7 +44,7 @@ BYTES = {"trivial": message_bytes(nn.Linear(4, 1))}
 BYTES |= {name: message_bytes(case.model()) for name, case in CASES.items()}
 
 
-def strategies(workers: int) -> dict[str, pl.Strategy]:
+def strategies(workers: int) -> dict[str, pl.strategy.Strategy]:
     return {
         "ssgd": pl.Synchronous(),
         "asgd": pl.Asynchronous(),

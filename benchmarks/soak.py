@@ -50,7 +50,7 @@ from paceline.trace.format import NonFinite
 
 TESTS = Path(__file__).parents[1] / "tests"
 WORKERS, LR, BATCH_SIZE, NOT_FINITE = 4, 0.05, 8, 7  # the last: which sample
-STRATEGIES: dict[str, pl.Strategy] = {
+STRATEGIES: dict[str, pl.strategy.Strategy] = {
     "SSGD": pl.Synchronous(),
     "ASGD": pl.Asynchronous(),
     "K-SGD": pl.FastestK(3),
@@ -252,7 +252,7 @@ def run_case(name: str, on_ray: bool, faults: int, seed: int, place: Path) -> No
     shutil.rmtree(orders, ignore_errors=True)
     orders.mkdir(parents=True)
     deadline = pl.SilenceTimeout(factor=8.0, at_least=4.0, at_first=120.0)
-    slow = {worker: pl.LogNormal(0.01, 0.5) for worker in range(WORKERS)}
+    slow = {worker: pl.delays.LogNormal(0.01, 0.5) for worker in range(WORKERS)}
     with ExitStack() as stack:
         nodes, fleet = None, pl.ProcessFleet(WORKERS, slow=slow, deadline=deadline, threads=1)
         if on_ray:

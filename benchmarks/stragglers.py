@@ -29,7 +29,7 @@ from paceline.learning.workload import workload_of
 WORKERS, SLOW, TIMES = 4, 3, 4.0
 TARGET, WINDOW, LR = 0.3, 16, 0.1  # the loss to reach; over so many mini-batches
 STEPS = 160  # of DDP at most, and as many mini-batches of ours
-STRATEGIES: dict[str, pl.Strategy] = {
+STRATEGIES: dict[str, pl.strategy.Strategy] = {
     "SSGD": pl.Synchronous(),
     "LGC-SGD": pl.LiveCompensation(3, blocks=4),
     "LGC-SGD, one block": pl.LiveCompensation(3, blocks=1),
@@ -75,7 +75,7 @@ def cost_of_blocks(case: Case, blocks: int, rounds: int = 9) -> float:
     return round(ratio(times, "blocks", "whole"), 2)
 
 
-def ours(case: Case, strategy: pl.Strategy, seed: int) -> float:
+def ours(case: Case, strategy: pl.strategy.Strategy, seed: int) -> float:
     torch.manual_seed(seed)
     per_update = {"ASGD": 1, "GSGD": 2}.get(next(n for n, s in STRATEGIES.items() if s is strategy), 4)
     run = pl.train(

@@ -42,7 +42,7 @@ def convolutions() -> nn.Module:
 
 
 # model, shape of a sample, strategy, workers, updates
-CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], pl.Strategy, int, int]] = {
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], pl.strategy.Strategy, int, int]] = {
     "linear, 650 parameters, asynchronous": (lambda: nn.Linear(64, 10), (64,), pl.Asynchronous(), 4, 1000),
     "MLP, 200,000 parameters, 8 workers": (mlp, (784,), pl.Synchronous(), 8, 60),
     "LeNet, asynchronous": (lenet, (3, 32, 32), pl.Asynchronous(), 4, 40),
@@ -73,7 +73,8 @@ def alternatives(case: str, cores: int, *, with_torch: bool) -> dict[str, Callab
         unhelped = mock.patch("paceline.learning.threads.threading.Thread", Absent) if as_torch_does else nullcontext()
         with unhelped:
             pl.train(
-                task, strategy=strategy, fleet=pl.SimulatedFleet(pl.Constant(1.0), workers=workers, threads=threads),
+                task, strategy=strategy,
+                fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=workers, threads=threads),
                 optimizer=lambda p: torch.optim.SGD(p, lr=0.01), batch_size=BATCH, stop=pl.Stop(updates=updates),
                 progress=False,
             )  # fmt: skip

@@ -19,7 +19,7 @@ def asynchronous(case: Case, fleet: Fleet, updates: int) -> float:
     return _seconds(case, pl.Asynchronous(), fleet, updates + WARM_UP * fleet.workers)
 
 
-def _seconds(case: Case, strategy: pl.Strategy, fleet: Fleet, updates: int) -> float:
+def _seconds(case: Case, strategy: pl.strategy.Strategy, fleet: Fleet, updates: int) -> float:
     """From the moment when every worker, on average, has handed in so many gradients, to the last one."""
     run = pl.train(
         pl.Task(case.make(), cross_entropy, case.data(), evaluate=lambda model: {"loss": 0.0}),

@@ -1,4 +1,4 @@
-"""Add a rule of your own in one file: ``SilenceTimeout`` waits so many seconds, then goes on with whatever has arrived.
+"""Add a rule of your own in one file: ``TimedRounds`` waits so many seconds, then goes on with whatever has arrived.
 
     python examples/custom_strategy.py          # trains with it, and with Synchronous to compare
     pytest examples/custom_strategy.py          # checks that it keeps the contract of a strategy
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-import paceline as pl
-from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step, WakeAt
+import paceline
+from paceline.delays import LogNormal
+from paceline.strategy import Assign, ConfigError, Decision, Ledger, Step, Strategy, WakeAt
 from paceline.testing import StrategyContract
 
 
 @dataclass(frozen=True)
-class SilenceTimeout(pl.Strategy):
+class TimedRounds(Strategy):
     r"""Step on the mean of what has arrived when a round is ``seconds`` old, or earlier if everybody is in.
 
     $$w_{t+1} = w_t - \frac{\eta}{|A_t|} \sum_{i \in A_t} g_i,$$
@@ -31,7 +31,7 @@ class SilenceTimeout(pl.Strategy):
 
     def check(self, workers: int, batch_size: int | None) -> None:
         if not self.seconds > 0:
-            raise pl.ConfigError(f"a deadline of {self.seconds} seconds leaves no time to work: more than 0")
+            raise ConfigError(f"a deadline of {self.seconds} seconds leaves no time to work: more than 0")
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
         if ledger.idle:
@@ -45,12 +45,12 @@ class SilenceTimeout(pl.Strategy):
         return [] if deadline in ledger.alarms else [WakeAt(deadline)]
 
 
-class TestDeadline(StrategyContract):
-    strategy = SilenceTimeout(seconds=2.0)
+class TestTimedRounds(StrategyContract):
+    strategy = TimedRounds(seconds=2.0)
 
 
-class TestDeadlineInGroups(StrategyContract):
-    strategy = pl.Grouped([[0, 1], [2, 3, 4]], inside=SilenceTimeout(seconds=2.0))
+class TestTimedRoundsInGroups(StrategyContract):
+    strategy = paceline.Grouped([[0, 1], [2, 3, 4]], inside=TimedRounds(seconds=2.0))
 
 
 def main() -> None:
@@ -60,22 +60,22 @@ def main() -> None:
     torch.manual_seed(0)
     pixels, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels)
-    task = pl.Task(
+    task = paceline.Task(
         model=torch.nn.Linear(64, 10),
         loss=torch.nn.functional.cross_entropy,
         train=(x[:1500], y[:1500]),
         test=(x[1500:], y[1500:]),
     )
-    usually_a_second = [pl.LogNormal(median=1.0, sigma=0.2)] * 7
-    fleet = pl.SimulatedFleet(delays=[*usually_a_second, pl.LogNormal(median=4.0, sigma=0.2)])
+    usually_a_second = [LogNormal(median=1.0, sigma=0.2)] * 7
+    fleet = paceline.SimulatedFleet(delays=[*usually_a_second, LogNormal(median=4.0, sigma=0.2)])
     print("8 workers, one of them four times as slow; 60 seconds of virtual time")
-    for strategy in (pl.Synchronous(), SilenceTimeout(seconds=1.5)):
-        run = pl.train(
+    for strategy in (paceline.Synchronous(), TimedRounds(seconds=1.5)):
+        run = paceline.train(
             task,
             strategy=strategy,
             fleet=fleet,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-            stop=pl.Stop(seconds=60.0),
+            stop=paceline.Stop(seconds=60.0),
             progress=False,
         )
         last = run.history[-1]

@@ -12,14 +12,15 @@ from pathlib import Path
 import torch
 from sklearn.datasets import load_digits
 
-import paceline as pl
+import paceline
+from paceline.delays import LogNormal
 
 STEPS = 240  # of each worker
 METHODS = {
-    "MA-DNN": pl.ModelAveraging(every=16, steps=STEPS),
-    "E-DNN": pl.FinalEnsemble(STEPS),
-    "EC-DNN-S": pl.EnsembleCompression(every=60, steps=STEPS),
-    "EC-DNN-M": pl.EnsembleCompression(every=60, weights="margin", steps=STEPS),
+    "MA-DNN": paceline.ModelAveraging(every=16, steps=STEPS),
+    "E-DNN": paceline.FinalEnsemble(STEPS),
+    "EC-DNN-S": paceline.EnsembleCompression(every=60, steps=STEPS),
+    "EC-DNN-M": paceline.EnsembleCompression(every=60, weights="margin", steps=STEPS),
 }
 
 
@@ -27,22 +28,22 @@ def main() -> None:
     torch.manual_seed(0)
     pixels, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels)
-    task = pl.Task(
+    task = paceline.Task(
         model=torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)),
         loss=torch.nn.functional.cross_entropy,
         train=(x[:1000], y[:1000]),
         test=(x[1000:], y[1000:]),
     )
     judge = task.judge()
-    fleet = pl.SimulatedFleet(
-        delays=[pl.LogNormal(median=0.01, sigma=0.2)] * 3 + [pl.LogNormal(median=0.02, sigma=0.2)],
-        network=pl.Network(latency=0.001, bandwidth=1e6),
+    fleet = paceline.SimulatedFleet(
+        delays=[LogNormal(median=0.01, sigma=0.2)] * 3 + [LogNormal(median=0.02, sigma=0.2)],
+        network=paceline.Network(latency=0.001, bandwidth=1e6),
     )
     print(f"{'method':10} {'error of _G':>11} {'of _L':>6} {'seconds':>8}   worker-seconds: training, labels, messages")
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place) / "run"
         for name, strategy in METHODS.items():
-            run = pl.train(
+            run = paceline.train(
                 task,
                 strategy=strategy,
                 fleet=fleet,
@@ -58,7 +59,7 @@ def main() -> None:
                 f"{name:10} {1 - last.accuracy:11.1%} {1 - judge(run.local)[1]:6.1%} {last.seconds:8.2f}   "
                 f"{costs.compute:.1f}, {costs.relabelling:.1f}, {costs.communication:.2f}"
             )
-        ensemble = pl.load(directory, trust=True)  # our own run: its architecture may be read too
+        ensemble = paceline.load(directory, trust=True)  # our own run: its architecture may be read too
         print(f"EC-DNN-S, loaded from its directory: error {1 - judge(ensemble)[1]:.1%}")
 
 

@@ -8,10 +8,9 @@ import logging
 
 import torch
 
-import paceline as pl
-from paceline.learning.curvature import curvature
-from paceline.prediction.answer import predict
-from paceline.prediction.descent import Descent
+import paceline
+from paceline.delays import LogNormal
+from paceline.strategy import Strategy
 
 
 def main() -> None:
@@ -20,13 +19,17 @@ def main() -> None:
     inputs = torch.randn(800, 10, generator=generator) * torch.linspace(0.5, 2.0, 10)
     targets = inputs @ torch.randn(10, 1, generator=generator) + 0.1 * torch.randn(800, 1, generator=generator)
     torch.manual_seed(0)
-    task = pl.Task(torch.nn.Linear(10, 1), torch.nn.functional.mse_loss, (inputs, targets))
-    fleet = pl.SimulatedFleet([pl.LogNormal(1.0, 0.2)] * 6 + [pl.LogNormal(3.0, 0.2)] * 2)
+    task = paceline.Task(torch.nn.Linear(10, 1), torch.nn.functional.mse_loss, (inputs, targets))
+    fleet = paceline.SimulatedFleet([LogNormal(1.0, 0.2)] * 6 + [LogNormal(3.0, 0.2)] * 2)
 
-    sharpest = curvature(task)
+    sharpest = paceline.curvature(task)
     print(f"largest curvature {sharpest.value:.3f} (+- {sharpest.error:.0e}), momentum 0.9, 8 workers")
-    for strategy in (pl.Synchronous(), pl.Grouped(pl.groups_by_speed(fleet.medians)), pl.Asynchronous()):
-        found = predict(strategy, fleet, descent=Descent(momentum=0.9), curvature=sharpest.value)
+    for strategy in (
+        paceline.Synchronous(),
+        paceline.Grouped(paceline.groups_by_speed(fleet.medians)),
+        paceline.Asynchronous(),
+    ):
+        found = paceline.predict(strategy, fleet, descent=paceline.Descent(momentum=0.9), curvature=sharpest.value)
         assert found.largest_step is not None
         speed, staleness, largest = found.runtime.updates_per_second, found.runtime.mean_staleness, found.largest_step
         print(
@@ -37,15 +40,15 @@ def main() -> None:
             print(f"              at {share:.0%} of it: {final_loss(task, strategy, fleet, share * largest.value)}")
 
 
-def final_loss(task: pl.Task, strategy: pl.Strategy, fleet: pl.SimulatedFleet, lr: float) -> str:
-    run = pl.train(
+def final_loss(task: paceline.Task, strategy: Strategy, fleet: paceline.SimulatedFleet, lr: float) -> str:
+    run = paceline.train(
         task,
         strategy=strategy,
         fleet=fleet,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
-        stop=pl.Stop(updates=500),
+        stop=paceline.Stop(updates=500),
         batch_size=50,
-        every=pl.Every(updates=100),
+        every=paceline.Every(updates=100),
         progress=False,
     )
     loss = run.history[-1].loss

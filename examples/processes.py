@@ -13,18 +13,19 @@ import psutil
 import torch
 from sklearn.datasets import load_digits
 
-import paceline as pl
+import paceline
+from paceline.strategy import Strategy
 
 SECONDS = 2.5
 STRATEGIES = {
-    "SSGD": pl.Synchronous(),
-    "ASGD": pl.Asynchronous(),
-    "LGC-SGD": pl.LiveCompensation(quorum=3, blocks=4),
-    "GSGD": pl.Grouped([[0, 1, 2], [3]]),
+    "SSGD": paceline.Synchronous(),
+    "ASGD": paceline.Asynchronous(),
+    "LGC-SGD": paceline.LiveCompensation(quorum=3, blocks=4),
+    "GSGD": paceline.Grouped([[0, 1, 2], [3]]),
 }
 
 
-def digits() -> pl.Task:
+def digits() -> paceline.Task:
     torch.manual_seed(0)
     pixels, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels)
@@ -33,12 +34,12 @@ def digits() -> pl.Task:
         time.sleep(len(targets) * 0.0002)  # a model of this size would be done before one could see anything
         return torch.nn.functional.cross_entropy(outputs, targets)
 
-    return pl.Task(torch.nn.Linear(64, 10), patient, train=(x[:1500], y[:1500]), test=(x[1500:], y[1500:]))
+    return paceline.Task(torch.nn.Linear(64, 10), patient, train=(x[:1500], y[:1500]), test=(x[1500:], y[1500:]))
 
 
 def main() -> None:
     logging.basicConfig(format="  %(message)s")
-    fleet = pl.ProcessFleet(workers=4, slow={3: 4.0})
+    fleet = paceline.ProcessFleet(workers=4, slow={3: 4.0})
     print(f"{fleet.workers} processes, worker 3 four times as slow, {SECONDS:g} seconds each")
     for name, strategy in STRATEGIES.items():
         run = train(strategy, fleet)
@@ -49,7 +50,7 @@ def main() -> None:
         )
     print("once more with ASGD, and a worker is killed after a second:")
     threading.Timer(1.0, kill_a_worker).start()
-    run = train(pl.Asynchronous(), fleet)
+    run = train(paceline.Asynchronous(), fleet)
     print(f"ASGD     {run.history[-1].updates:5} updates  accuracy {run.history[-1].accuracy:.1%}")
 
 
@@ -59,13 +60,13 @@ def kill_a_worker() -> None:
     fork_server.children()[0].kill()
 
 
-def train(strategy: pl.Strategy, fleet: pl.ProcessFleet) -> pl.Run:
-    return pl.train(
+def train(strategy: Strategy, fleet: paceline.ProcessFleet) -> paceline.Run:
+    return paceline.train(
         digits(),
         strategy=strategy,
         fleet=fleet,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-        stop=pl.Stop(seconds=SECONDS),
+        stop=paceline.Stop(seconds=SECONDS),
         progress=False,
     )
 

@@ -4,7 +4,7 @@
     python examples/ray_cluster.py
 
 The nodes are all on this machine here, each with a raylet and an object store of its own. On a cluster of yours only
-the address is another one: pl.RayFleet(workers=3, address="10.0.0.1:6379"). See docs/cluster.md.
+the address is another one: paceline.RayFleet(workers=3, address="10.0.0.1:6379"). See docs/cluster.md.
 """
 
 import logging
@@ -16,16 +16,17 @@ import torch
 from ray.cluster_utils import Cluster
 from sklearn.datasets import load_digits
 
-import paceline as pl
+import paceline
+from paceline.delays import Constant
 
 UPDATES = 300
 
 
-def digits() -> pl.Task:
+def digits() -> paceline.Task:
     torch.manual_seed(0)
     pixels, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels)
-    return pl.Task(
+    return paceline.Task(
         torch.nn.Linear(64, 10),
         torch.nn.functional.cross_entropy,
         train=(x[:1500], y[:1500]),
@@ -61,24 +62,24 @@ def main() -> None:
     try:
         *_, doomed = [cluster.add_node(num_cpus=1, object_store_memory=10**8) for _ in range(3)]
         # worker 2 is made slow; none shares the server's memory, as if the nodes were on machines of their own
-        fleet = pl.RayFleet(
+        fleet = paceline.RayFleet(
             workers=3, address=cluster.address, share_memory=False,
-            slow={0: pl.Constant(0.02), 1: pl.Constant(0.02), 2: pl.Constant(0.06)},
+            slow={0: Constant(0.02), 1: Constant(0.02), 2: Constant(0.06)},
         )  # fmt: skip
         task = digits()
-        run = pl.train(
+        run = paceline.train(
             replace(task, evaluate=Losing(doomed, task.test)),
-            strategy=pl.LiveCompensation(quorum=2, blocks=4),
+            strategy=paceline.LiveCompensation(quorum=2, blocks=4),
             fleet=fleet,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-            stop=pl.Stop(updates=UPDATES),
-            every=pl.Every(updates=UPDATES // 10),
+            stop=paceline.Stop(updates=UPDATES),
+            every=paceline.Every(updates=UPDATES // 10),
             progress=False,
         )
     finally:
         ray.shutdown()
         cluster.shutdown()
-    left = [fact.worker for fact in run.trace if isinstance(fact, pl.Left)]
+    left = [fact.worker for fact in run.trace if isinstance(fact, paceline.Left)]
     print(f"workers that were lost: {left}")
     print(f"{run.history[-1].updates} updates, accuracy {run.history[-1].accuracy:.1%}, ended by {run.ended}")
 

@@ -15,7 +15,7 @@ from paceline.prediction.profile import profile
 from support.updates import updates
 
 X, Y = torch.randn(64, 6, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2
-FLEET = pl.SimulatedFleet([pl.Constant(1.0)] * 2 + [pl.Constant(3.0)] * 2, labels=["a", "b", "a", "b"])
+FLEET = pl.SimulatedFleet([pl.delays.Constant(1.0)] * 2 + [pl.delays.Constant(3.0)] * 2, labels=["a", "b", "a", "b"])
 
 any_pl: Any = pl  # what is given wrongly on purpose is not for the type checker
 any_profile: Any = profile
@@ -51,7 +51,7 @@ def weights(trained: pl.Run) -> list[Any]:
         ("ma:every=2", pl.ModelAveraging(2)),
     ],
 )
-def test_a_strategy_may_be_given_by_its_name(text: str, strategy: pl.Strategy, tmp_path: Path) -> None:
+def test_a_strategy_may_be_given_by_its_name(text: str, strategy: pl.strategy.Strategy, tmp_path: Path) -> None:
     by_name, by_value = run(strategy=text, directory=tmp_path / "run"), run(strategy=strategy)
     assert list(by_name.trace) == list(by_value.trace)
     assert weights(by_name) == weights(by_value)
@@ -158,21 +158,21 @@ def test_an_argument_of_another_kind_is_refused(given: dict[str, Any], said: str
         (lambda: any_pl.Stop(updates=2.5), "Stop cannot have updates=2.5: give a whole number, or None"),
         (lambda: any_pl.Stop(seconds="60"), "Stop cannot have seconds='60': give a number, or None"),
         (lambda: any_pl.Every(updates="3"), "Every cannot have updates='3'"),
-        (lambda: any_pl.Constant("1"), "Constant cannot have value='1': give a number"),
-        (lambda: any_pl.LogNormal(1.0, None), "LogNormal cannot have sigma=None: give a number"),
-        (lambda: any_pl.ShiftedExponential(1.0, 1.0, 1.5), "ShiftedExponential cannot have h=1.5: give a whole number"),
-        (lambda: any_pl.Empirical(3), "Empirical cannot have values=3: give a list of seconds"),
-        (lambda: any_pl.Empirical(["a"]), "give a list of seconds"),
+        (lambda: any_pl.delays.Constant("1"), "Constant cannot have value='1': give a number"),
+        (lambda: any_pl.delays.LogNormal(1.0, None), "LogNormal cannot have sigma=None: give a number"),
+        (lambda: any_pl.delays.ShiftedExponential(1.0, 1.0, 1.5), "cannot have h=1.5: give a whole number"),
+        (lambda: any_pl.delays.Empirical(3), "Empirical cannot have values=3: give a list of seconds"),
+        (lambda: any_pl.delays.Empirical(["a"]), "give a list of seconds"),
         (lambda: any_pl.Dirichlet("much"), "Dirichlet cannot have alpha='much': give a number"),
         (lambda: any_pl.Pathological(2.5), "Pathological cannot have classes_per_worker=2.5: give a whole number"),
         (lambda: any_pl.SimulatedFleet(1.0, workers=2), "1.0 is no distribution of durations: give Constant(1.0)"),
         (lambda: any_pl.SimulatedFleet("fast", workers=2), "is no distribution of durations"),
-        (lambda: any_pl.SimulatedFleet(pl.Constant, workers=2), "is no distribution of durations"),
-        (lambda: any_pl.SimulatedFleet(pl.Constant(1.0), workers="4"), "workers='4': give a whole number"),
-        (lambda: any_pl.SimulatedFleet(pl.Constant(1.0), workers=2**40), "more than can be kept account of"),
-        (lambda: any_pl.SimulatedFleet(pl.Constant(1.0), workers=2, network=0.1), "give Network(latency=0.01)"),
-        (lambda: any_pl.SimulatedFleet(pl.Constant(1.0), workers=2, labels="ab"), "give a list of texts"),
-        (lambda: any_pl.SimulatedFleet(pl.Constant(1.0), workers=2, changes=[3]), "changes: 3 is no change: give Left"),
+        (lambda: any_pl.SimulatedFleet(pl.delays.Constant, workers=2), "is no distribution of durations"),
+        (lambda: any_pl.SimulatedFleet(pl.delays.Constant(1.0), workers="4"), "workers='4': give a whole number"),
+        (lambda: any_pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2**40), "more than can be kept account of"),
+        (lambda: any_pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2, network=0.1), "give Network(latency=0.01)"),
+        (lambda: any_pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2, labels="ab"), "give a list of texts"),
+        (lambda: any_pl.SimulatedFleet([pl.delays.Constant(1.0)], changes=[3]), "changes: 3 is no change: give Left"),
         (lambda: any_pl.Network(latency="0"), "Network cannot have latency='0': give a number"),
         (lambda: any_pl.ProcessFleet("4"), "ProcessFleet cannot have workers='4': give a whole number"),
         (lambda: any_pl.ProcessFleet(4, slow=[3]), "does not say who is slow"),

@@ -107,7 +107,7 @@ def test_a_disk_that_gets_full_ends_a_run_that_can_go_on(
     ("name", "limit"), [("config.json", 100), ("metrics.jsonl", 5000), ("model.safetensors", 200_000)]
 )
 def test_every_other_file_that_cannot_be_written_is_named(tmp_path: Path, name: str, limit: int) -> None:
-    one = pl.SimulatedFleet(pl.Constant(1.0), workers=1)
+    one = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=1)
     case = Case(fleet=one, model=lambda: torch.nn.Linear(64, 1000), every=pl.Every(updates=1))
     with files_of_at_most(limit), pytest.raises(CannotWrite) as refused:
         case.run(tmp_path / "run", STOP)
@@ -183,7 +183,7 @@ def evaluated_by(evaluate: Failing, directory: Path | None, *, resume: bool = Fa
     return pl.train(
         pl.Task(model, torch.nn.functional.cross_entropy, data, evaluate=evaluate),
         strategy=pl.Asynchronous(),
-        fleet=pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.7)]),
+        fleet=pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(1.7)]),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         stop=pl.Stop(updates=12),
         every=pl.Every(seconds=2.0),

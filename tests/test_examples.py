@@ -27,11 +27,11 @@ def load(name: str) -> ModuleType:
 custom_strategy = load("custom_strategy")
 
 
-class TestDeadline(custom_strategy.TestDeadline):  # type: ignore[name-defined, misc]
+class TestTimedRounds(custom_strategy.TestTimedRounds):  # type: ignore[name-defined, misc]
     """Alone."""
 
 
-class TestDeadlineInGroups(custom_strategy.TestDeadlineInGroups):  # type: ignore[name-defined, misc]
+class TestTimedRoundsInGroups(custom_strategy.TestTimedRoundsInGroups):  # type: ignore[name-defined, misc]
     """Each group with a deadline of its own."""
 
 
@@ -51,7 +51,7 @@ def run_here(script: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_custom_strategy_makes_more_updates_than_waiting_for_everybody(capsys: pytest.CaptureFixture[str]) -> None:
     printed = run_here("custom_strategy.py", capsys)
     updates = {name: int(count) for name, count in re.findall(r"^(\w+)\(.*?\) +(\d+) updates", printed, re.M)}
-    assert updates["SilenceTimeout"] > updates["Synchronous"] > 0
+    assert updates["TimedRounds"] > updates["Synchronous"] > 0
     assert printed.count("accuracy") == 2
 
 

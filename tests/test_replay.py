@@ -102,10 +102,10 @@ def test_other_arguments_are_refused(tmp_path: Path) -> None:
 
 
 def test_events_of_one_instant_are_told_together_unless_something_was_decided_between() -> None:
-    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=3, ties="batch")
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=3, ties="batch")
     together = list(moments(pl.simulate(pl.Asynchronous(), fleet, pl.Stop(seconds=2.0))))
     assert [len(events) for events in together] == [3, 3, 3]
-    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=3)
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=3)
     alone = list(moments(pl.simulate(pl.Asynchronous(), fleet, pl.Stop(seconds=2.0))))
     assert [len(events) for events in alone] == [3, 1, 1, 1, 1, 1, 1]
     assert isinstance(alone[0][0], Joined)

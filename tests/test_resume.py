@@ -76,7 +76,7 @@ def test_a_checkpoint_on_the_way_changes_nothing(name: str, tmp_path: Path) -> N
 
 
 @dataclass(frozen=True)
-class Waiting(pl.Strategy):
+class Waiting(pl.strategy.Strategy):
     """Steps on what there is when its alarm rings, and remembers how often it did."""
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
@@ -89,7 +89,7 @@ class Waiting(pl.Strategy):
 
 
 @pytest.mark.parametrize("strategy", [Waiting(), pl.Grouped(GROUPS, inside=Waiting())], ids=repr)
-def test_alarms_and_what_a_strategy_remembers_are_kept(strategy: pl.Strategy, tmp_path: Path) -> None:
+def test_alarms_and_what_a_strategy_remembers_are_kept(strategy: pl.strategy.Strategy, tmp_path: Path) -> None:
     case = Case(strategy)
     case.run(tmp_path / "straight", pl.Stop(updates=9))
     for updates in range(1, 10):

@@ -101,7 +101,7 @@ def test_a_run_on_processes_is_resumed_and_follows_from_its_trace_bit_for_bit(na
 
 def test_a_model_that_was_handed_in_and_not_used_yet_is_in_the_checkpoint(tmp_path: Path) -> None:
     """The fast group steps many times while the slow one waits for its last worker, whose fellow has handed in."""
-    slow = {2: pl.Constant(0.02), 3: pl.Constant(0.02), 4: pl.Constant(0.5)}
+    slow = {2: pl.delays.Constant(0.02), 3: pl.delays.Constant(0.02), 4: pl.delays.Constant(0.5)}
     fleet = pl.ProcessFleet(workers=5, slow=slow, threads=1)
     case = replace(MODELS["averages in groups"], fleet=fleet)
     updates = 0

@@ -22,7 +22,7 @@ from paceline.learning.models.ensemble import Ensemble
 from support.digits import digits
 from support.local_models import mlp, sgd
 
-STRATEGIES: dict[str, pl.Strategy] = {
+STRATEGIES: dict[str, pl.strategy.Strategy] = {
     "ensemble": pl.EnsembleCompression(4, "regression", compression_steps=1, steps=8),
     "average": pl.ModelAveraging(4, steps=8),
 }
@@ -40,12 +40,12 @@ class Own(nn.Module):
         return outputs
 
 
-def train(directory: Path, strategy: pl.Strategy, model: Callable[[], nn.Module] = Own) -> pl.Run:
+def train(directory: Path, strategy: pl.strategy.Strategy, model: Callable[[], nn.Module] = Own) -> pl.Run:
     training, test = digits()
     return pl.train(
         pl.Task(model(), cross_entropy, train=training, test=test),
         strategy=strategy,
-        fleet=pl.SimulatedFleet(pl.LogNormal(1.0, 0.3), workers=3, network=pl.Network(latency=0.1)),
+        fleet=pl.SimulatedFleet(pl.delays.LogNormal(1.0, 0.3), workers=3, network=pl.Network(latency=0.1)),
         optimizer=sgd(momentum=0.9),
         batch_size=16,
         directory=directory,

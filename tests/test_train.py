@@ -34,9 +34,9 @@ from support.digits import Noted, digits, digits_task, linear, rows, train, weig
 from support.quadratic import Consecutive, half_square, quadratic
 from support.updates import update_times, updates
 
-RANDOM = pl.ShiftedExponential(0.05, 0.02)
+RANDOM = pl.delays.ShiftedExponential(0.05, 0.02)
 TESTS = Path(__file__).parent
-STRATEGIES: list[pl.Strategy] = [
+STRATEGIES: list[pl.strategy.Strategy] = [
     pl.Synchronous(),
     pl.Asynchronous(),
     pl.FastestK(3),
@@ -50,7 +50,7 @@ STRATEGIES: list[pl.Strategy] = [
 
 
 def equal_fleet(workers: int = 3) -> pl.SimulatedFleet:
-    return pl.SimulatedFleet(pl.Constant(1.0), workers=workers)
+    return pl.SimulatedFleet(pl.delays.Constant(1.0), workers=workers)
 
 
 def random_fleet(workers: int = 5, **settings: Any) -> pl.SimulatedFleet:
@@ -98,7 +98,9 @@ def test_the_snippet_runs_as_written_and_makes_11_updates() -> None:
     run = pl.train(
         task,
         strategy=pl.Grouped([[0, 1, 2, 3], [4, 5, 6, 7], list(range(8, 16))]),
-        fleet=pl.SimulatedFleet(delays=[pl.Constant(1.0)] * 4 + [pl.Constant(2.0)] * 4 + [pl.Constant(3.0)] * 8),
+        fleet=pl.SimulatedFleet(
+            delays=[pl.delays.Constant(1.0)] * 4 + [pl.delays.Constant(2.0)] * 4 + [pl.delays.Constant(3.0)] * 8
+        ),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         batch_size=32,
         stop=pl.Stop(seconds=6.0),
@@ -174,7 +176,7 @@ def test_a_run_in_memory_is_the_run_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
-def test_fused_and_exact_evaluation_agree(strategy: pl.Strategy) -> None:
+def test_fused_and_exact_evaluation_agree(strategy: pl.strategy.Strategy) -> None:
     """To rounding: 1e-10, in double precision."""
     fused, exact = (
         train(digits_task(), strategy, random_fleet(evaluation=evaluation), updates=25, lr=0.5)
@@ -221,7 +223,7 @@ class Counting(nn.Module):
     ],
     ids=repr,
 )
-def test_dropped_gradients_are_never_computed(strategy: pl.Strategy, gradients: int, evaluation: str) -> None:
+def test_dropped_gradients_are_never_computed(strategy: pl.strategy.Strategy, gradients: int, evaluation: str) -> None:
     run = train(digits_task(Counting()), strategy, random_fleet(evaluation=evaluation), updates=20)
     assert run.model.samples == 32 * gradients
     assert run.history[-1].samples == 32 * gradients
@@ -257,7 +259,7 @@ def test_mini_batches_are_identical_across_strategies() -> None:
 def test_a_stopped_worker_gets_its_batch_again() -> None:
     """Worker 2 is always late: it is given the same batch ten times; the others never see a batch twice in an epoch."""
     recorded = Noted()
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.0), pl.Constant(5.0)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(1.0), pl.delays.Constant(5.0)])
     train(digits_task(), pl.FastestK(2), fleet, updates=10, sampling=recorded)
     first = recorded.draws[2][0]
     assert recorded.draws[2] == [first] * len(recorded.draws[2])
@@ -269,7 +271,7 @@ def test_a_stopped_worker_gets_its_batch_again() -> None:
 
 def test_what_arrives_late_and_is_dropped_is_given_again() -> None:
     recorded = Noted()
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.0), pl.Constant(1.5)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(1.0), pl.delays.Constant(1.5)])
     train(digits_task(), pl.FastestK(2, stop_late=False), fleet, updates=10, sampling=recorded)
     assert len(recorded.draws[2]) >= 6
     assert {tuple(batch) for batch in recorded.draws[2]} == {tuple(recorded.draws[2][0])}
@@ -278,7 +280,7 @@ def test_what_arrives_late_and_is_dropped_is_given_again() -> None:
 def test_the_blocks_that_were_not_done_are_given_first() -> None:
     """Worker 1 does 3 of 4 blocks (24 of 32 samples): its next batch begins with the other 8."""
     recorded = Noted()
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(2.0)], recall="block")
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(2.0)], recall="block")
     train(digits_task(), pl.LiveCompensation(1, blocks=4), fleet, updates=2, sampling=recorded)
     first, second = recorded.draws[1][:2]
     assert recorded.returns[1][0] == first[24:]
@@ -288,7 +290,9 @@ def test_the_blocks_that_were_not_done_are_given_first() -> None:
 
 def test_a_worker_that_leaves_gives_its_batch_back() -> None:
     recorded = Noted()
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.0)], changes=[pl.Left(0.5, 1), pl.Joined(1.5, 1)])
+    fleet = pl.SimulatedFleet(
+        [pl.delays.Constant(1.0), pl.delays.Constant(1.0)], changes=[pl.Left(0.5, 1), pl.Joined(1.5, 1)]
+    )
     train(digits_task(), pl.Synchronous(), fleet, updates=3, sampling=recorded)
     assert recorded.draws[1][1] == recorded.draws[1][0]
 
@@ -310,7 +314,7 @@ def test_the_losses_of_single_samples_are_handed_to_the_sampling(evaluation: str
 
 def test_under_lgc_the_losses_of_a_sample_are_observed_once_and_only_if_it_was_done() -> None:
     recorded = Noted()
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(2.0)], recall="block")
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(2.0)], recall="block")
     train(digits_task(), pl.LiveCompensation(1, blocks=4), fleet, updates=3, sampling=recorded)
     assert [indices for indices, _ in recorded.losses[0]] == recorded.draws[0][:3]
     assert recorded.losses[1][0][0] == recorded.draws[1][0][:24]
@@ -482,7 +486,7 @@ def test_targets_to_ignore_that_the_first_batch_does_not_have_are_ignored(evalua
     run = pl.train(
         task,
         strategy=pl.Asynchronous(),
-        fleet=pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(100.0)], evaluation=evaluation),  # type: ignore[arg-type]
+        fleet=pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(100.0)], evaluation=evaluation),  # type: ignore[arg-type]
         optimizer=sgd(),
         stop=pl.Stop(updates=101),
         partition=Consecutive(),
@@ -504,7 +508,7 @@ def train_to(task: pl.Task, updates: int) -> Tensor:
     run = pl.train(
         task,
         strategy=pl.Asynchronous(),
-        fleet=pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(100.0)]),
+        fleet=pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(100.0)]),
         optimizer=sgd(),
         stop=pl.Stop(updates=updates),
         partition=Consecutive(),
@@ -521,7 +525,10 @@ def test_class_weights_count_even_if_the_first_batch_has_only_a_class_of_weight_
     run = pl.train(
         pl.Task(linear(), loss, train=(x, y), test=test),
         strategy=pl.Asynchronous(),
-        fleet=pl.SimulatedFleet([pl.Constant(1.0 + worker / 100) for worker in range(10)], evaluation=evaluation),  # type: ignore[arg-type]
+        fleet=pl.SimulatedFleet(
+            [pl.delays.Constant(1.0 + worker / 100) for worker in range(10)],
+            evaluation=evaluation,  # type: ignore[arg-type]
+        ),
         optimizer=sgd(),
         stop=pl.Stop(updates=2),
         partition=pl.Pathological(1),
@@ -575,11 +582,11 @@ def normalised_by_hand(recorded: Noted, rounds: Sequence[Iterable[int]]) -> nn.M
 
 @pytest.mark.parametrize("evaluation", ["fused", "exact"])
 @pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.FastestK(2)], ids=repr)
-def test_batch_normalisation_sees_each_workers_batch_alone(strategy: pl.Strategy, evaluation: str) -> None:
+def test_batch_normalisation_sees_each_workers_batch_alone(strategy: pl.strategy.Strategy, evaluation: str) -> None:
     """To 1e-10: parameters, running means and variances averaged over contributors, the counter counts updates."""
     recorded = Noted()
     fleet = pl.SimulatedFleet(
-        [pl.Empirical([1.0 + 0.3 * ((i + k) % 3) for k in range(3)], in_order=True) for i in range(3)],
+        [pl.delays.Empirical([1.0 + 0.3 * ((i + k) % 3) for k in range(3)], in_order=True) for i in range(3)],
         evaluation=evaluation,  # type: ignore[arg-type]
     )
     run = train(digits_task(Normalised()), strategy, fleet, updates=5, sampling=recorded)
@@ -594,7 +601,7 @@ def test_batch_normalisation_sees_each_workers_batch_alone(strategy: pl.Strategy
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
-def test_batch_normalisation_trains_under_every_strategy(strategy: pl.Strategy) -> None:
+def test_batch_normalisation_trains_under_every_strategy(strategy: pl.strategy.Strategy) -> None:
     """Fused evaluation is not for it, so that both are the same to the bit; the buffers stay finite and move."""
     fused, exact = (
         train(digits_task(Normalised()), strategy, random_fleet(evaluation=how), updates=12)
@@ -629,12 +636,12 @@ def test_events_at_exactly_the_limit_count(seconds: float, count: int) -> None:
     run = pl.train(
         digits_task(),
         strategy=pl.Synchronous(),
-        fleet=pl.SimulatedFleet([pl.Constant(0.1), pl.Constant(0.05)]),
+        fleet=pl.SimulatedFleet([pl.delays.Constant(0.1), pl.delays.Constant(0.05)]),
         optimizer=sgd(),
         stop=pl.Stop(seconds=seconds),
     )
     assert (run.ended, run.history[-1].updates) == ("seconds", count)
-    trace = pl.simulate(pl.Synchronous(), pl.SimulatedFleet([pl.Constant(0.1)]), pl.Stop(seconds=seconds))
+    trace = pl.simulate(pl.Synchronous(), pl.SimulatedFleet([pl.delays.Constant(0.1)]), pl.Stop(seconds=seconds))
     assert len(updates(trace)) == count
 
 
@@ -674,7 +681,7 @@ def judged(every: pl.Every | None, delay: float, updates: int) -> list[tuple[int
     run = pl.train(
         quadratic([1.0, 2.0]),
         strategy=pl.Synchronous(),
-        fleet=pl.SimulatedFleet(pl.Constant(delay), workers=2),
+        fleet=pl.SimulatedFleet(pl.delays.Constant(delay), workers=2),
         optimizer=sgd(0.01),
         stop=pl.Stop(updates=updates),
         batch_size=1,
@@ -775,7 +782,7 @@ def with_nan(*workers: int, model: nn.Module | None = None) -> pl.Task:
     return pl.Task(linear() if model is None else model, cross_entropy, train=(x, y), test=test)
 
 
-def train_with_nan(task: pl.Task, strategy: pl.Strategy, updates: int, **settings: Any) -> pl.Run:
+def train_with_nan(task: pl.Task, strategy: pl.strategy.Strategy, updates: int, **settings: Any) -> pl.Run:
     return pl.train(
         task,
         strategy=strategy,
@@ -807,7 +814,9 @@ def test_a_contribution_that_is_not_finite_is_left_out_of_the_mean_and_reported(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
-def test_under_every_strategy_training_goes_on_without_a_worker_that_is_not_finite(strategy: pl.Strategy) -> None:
+def test_under_every_strategy_training_goes_on_without_a_worker_that_is_not_finite(
+    strategy: pl.strategy.Strategy,
+) -> None:
     run = train_with_nan(with_nan(1), strategy, 25)
     assert run.ended == "updates"
     assert weights(run.model).isfinite().all()
@@ -900,7 +909,7 @@ def test_asynchronous_training_ends_when_nobody_is_finite_any_more() -> None:
 
 
 @pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.Asynchronous(), pl.LiveCompensation(1, blocks=1)], ids=repr)
-def test_a_step_that_overflows_is_taken_back(strategy: pl.Strategy) -> None:
+def test_a_step_that_overflows_is_taken_back(strategy: pl.strategy.Strategy) -> None:
     """With eta = 1e200, x grows to 1e200 and would then be infinite."""
     task = quadratic([1.0, 1.0])
     run = pl.train(
@@ -976,7 +985,7 @@ def test_tensorboard_shows_the_history(tmp_path: Path) -> None:
 
 def attempt(
     tmp_path: Path,
-    strategy: pl.Strategy = pl.Synchronous(),
+    strategy: pl.strategy.Strategy = pl.Synchronous(),
     *,
     data: tuple[Tensor, Tensor] | None = None,
     workers: int = 4,
@@ -1041,8 +1050,8 @@ def test_what_cannot_be_is_refused_in_one_line_and_nothing_is_written(
         (lambda: pl.Grouped([[0, 1], [1, 2]]), "groups overlap: worker 1 named more than once"),
         (lambda: pl.Grouped([[0, 1], []]), "at least one worker each"),
         (lambda: pl.Grouped([]), "at least one worker each"),
-        (lambda: pl.Constant(0.0), "must be positive and finite, not 0.0"),
-        (lambda: pl.Constant(math.nan), "must be positive and finite, not nan"),
+        (lambda: pl.delays.Constant(0.0), "must be positive and finite, not 0.0"),
+        (lambda: pl.delays.Constant(math.nan), "must be positive and finite, not nan"),
         (pl.Stop, "a run needs an end"),
         (lambda: pl.Stop(updates=0), "updates=0"),
         (lambda: pl.Stop(seconds=math.nan), "seconds=nan"),
@@ -1077,17 +1086,22 @@ def test_a_target_that_can_never_be_seen_is_refused() -> None:
 
 
 def test_a_strategy_that_leaves_everybody_without_work_is_the_strategys_fault() -> None:
-    class Lazy(pl.Strategy):
+    class Lazy(pl.strategy.Strategy):
         def decide(self, ledger: object, /) -> Sequence[Any]:
             return []
 
-    with pytest.raises(pl.IllegalDecision, match="leaves 3 workers with nothing to do"):
+    with pytest.raises(pl.strategy.IllegalDecision, match="leaves 3 workers with nothing to do"):
         train(digits_task(), Lazy(), equal_fleet(), updates=1)
 
 
 def test_tickets_name_the_version_that_was_downloaded() -> None:
     """Not the one at arrival: the lesson of another simulator."""
-    run = train(digits_task(), pl.Asynchronous(), pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(2.5)]), updates=4)
+    run = train(
+        digits_task(),
+        pl.Asynchronous(),
+        pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(2.5)]),
+        updates=4,
+    )
     used = [next(iter(update.step.weights)) for update in updates(run.trace)]
     assert [(ticket.worker, ticket.version) for ticket in used] == [(0, 0), (0, 1), (1, 0), (0, 2)]
     assert update_times(run.trace) == [1.0, 2.0, 2.5, 3.0]

@@ -246,8 +246,8 @@ def _refusal(table: dict[str, Any]) -> str:
     [
         (pl.ConfigError("it cannot be"), 2),
         (pl.PacelineError("a broken\nfile"), 2),
-        (pl.IllegalDecision("a rule asks for what must not be"), 1),
-        (pl.ImpossibleEvent("a fleet tells what cannot be"), 1),
+        (pl.strategy.IllegalDecision("a rule asks for what must not be"), 1),
+        (pl.strategy.ImpossibleEvent("a fleet tells what cannot be"), 1),
         (errors.Diverged("not finite"), 1),
         (errors.WorkerFailed("worker 2 failed"), 1),
         (errors.TooFewWorkers("one is left"), 1),

@@ -1,60 +1,88 @@
 """Paceline trains PyTorch models on workers of unequal speed: choose who waits for whom, and see what it costs.
 
-Importing this package imports neither torch nor numpy: each name is loaded when it is first used.
+Rules of your own are written with ``paceline.strategy``; durations of simulated workers are in ``paceline.delays``;
+``paceline.callbacks``, ``paceline.theory`` and ``paceline.testing`` are the other public modules. Importing this
+package imports neither torch nor numpy: each name is loaded when it is first used.
 """
 
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from paceline.core.coordinator import Strategy
-    from paceline.core.errors import CannotWrite, ConfigError, IllegalDecision, ImpossibleEvent, PacelineError
-    from paceline.core.messages import Joined, Left, distilled_steps, local_steps
-    from paceline.data.batches import Resampled, Shuffled
-    from paceline.data.partition import Dirichlet, Equal, Pathological
-    from paceline.data.reassign import ReassignShards
-    from paceline.delays import Constant, Empirical, LogNormal, Pareto, ShiftedExponential
-    from paceline.engine.limits import Every, Stop
-    from paceline.engine.replay import replay
-    from paceline.engine.result import Run
-    from paceline.engine.train import simulate, train
-    from paceline.fleets.processes.fleet import ProcessFleet
-    from paceline.fleets.processes.timeouts import SilenceTimeout
-    from paceline.fleets.ray.fleet import RayFleet
-    from paceline.fleets.simulated.fleet import Network, SimulatedFleet
-    from paceline.learning.task import Task
-    from paceline.pruning.samplers import FinePruning, RandomPruning, SoftPruning, WithIndices
-    from paceline.storage.saved_models import load
-    from paceline.strategies.asynchronous import Asynchronous
-    from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
-    from paceline.strategies.fastest_k import FastestK
-    from paceline.strategies.grouped import Grouped, groups_by_label, groups_by_speed
-    from paceline.strategies.live_compensation import LiveCompensation
-    from paceline.strategies.model_averaging import ModelAveraging
-    from paceline.strategies.regrouped import Regrouped
-    from paceline.strategies.synchronous import Synchronous
-    from paceline.trace.reading import read_trace
+if TYPE_CHECKING:  # what the table below says, for type checkers
+    from paceline import callbacks as callbacks
+    from paceline import delays as delays
+    from paceline import strategy as strategy
+    from paceline import testing as testing
+    from paceline import theory as theory
+    from paceline.core.errors import CannotWrite as CannotWrite
+    from paceline.core.errors import ConfigError as ConfigError
+    from paceline.core.errors import PacelineError as PacelineError
+    from paceline.core.messages import Joined as Joined
+    from paceline.core.messages import Left as Left
+    from paceline.data.batches import Resampled as Resampled
+    from paceline.data.batches import Shuffled as Shuffled
+    from paceline.data.partition import Dirichlet as Dirichlet
+    from paceline.data.partition import Equal as Equal
+    from paceline.data.partition import Pathological as Pathological
+    from paceline.data.reassign import ReassignShards as ReassignShards
+    from paceline.engine.limits import Every as Every
+    from paceline.engine.limits import Stop as Stop
+    from paceline.engine.replay import replay as replay
+    from paceline.engine.result import Run as Run
+    from paceline.engine.train import simulate as simulate
+    from paceline.engine.train import train as train
+    from paceline.fleets.processes.fleet import ProcessFleet as ProcessFleet
+    from paceline.fleets.processes.timeouts import SilenceTimeout as SilenceTimeout
+    from paceline.fleets.ray.fleet import RayFleet as RayFleet
+    from paceline.fleets.simulated.fleet import Network as Network
+    from paceline.fleets.simulated.fleet import SimulatedFleet as SimulatedFleet
+    from paceline.learning.curvature import curvature as curvature
+    from paceline.learning.task import Task as Task
+    from paceline.prediction.answer import predict as predict
+    from paceline.prediction.descent import Descent as Descent
+    from paceline.prediction.profile import profile as profile
+    from paceline.pruning.samplers import FinePruning as FinePruning
+    from paceline.pruning.samplers import RandomPruning as RandomPruning
+    from paceline.pruning.samplers import SoftPruning as SoftPruning
+    from paceline.pruning.samplers import WithIndices as WithIndices
+    from paceline.storage.saved_models import load as load
+    from paceline.strategies.asynchronous import Asynchronous as Asynchronous
+    from paceline.strategies.ensemble_compression import EnsembleCompression as EnsembleCompression
+    from paceline.strategies.ensemble_compression import FinalEnsemble as FinalEnsemble
+    from paceline.strategies.fastest_k import FastestK as FastestK
+    from paceline.strategies.grouped import Grouped as Grouped
+    from paceline.strategies.grouped import groups_by_label as groups_by_label
+    from paceline.strategies.grouped import groups_by_speed as groups_by_speed
+    from paceline.strategies.live_compensation import LiveCompensation as LiveCompensation
+    from paceline.strategies.model_averaging import ModelAveraging as ModelAveraging
+    from paceline.strategies.regrouped import Regrouped as Regrouped
+    from paceline.strategies.synchronous import Synchronous as Synchronous
+    from paceline.trace.reading import read_trace as read_trace
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "paceline.core.coordinator": ("Strategy",),
-    "paceline.core.errors": ("CannotWrite", "ConfigError", "IllegalDecision", "ImpossibleEvent", "PacelineError"),
-    "paceline.core.messages": ("Joined", "Left", "distilled_steps", "local_steps"),
-    "paceline.delays": ("Constant", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"),
-    "paceline.fleets.processes.timeouts": ("SilenceTimeout",),
+_NAMES = {
+    "paceline.core.errors": ("CannotWrite", "ConfigError", "PacelineError"),
+    "paceline.core.messages": ("Joined", "Left"),
+    "paceline.data.batches": ("Resampled", "Shuffled"),
+    "paceline.data.partition": ("Dirichlet", "Equal", "Pathological"),
+    "paceline.data.reassign": ("ReassignShards",),
+    "paceline.engine.limits": ("Every", "Stop"),
+    "paceline.engine.replay": ("replay",),
+    "paceline.engine.result": ("Run",),
+    "paceline.engine.train": ("simulate", "train"),
     "paceline.fleets.processes.fleet": ("ProcessFleet",),
+    "paceline.fleets.processes.timeouts": ("SilenceTimeout",),
     "paceline.fleets.ray.fleet": ("RayFleet",),
     "paceline.fleets.simulated.fleet": ("Network", "SimulatedFleet"),
+    "paceline.learning.curvature": ("curvature",),
     "paceline.learning.task": ("Task",),
-    "paceline.engine.replay": ("replay",),
+    "paceline.prediction.answer": ("predict",),
+    "paceline.prediction.descent": ("Descent",),
+    "paceline.prediction.profile": ("profile",),
     "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning", "WithIndices"),
-    "paceline.engine.limits": ("Every", "Stop"),
-    "paceline.engine.result": ("Run",),
-    "paceline.data.batches": ("Resampled", "Shuffled"),
-    "paceline.data.reassign": ("ReassignShards",),
-    "paceline.data.partition": ("Dirichlet", "Equal", "Pathological"),
+    "paceline.storage.saved_models": ("load",),
     "paceline.strategies.asynchronous": ("Asynchronous",),
     "paceline.strategies.ensemble_compression": ("EnsembleCompression", "FinalEnsemble"),
     "paceline.strategies.fastest_k": ("FastestK",),
@@ -63,80 +91,39 @@ _HOME = {
     "paceline.strategies.model_averaging": ("ModelAveraging",),
     "paceline.strategies.regrouped": ("Regrouped",),
     "paceline.strategies.synchronous": ("Synchronous",),
-    "paceline.storage.saved_models": ("load",),
     "paceline.trace.reading": ("read_trace",),
-    "paceline.engine.train": ("simulate", "train"),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = ("callbacks", "delays", "strategy", "testing", "theory")
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - a list
 
-__all__ = [
-    "Asynchronous",
-    "CannotWrite",
-    "ConfigError",
-    "Constant",
-    "Dirichlet",
-    "Empirical",
-    "EnsembleCompression",
-    "Equal",
-    "Every",
-    "FastestK",
-    "FinalEnsemble",
-    "FinePruning",
-    "Grouped",
-    "IllegalDecision",
-    "ImpossibleEvent",
-    "Joined",
-    "Left",
-    "LiveCompensation",
-    "LogNormal",
-    "ModelAveraging",
-    "Network",
-    "PacelineError",
-    "Pareto",
-    "Pathological",
-    "ProcessFleet",
-    "RandomPruning",
-    "RayFleet",
-    "ReassignShards",
-    "Regrouped",
-    "Resampled",
-    "Run",
-    "ShiftedExponential",
-    "Shuffled",
-    "SilenceTimeout",
-    "SimulatedFleet",
-    "SoftPruning",
-    "Stop",
-    "Strategy",
-    "Synchronous",
-    "Task",
-    "WithIndices",
-    "distilled_steps",
-    "groups_by_label",
-    "groups_by_speed",
-    "load",
-    "local_steps",
-    "read_trace",
-    "replay",
-    "simulate",
-    "train",
-]  # fmt: skip
-
-
-_FORMER = {"Deadline": "SilenceTimeout", "HandedOn": "ReassignShards"}  # kept for one release
+# Names that moved: the old ones work for one release.
+_FORMER = {
+    "Deadline": "paceline.SilenceTimeout",
+    "HandedOn": "paceline.ReassignShards",
+    **{
+        name: f"paceline.delays.{name}"
+        for name in ["Constant", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"]
+    },
+    **{
+        name: f"paceline.strategy.{name}"
+        for name in ["IllegalDecision", "ImpossibleEvent", "Strategy", "distilled_steps", "local_steps"]
+    },
+}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"paceline.{name}")
     if name in _FORMER:
-        now = _FORMER[name]
-        warnings.warn(f"paceline.{name} is now paceline.{now}", DeprecationWarning, stacklevel=2)
-        name = now
+        warnings.warn(f"paceline.{name} is now {_FORMER[name]}", DeprecationWarning, stacklevel=2)
+        module, _, now = _FORMER[name].rpartition(".")
+        return getattr(import_module(module), now)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -14,6 +14,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
 from paceline.trace.reading import Trace, read_trace
 
+__all__ = ["Constant", "Delay", "Distribution", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"]
+
 DRAWN_AT_ONCE = 64
 
 Floats = NDArray[np.float64]

@@ -8,7 +8,11 @@ from paceline.testing import FleetContract
 
 class TestSimulated(FleetContract):
     fleet = pl.SimulatedFleet(
-        pl.ShiftedExponential(0.05, 0.03), workers=4, changes=[pl.Left(0.2, 1)], evaluation="exact", recall="block"
+        pl.delays.ShiftedExponential(0.05, 0.03),
+        workers=4,
+        changes=[pl.Left(0.2, 1)],
+        evaluation="exact",
+        recall="block",
     )
 
     def lose(self, crew: Any, worker: int) -> None:
@@ -16,7 +20,9 @@ class TestSimulated(FleetContract):
 
 
 class TestSimulatedWithTies(FleetContract):
-    fleet = pl.SimulatedFleet(pl.Constant(0.05), workers=3, changes=[pl.Left(0.2, 1), pl.Joined(0.4, 1)], ties="batch")
+    fleet = pl.SimulatedFleet(
+        pl.delays.Constant(0.05), workers=3, changes=[pl.Left(0.2, 1), pl.Joined(0.4, 1)], ties="batch"
+    )
 
     def lose(self, crew: Any, worker: int) -> None:
         assert worker == 1
@@ -24,7 +30,11 @@ class TestSimulatedWithTies(FleetContract):
 
 class TestSimulatedWithABusyServer(FleetContract):
     fleet = pl.SimulatedFleet(
-        pl.ShiftedExponential(0.05, 0.03), workers=4, changes=[pl.Left(0.2, 1)], recall="abandon", server_seconds=0.03
+        pl.delays.ShiftedExponential(0.05, 0.03),
+        workers=4,
+        changes=[pl.Left(0.2, 1)],
+        recall="abandon",
+        server_seconds=0.03,
     )
 
     def lose(self, crew: Any, worker: int) -> None:

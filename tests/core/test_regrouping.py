@@ -29,22 +29,22 @@ def regroups(trace: Trace) -> list[Regroup]:
     return [fact for fact in trace if isinstance(fact, Regroup)]
 
 
-def changing(before: float, after: float, pieces: int) -> pl.Empirical:
+def changing(before: float, after: float, pieces: int) -> pl.delays.Empirical:
     """A worker that changes its speed after so many pieces, for good as far as a test goes."""
-    return pl.Empirical([before] * pieces + [after] * 10_000, in_order=True)
+    return pl.delays.Empirical([before] * pieces + [after] * 10_000, in_order=True)
 
 
 # When.
 
 
 def test_equal_speeds_are_never_regrouped() -> None:
-    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=8)
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=8)
     assert regroups(pl.simulate(RULE, fleet, pl.Stop(updates=500))) == []
 
 
 def test_equal_speeds_with_noise_are_never_regrouped() -> None:
     """16 workers, log-normal with sigma 0.1, the default rule, 500 rounds, seeds 0 to 2."""
-    fleet = pl.SimulatedFleet(pl.LogNormal(1.0, 0.1), workers=16)
+    fleet = pl.SimulatedFleet(pl.delays.LogNormal(1.0, 0.1), workers=16)
     for seed in range(3):
         assert regroups(pl.simulate(Regrouped(), fleet, pl.Stop(updates=500), seed=seed)) == []
 
@@ -73,7 +73,9 @@ def test_noise_below_the_margin_changes_nothing(
 def test_a_worker_that_changes_its_speed_by_four_changes_its_group(before: float, after: float) -> None:
     """It takes a majority of its window, a round of its group until somebody looks, and one to end what it runs."""
     pieces = 20
-    fleet = pl.SimulatedFleet([pl.Constant(1.0)] * 3 + [pl.Constant(4.0)] * 2 + [changing(before, after, pieces)])
+    fleet = pl.SimulatedFleet(
+        [pl.delays.Constant(1.0)] * 3 + [pl.delays.Constant(4.0)] * 2 + [changing(before, after, pieces)]
+    )
     trace = pl.simulate(RULE, fleet, pl.Stop(seconds=400))
     first, second = regroups(trace)
     own, others = (0, 1, 2), (3, 4)
@@ -97,11 +99,11 @@ def _part_of(regroup: Regroup, worker: int) -> int:
 
 
 def test_the_reason_is_told() -> None:
-    fleet = pl.SimulatedFleet([pl.Constant(1.0)] * 3 + [changing(1.0, 4.0, 10)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0)] * 3 + [changing(1.0, 4.0, 10)])
     (regroup,) = regroups(pl.simulate(RULE, fleet, pl.Stop(seconds=100)))
     assert regroup.groups == ((0, 1, 2), (3,))
     assert regroup.why == "worker 3 takes 4 s and worker 0 of its group 1 s: 4.00 times, more than 1.8"
-    fleet = pl.SimulatedFleet([pl.Constant(1.0)] * 3 + [changing(4.0, 1.0, 10)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0)] * 3 + [changing(4.0, 1.0, 10)])
     first, second = regroups(pl.simulate(RULE, fleet, pl.Stop(seconds=200)))
     assert first.groups == ((0, 1, 2), (3,))
     assert second.groups == ((0, 1, 2, 3), ())
@@ -109,14 +111,16 @@ def test_the_reason_is_told() -> None:
 
 
 def test_who_did_too_little_stays_where_it_is() -> None:
-    late = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(3.0), pl.Constant(1.0)], changes=[pl.Joined(10.5, 2)])
+    late = pl.SimulatedFleet(
+        [pl.delays.Constant(1.0), pl.delays.Constant(3.0), pl.delays.Constant(1.0)], changes=[pl.Joined(10.5, 2)]
+    )
     (regroup,) = regroups(pl.simulate(RULE, late, pl.Stop(seconds=30)))
     assert regroup.groups[_part_of(regroup, 0)] == (0, 2)
     assert regroup.groups[_part_of(regroup, 1)] == (1,)
 
 
 def test_the_largest_part_of_a_group_keeps_its_number() -> None:
-    fleet = pl.SimulatedFleet([pl.Constant(4.0)] * 3 + [pl.Constant(1.0)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(4.0)] * 3 + [pl.delays.Constant(1.0)])
     (regroup,) = regroups(pl.simulate(RULE, fleet, pl.Stop(seconds=100)))
     assert regroup.groups == ((0, 1, 2), (3,))
 
@@ -125,13 +129,18 @@ def test_the_largest_part_of_a_group_keeps_its_number() -> None:
 def test_a_change_of_speed_costs_less_time_than_with_fixed_groups(seed: int) -> None:
     """Gradients used in 200 s of 8 workers, half of which swap speeds (1 s and 4 s) half-way; sigma 0.1."""
 
-    def swapping(first: float, then: float) -> pl.Empirical:
+    def swapping(first: float, then: float) -> pl.delays.Empirical:
         noise = np.random.default_rng((seed, int(first))).lognormal(0.0, 0.1, 400)
         pieces = int(100 / first)
-        return pl.Empirical([first * n for n in noise[:pieces]] + [then * n for n in noise[pieces:]], in_order=True)
+        return pl.delays.Empirical(
+            [first * n for n in noise[:pieces]] + [then * n for n in noise[pieces:]], in_order=True
+        )
 
     fleet = pl.SimulatedFleet(
-        [pl.Constant(1.0)] * 2 + [swapping(1.0, 4.0)] * 2 + [swapping(4.0, 1.0)] * 2 + [pl.Constant(4.0)] * 2
+        [pl.delays.Constant(1.0)] * 2
+        + [swapping(1.0, 4.0)] * 2
+        + [swapping(4.0, 1.0)] * 2
+        + [pl.delays.Constant(4.0)] * 2
     )
     groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
     used = []

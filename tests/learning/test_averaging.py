@@ -71,8 +71,8 @@ def test_torchs_periodic_averager_on_two_real_processes_gets_the_same(tmp_path: 
 
 def test_the_models_of_the_fastest_are_averaged_and_the_late_ones_begin_again_with_the_average() -> None:
     record = Noted()
-    slow_at_first = pl.Empirical([9.0] * 2 + [1.0] * 20, in_order=True)
-    unequal = pl.SimulatedFleet([pl.Constant(1.0), slow_at_first, pl.Constant(1.0)])
+    slow_at_first = pl.delays.Empirical([9.0] * 2 + [1.0] * 20, in_order=True)
+    unequal = pl.SimulatedFleet([pl.delays.Constant(1.0), slow_at_first, pl.delays.Constant(1.0)])
     result = run(pl.ModelAveraging(2, waits=pl.FastestK(2)), on=unequal, sampling=record, updates=2)
     steps = [[t.worker for t in fact.weights] for fact in result.trace if isinstance(fact, Step)]
     assert steps == [[0, 2], [0, 1]]  # all three come at once in the second round; the first two by number count
@@ -86,7 +86,11 @@ def test_the_models_of_the_fastest_are_averaged_and_the_late_ones_begin_again_wi
 def test_groups_add_what_they_learnt_to_a_model_that_moved_on(waits: pl.Grouped) -> None:
     r"""Each update is $w + \frac1{|G|} \sum (w_k - w^{(k)})$."""
     record = Noted()
-    speeds = [pl.Constant(1.0), pl.Constant(1.0 if len(waits.groups[0]) > 1 else 2.5), *[pl.Constant(2.5)] * 2]
+    speeds = [
+        pl.delays.Constant(1.0),
+        pl.delays.Constant(1.0 if len(waits.groups[0]) > 1 else 2.5),
+        *[pl.delays.Constant(2.5)] * 2,
+    ]
     result = run(pl.ModelAveraging(2, waits=waits), on=pl.SimulatedFleet(speeds), sampling=record, updates=8)
     versions, done = [mlp()], [0, 0, 0, 0]
     for fact in result.trace:
@@ -111,7 +115,7 @@ def fact_staleness(result: pl.Run) -> list[int]:
 
 
 def test_asynchronous_averaging_keeps_as_many_earlier_models_as_are_in_use() -> None:
-    speeds = [pl.Constant(1.0), pl.Constant(1.7), pl.Constant(3.1)]
+    speeds = [pl.delays.Constant(1.0), pl.delays.Constant(1.7), pl.delays.Constant(3.1)]
     result = run(pl.ModelAveraging(2, waits=pl.Asynchronous()), on=pl.SimulatedFleet(speeds), updates=30)
     assert result.mean_staleness > 0
     assert result.history[-1].loss < result.history[0].loss

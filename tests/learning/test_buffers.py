@@ -49,7 +49,9 @@ def task(model: nn.Module) -> pl.Task:
     return pl.Task(model, cross_entropy, train=(X, Y))
 
 
-def train(model: nn.Module, strategy: pl.Strategy, fleet: Fleet, updates: int, sampling: Noted | None = None) -> pl.Run:
+def train(
+    model: nn.Module, strategy: pl.strategy.Strategy, fleet: Fleet, updates: int, sampling: Noted | None = None
+) -> pl.Run:
     return pl.train(
         task(model), strategy=strategy, fleet=fleet, optimizer=lambda p: torch.optim.SGD(p, lr=RATE), batch_size=16,
         stop=pl.Stop(updates=updates), every=pl.Every(updates=updates), sampling=sampling or pl.Shuffled(),
@@ -106,8 +108,8 @@ RULES = [
 
 
 @pytest.mark.parametrize("strategy", RULES, ids=repr)
-def test_the_simulator_moves_buffers_as_a_plain_loop_does(strategy: pl.Strategy) -> None:
-    fleet = pl.SimulatedFleet(pl.LogNormal(1.0, 0.5), workers=3)
+def test_the_simulator_moves_buffers_as_a_plain_loop_does(strategy: pl.strategy.Strategy) -> None:
+    fleet = pl.SimulatedFleet(pl.delays.LogNormal(1.0, 0.5), workers=3)
     noted = Noted()
     run = train(Normed(), strategy, fleet, 12, noted)
     expected = plain(run, noted.drawn, Normed()).state_dict()
@@ -148,11 +150,11 @@ def with_fresh_statistics(model: nn.Module) -> nn.Module:
     ids=repr,
 )
 def test_every_mini_batch_is_tracked_and_the_statistics_are_those_of_the_model(
-    strategy: pl.Strategy, workers: int, updates: int, tracked: int
+    strategy: pl.strategy.Strategy, workers: int, updates: int, tracked: int
 ) -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(10, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 5))
-    trained = train(model, strategy, pl.SimulatedFleet(pl.Constant(1.0), workers=workers), updates).model
+    trained = train(model, strategy, pl.SimulatedFleet(pl.delays.Constant(1.0), workers=workers), updates).model
     assert trained.get_buffer("1.num_batches_tracked").item() == tracked
     assert accuracy(trained) > 0.8
     assert abs(accuracy(trained) - accuracy(with_fresh_statistics(trained))) < 0.02
@@ -170,7 +172,7 @@ def test_a_model_with_a_counter_alone_counts_every_update() -> None:
             return torch.as_tensor(self.layer(inputs))
 
     for strategy in (pl.Synchronous(), pl.Asynchronous()):
-        run = train(Counting(), strategy, pl.SimulatedFleet(pl.Constant(1.0), workers=4), 12)
+        run = train(Counting(), strategy, pl.SimulatedFleet(pl.delays.Constant(1.0), workers=4), 12)
         assert run.model.get_buffer("passes").item() == 12
 
 

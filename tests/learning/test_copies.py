@@ -32,7 +32,7 @@ def linear() -> nn.Linear:
 
 
 def sim(workers: int = 2, **how: Any) -> pl.SimulatedFleet:
-    return pl.SimulatedFleet(pl.Constant(1.0), workers=workers, **how)
+    return pl.SimulatedFleet(pl.delays.Constant(1.0), workers=workers, **how)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -40,7 +40,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def train(
-    model: nn.Module, loss: Any, fleet: Fleet | None = None, strategy: pl.Strategy | None = None, *,
+    model: nn.Module, loss: Any, fleet: Fleet | None = None, strategy: pl.strategy.Strategy | None = None, *,
     optimizer: MakeOptimizer = sgd, updates: int = 5, **more: Any,
 ) -> pl.Run:  # fmt: skip
     return pl.train(
@@ -58,7 +58,7 @@ IDS = ["fused", "exact", "processes"]
 
 
 @pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.ModelAveraging(2)], ids=repr)
-def test_an_optimizer_of_other_parameters_is_refused(strategy: pl.Strategy) -> None:
+def test_an_optimizer_of_other_parameters_is_refused(strategy: pl.strategy.Strategy) -> None:
     model = linear()
     with pytest.raises(ConfigError, match=r"other parameters than it was handed.*lambda p: torch.optim.AdamW\(p\)"):
         train(model, cross_entropy, None, strategy, optimizer=lambda p: torch.optim.AdamW(model.parameters()))

@@ -46,7 +46,7 @@ def train(
         x, y = torch.randn(64, 6), torch.randint(2, (64,))
     return pl.train(
         pl.Task(model, loss, (x, y), evaluate=lambda model: {"loss": 0.0}), strategy=pl.Synchronous(), batch_size=4,
-        fleet=pl.SimulatedFleet(pl.Constant(1.0), workers=workers, evaluation=evaluation), progress=False,
+        fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=workers, evaluation=evaluation), progress=False,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.5), stop=pl.Stop(updates=updates), **options,
     )  # fmt: skip
 

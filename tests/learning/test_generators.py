@@ -19,8 +19,8 @@ from paceline.learning.generators import Generators, PieceNumbers, own_generator
 from support.digits import weights
 from support.shaken import Shaken
 
-EXACT = pl.SimulatedFleet(pl.Constant(1.0), workers=2, evaluation="exact")
-FUSED = pl.SimulatedFleet(pl.Constant(1.0), workers=2)
+EXACT = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2, evaluation="exact")
+FUSED = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2)
 PROCESSES = pl.ProcessFleet(2, threads=1, slow={0: 2.0})
 
 
@@ -35,7 +35,9 @@ def task() -> pl.Task:
     return pl.Task(model, cross_entropy, Shaken(), evaluate=lambda model: {"loss": 0.0})
 
 
-def trained(fleet: Any, *, strategy: pl.Strategy = pl.Synchronous(), updates: int = 30, **options: Any) -> Tensor:
+def trained(
+    fleet: Any, *, strategy: pl.strategy.Strategy = pl.Synchronous(), updates: int = 30, **options: Any
+) -> Tensor:
     run = pl.train(
         task(), strategy=strategy, fleet=fleet, batch_size=8,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.2), stop=pl.Stop(updates=updates), progress=False,
@@ -64,7 +66,7 @@ def test_a_run_on_processes_that_is_resumed_draws_what_it_would_have_drawn(tmp_p
 
 
 @pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.ModelAveraging(2)], ids=["gradients", "models"])
-def test_every_worker_every_piece_and_every_seed_draws_other_numbers(strategy: pl.Strategy) -> None:
+def test_every_worker_every_piece_and_every_seed_draws_other_numbers(strategy: pl.strategy.Strategy) -> None:
     class Noted(nn.Module):
         """Notes what it is given: three numbers that were drawn."""
 

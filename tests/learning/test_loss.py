@@ -142,7 +142,7 @@ def test_the_training_loss_is_that_of_all_samples_used(name: str, evaluation: st
         run = pl.train(
             pl.Task(net, loss, train=(x, y)),
             strategy=strategy,
-            fleet=pl.SimulatedFleet(pl.Constant(1.0), workers=2, evaluation=evaluation),  # type: ignore[arg-type]
+            fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2, evaluation=evaluation),  # type: ignore[arg-type]
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
             stop=pl.Stop(epochs=1),
             every=pl.Every(updates=1000),
@@ -162,7 +162,7 @@ def test_a_batch_of_which_all_targets_are_ignored_changes_nothing() -> None:
         run = pl.train(
             pl.Task(before, functional.cross_entropy, train=(x, y)),
             strategy=strategy,
-            fleet=pl.SimulatedFleet(pl.Constant(1.0), workers=2),
+            fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2),
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
             stop=pl.Stop(updates=2),
             batch_size=4,
@@ -181,7 +181,7 @@ def test_the_best_local_model_is_chosen_by_the_loss_of_all_samples(monkeypatch: 
     run = pl.train(
         pl.Task(model(), loss, train=(x, y)),
         strategy=pl.FinalEnsemble(steps=4),
-        fleet=pl.SimulatedFleet(pl.Constant(1.0), workers=4),
+        fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=4),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         batch_size=4,
         progress=False,
@@ -322,7 +322,7 @@ def test_blocks_on_processes_train_as_whole_batches_do(name: str) -> None:
         )
         return run.model.state_dict()["weight"], [row.training_loss for row in run.history[1:]]
 
-    simulated, seen = trained(pl.SimulatedFleet(pl.Constant(1.0), workers=2), 1)
+    simulated, seen = trained(pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2), 1)
     real, told = trained(pl.ProcessFleet(workers=2), 4)
     torch.testing.assert_close(real, simulated, rtol=1e-5, atol=1e-6)
     assert told == pytest.approx(seen, rel=1e-5)

@@ -109,7 +109,7 @@ def test_a_model_without_classes_is_refused_before_anything_is_trained(model: nn
         pl.train(
             task,
             strategy=pl.FinalEnsemble(5),
-            fleet=pl.SimulatedFleet(pl.Constant(1.0), workers=2),
+            fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2),
             optimizer=lambda parameters: torch.optim.SGD(parameters or [torch.zeros(1)], lr=0.1),
         )
 
@@ -141,7 +141,7 @@ def test_labels_are_of_the_unaugmented_samples() -> None:
     pl.train(
         task,
         strategy=pl.EnsembleCompression(every=4, compression_steps=1, steps=8),
-        fleet=pl.SimulatedFleet(pl.Constant(1.0), workers=2),
+        fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-6),
         batch_size=8,
     )

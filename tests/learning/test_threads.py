@@ -46,10 +46,10 @@ def square(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean(1)
 
 
-def train(width: int, *, strategy: pl.Strategy = pl.Synchronous(), workers: int = 2, **options: Any) -> pl.Run:
+def train(width: int, *, strategy: pl.strategy.Strategy = pl.Synchronous(), workers: int = 2, **options: Any) -> pl.Run:
     NOTED.clear()
     x = torch.linspace(-1.0, 1.0, 64 * width).view(64, width)
-    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=workers, **options)
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=workers, **options)
     return pl.train(
         pl.Task(Noting(width), square, (x, x), evaluate=lambda model: {"loss": 0.0}), strategy=strategy, fleet=fleet,
         batch_size=16, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), stop=pl.Stop(updates=3), progress=False,
@@ -65,7 +65,7 @@ ENOUGH_ALONE = 1 + int((ENOUGH / 16 / 2) ** 0.5)  # so wide that the product of 
 
 @pytest.mark.parametrize("evaluation", ["fused", "exact"])
 @pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.ModelAveraging(1)], ids=["gradients", "models"])
-def test_small_passes_have_one_thread_and_large_ones_all(strategy: pl.Strategy, evaluation: str) -> None:
+def test_small_passes_have_one_thread_and_large_ones_all(strategy: pl.strategy.Strategy, evaluation: str) -> None:
     assert noted(train(8, strategy=strategy, evaluation=evaluation)) == {1}
     assert noted(train(ENOUGH_ALONE, strategy=strategy, evaluation=evaluation)) == {2}
     assert torch.get_num_threads() == 2
@@ -104,8 +104,8 @@ def test_the_number_is_restored_after_a_failure_too() -> None:
     with pytest.raises(ArithmeticError):
         pl.train(
             pl.Task(nn.Linear(2, 2), failing, (torch.ones(8, 2), torch.ones(8, 2)), evaluate=lambda model: {}),
-            strategy=pl.Synchronous(), fleet=pl.SimulatedFleet(pl.Constant(1.0), workers=2, threads=3), batch_size=2,
-            optimizer=lambda p: torch.optim.SGD(p, lr=0.1), stop=pl.Stop(updates=1), progress=False,
+            strategy=pl.Synchronous(), fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2, threads=3),
+            batch_size=2, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), stop=pl.Stop(updates=1), progress=False,
         )  # fmt: skip
     assert torch.get_num_threads() == 2
 
@@ -135,10 +135,10 @@ def test_what_was_counted_is_put_aside() -> None:
 
 def test_runs_are_known_by_their_threads_only_if_they_were_asked_for() -> None:
     """So that those which were begun before they could be can be resumed."""
-    assert "threads" not in repr(pl.SimulatedFleet(pl.Constant(1.0), workers=2))
-    assert repr(pl.SimulatedFleet(pl.Constant(1.0), workers=2, threads=2)).endswith(", threads=2)")
+    assert "threads" not in repr(pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2))
+    assert repr(pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2, threads=2)).endswith(", threads=2)")
     with pytest.raises(pl.ConfigError, match=r"threads=0 is not possible: at least 1"):
-        pl.SimulatedFleet(pl.Constant(1.0), workers=2, threads=0)
+        pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2, threads=0)
 
 
 def test_threads_are_written_to_a_file_and_read_back() -> None:

@@ -180,7 +180,7 @@ def by_hand(case: Case, batches: list[list[int]]) -> nn.Module:
     return model
 
 
-def trained(case: Case, strategy: pl.Strategy, fleet: Fleet, sampling: Any) -> pl.Run:
+def trained(case: Case, strategy: pl.strategy.Strategy, fleet: Fleet, sampling: Any) -> pl.Run:
     return pl.train(
         pl.Task(made(case), functional.cross_entropy, train=case.data),
         strategy=strategy,
@@ -195,7 +195,7 @@ def trained(case: Case, strategy: pl.Strategy, fleet: Fleet, sampling: Any) -> p
 
 
 def simulated(evaluation: str = "fused", workers: int = 1) -> pl.SimulatedFleet:
-    return pl.SimulatedFleet(pl.Constant(1.0), workers=workers, evaluation=evaluation)  # type: ignore[arg-type]
+    return pl.SimulatedFleet(pl.delays.Constant(1.0), workers=workers, evaluation=evaluation)  # type: ignore[arg-type]
 
 
 def close(model: nn.Module, expected: nn.Module, within: float) -> None:
@@ -210,13 +210,13 @@ def close(model: nn.Module, expected: nn.Module, within: float) -> None:
 @pytest.mark.parametrize("name", FEATURES)
 def test_trains_as_in_a_plain_loop(name: str, how: str) -> None:
     case, recorded = FEATURES[name], Noted()
-    strategy: pl.Strategy = pl.ModelAveraging(every=2) if how == "models" else pl.Synchronous()
+    strategy: pl.strategy.Strategy = pl.ModelAveraging(every=2) if how == "models" else pl.Synchronous()
     run = trained(case, strategy, simulated("exact" if how == "exact" else "fused"), recorded)
     assert run.problem is None
     close(run.model, by_hand(case, recorded.draws[0][:UPDATES]), case.within)
 
 
-def on_a_process(name: str, strategy: pl.Strategy) -> None:
+def on_a_process(name: str, strategy: pl.strategy.Strategy) -> None:
     case, recorded = FEATURES[name], Noted()
     run = trained(case, strategy, pl.ProcessFleet(workers=1), recorded)
     assert run.problem is None
@@ -248,7 +248,7 @@ def test_all_rules_take_it(name: str) -> None:
         run = pl.train(
             pl.Task(made(FEATURES[name]), functional.cross_entropy, train=FEATURES[name].data),
             strategy=strategy,
-            fleet=pl.SimulatedFleet(delays=[pl.Constant(1.0), pl.Constant(1.0), pl.Constant(1.7)]),
+            fleet=pl.SimulatedFleet(delays=[pl.delays.Constant(1.0), pl.delays.Constant(1.0), pl.delays.Constant(1.7)]),
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.5),
             stop=pl.Stop(updates=3),
             batch_size=4,
@@ -374,7 +374,9 @@ def test_a_scheduler_that_waits_for_a_metric_sees_every_evaluation(how: str, mod
 
 
 @pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.ModelAveraging(every=2)])
-def test_a_run_with_such_a_scheduler_is_resumed_and_replayed_to_the_bit(strategy: pl.Strategy, tmp_path: Path) -> None:
+def test_a_run_with_such_a_scheduler_is_resumed_and_replayed_to_the_bit(
+    strategy: pl.strategy.Strategy, tmp_path: Path
+) -> None:
     """The learning rate falls at update 4: before the run is interrupted, and in the replay where it did."""
     task = pl.Task(made(Case(mlp)), functional.cross_entropy, train=table())
     asked: dict[str, Any] = {
@@ -456,7 +458,7 @@ SCHEDULERS: dict[str, Any] = {
 }
 
 
-def rates_seen(name: str, strategy: pl.Strategy) -> list[float]:
+def rates_seen(name: str, strategy: pl.strategy.Strategy) -> list[float]:
     """The learning rate at each evaluation, which is told the same loss each time."""
     optimizers: list[torch.optim.Optimizer] = []
     found: list[float] = []

@@ -60,7 +60,7 @@ def task() -> pl.Task:
 
 
 def train(
-    strategy: pl.Strategy, fleet: Fleet, make: Make, noted: Noted | None = None, *, updates: int = UPDATES,
+    strategy: pl.strategy.Strategy, fleet: Fleet, make: Make, noted: Noted | None = None, *, updates: int = UPDATES,
     directory: Path | None = None, resume: bool = False,
 ) -> pl.Run:  # fmt: skip
     return pl.train(
@@ -108,15 +108,15 @@ RULES = [
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("evaluation", ["fused", "exact"])
 @pytest.mark.parametrize("strategy", RULES, ids=repr)
-def test_in_the_simulator(strategy: pl.Strategy, evaluation: str, name: str) -> None:
+def test_in_the_simulator(strategy: pl.strategy.Strategy, evaluation: str, name: str) -> None:
     noted = Noted()
-    fleet = pl.SimulatedFleet(pl.LogNormal(1.0, 0.5), workers=3, evaluation=evaluation)  # type: ignore[arg-type]
+    fleet = pl.SimulatedFleet(pl.delays.LogNormal(1.0, 0.5), workers=3, evaluation=evaluation)  # type: ignore[arg-type]
     run = train(strategy, fleet, OPTIMIZERS[name], noted)
     assert_same(run, by_gradients(run, noted.drawn, OPTIMIZERS[name]))
 
 
 @pytest.mark.parametrize(("strategy", "name"), [(RULES[0], "momentum"), (RULES[3], "AdamW")])
-def test_on_processes_and_in_their_replay(strategy: pl.Strategy, name: str, tmp_path: Path) -> None:
+def test_on_processes_and_in_their_replay(strategy: pl.strategy.Strategy, name: str, tmp_path: Path) -> None:
     noted, fleet, make = Noted(), pl.ProcessFleet(3), OPTIMIZERS[name]
     run = train(strategy, fleet, make, noted, directory=tmp_path)
     assert_same(run, by_gradients(run, noted.drawn, make))
@@ -127,8 +127,8 @@ def test_on_processes_and_in_their_replay(strategy: pl.Strategy, name: str, tmp_
 
 
 @pytest.mark.parametrize("strategy", [RULES[0], RULES[3]], ids=repr)
-def test_what_is_unused_is_told_of_in_checkpoints(strategy: pl.Strategy, tmp_path: Path) -> None:
-    fleet = pl.SimulatedFleet(pl.LogNormal(1.0, 0.5), workers=3)
+def test_what_is_unused_is_told_of_in_checkpoints(strategy: pl.strategy.Strategy, tmp_path: Path) -> None:
+    fleet = pl.SimulatedFleet(pl.delays.LogNormal(1.0, 0.5), workers=3)
     whole = train(strategy, fleet, OPTIMIZERS["momentum"])
     train(strategy, fleet, OPTIMIZERS["momentum"], directory=tmp_path, updates=5)
     resumed = train(strategy, fleet, OPTIMIZERS["momentum"], directory=tmp_path, resume=True)
@@ -167,7 +167,7 @@ def test_local_steps_are_torch_s(name: str) -> None:
     """One worker alone, whose averages are its own models."""
     noted = Noted()
     run = train(
-        pl.ModelAveraging(4), pl.SimulatedFleet(pl.Constant(1.0), workers=1), OPTIMIZERS[name], noted, updates=4
+        pl.ModelAveraging(4), pl.SimulatedFleet(pl.delays.Constant(1.0), workers=1), OPTIMIZERS[name], noted, updates=4
     )
     assert_same(run, by_local_steps(noted.drawn[:16], OPTIMIZERS[name]))
 
@@ -183,8 +183,8 @@ def test_local_steps_are_torch_s(name: str) -> None:
     ids=repr,
 )
 @pytest.mark.parametrize("name", ["momentum", "AdamW"])
-def test_rules_by_models_leave_the_unused_head_alone(strategy: pl.Strategy, name: str) -> None:
-    run = train(strategy, pl.SimulatedFleet(pl.Constant(1.0), workers=3), OPTIMIZERS[name], updates=4)
+def test_rules_by_models_leave_the_unused_head_alone(strategy: pl.strategy.Strategy, name: str) -> None:
+    run = train(strategy, pl.SimulatedFleet(pl.delays.Constant(1.0), workers=3), OPTIMIZERS[name], updates=4)
     heads = [value for name, value in run.model.state_dict().items() if "unused.weight" in name]
     trunks = [value for name, value in run.model.state_dict().items() if "trunk.weight" in name]
     assert heads
@@ -194,7 +194,7 @@ def test_rules_by_models_leave_the_unused_head_alone(strategy: pl.Strategy, name
 
 def test_averaged_momenta_are_those_of_the_workers_that_have_any() -> None:
     run = train(
-        pl.ModelAveraging(1, momentum="averaged"), pl.SimulatedFleet(pl.Constant(1.0), workers=3),
+        pl.ModelAveraging(1, momentum="averaged"), pl.SimulatedFleet(pl.delays.Constant(1.0), workers=3),
         OPTIMIZERS["momentum"], updates=6,
     )  # fmt: skip
     assert run.problem is None

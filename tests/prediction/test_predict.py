@@ -89,7 +89,7 @@ def test_what_is_predicted_happens() -> None:
 
     Sixteen workers in turn, so that every gradient is 15 updates old; F(x) = (x - 1)^2 / 2, from x = 0.
     """
-    fleet = pl.SimulatedFleet([pl.Constant(1.0)] * 16)
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0)] * 16)
     for momentum in (0.0, 0.9):
         found = predict(pl.Asynchronous(), fleet, descent=Descent(momentum), curvature=1.0)
         assert found.largest_step is not None
@@ -102,7 +102,7 @@ def _after(momentum: float, lr: float) -> float:
     run = pl.train(
         quadratic(b=[1.0] * 16),
         strategy=pl.Asynchronous(),
-        fleet=pl.SimulatedFleet([pl.Constant(1.0)] * 16),
+        fleet=pl.SimulatedFleet([pl.delays.Constant(1.0)] * 16),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum),
         stop=pl.Stop(updates=900 if momentum else 500),
         batch_size=1,
@@ -113,7 +113,7 @@ def _after(momentum: float, lr: float) -> float:
 
 def test_the_time_to_an_error_is_that_of_the_recursion() -> None:
     """One worker, no momentum: x shrinks by 1 - 1/100 an update of 2 seconds in a direction 100 times flatter."""
-    fleet = pl.SimulatedFleet([pl.Constant(2.0)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(2.0)])
     found = predict(pl.Synchronous(), fleet, wishes=Wishes(margin=0.5, epsilon=0.01, condition=100.0))
     assert found.seconds_to_epsilon is not None
     assert found.seconds_to_epsilon.value == pytest.approx(2 * math.log(0.01) / math.log(0.99))
@@ -182,7 +182,7 @@ def test_files_that_say_too_little_are_refused(
 
 def test_a_trace_of_models_predicts_by_mini_batches(tmp_path: Path) -> None:
     """Workers of 1 s a mini-batch, recorded in pieces of 16: SSGD makes an update a second, averaging one in 16."""
-    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=4)
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=4)
     pl.simulate(pl.ModelAveraging(every=16), fleet, pl.Stop(updates=20), trace=tmp_path / "trace.jsonl")
     found = answer(read_inquiry(tmp_path, ["ssgd", "asgd", "ma:every=16"])).predictions
     rates = {label: each.runtime.updates_per_second for label, each in found.items()}
@@ -200,7 +200,10 @@ def test_missing_files_and_empty_traces_are_refused(
     Path("empty").mkdir()
     assert "no trace at empty/trace.jsonl" in refused(["predict", "empty"], capsys)
     pl.simulate(
-        pl.FastestK(1), pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(9.0)]), pl.Stop(updates=3), trace="t.jsonl"
+        pl.FastestK(1),
+        pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(9.0)]),
+        pl.Stop(updates=3),
+        trace="t.jsonl",
     )
     assert "worker 1 finished nothing in the recorded run" in refused(["predict", "t.jsonl", "-s", "ssgd"], capsys)
 
@@ -220,7 +223,7 @@ def test_optimizers() -> None:
     descent = descent_of("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.5})
     assert descent == Descent(0.9, nesterov=True, weight_decay=0.5)
     assert descent.sharpness(2.0) == 2.5
-    fresh = measure(pl.simulate(pl.Synchronous(), pl.SimulatedFleet([pl.Constant(1.0)]), pl.Stop(updates=3)))
+    fresh = measure(pl.simulate(pl.Synchronous(), pl.SimulatedFleet([pl.delays.Constant(1.0)]), pl.Stop(updates=3)))
     assert (fresh.weight_by_age, fresh.weight_by_gap) == ({0: 1.0}, {0: 1.0})
     with pytest.raises(ConfigError, match=r"a dampening of 1 leaves no gradient"):
         Descent(0.9, dampening=1)
@@ -231,7 +234,7 @@ def tiny_config(momentum: float = 0.0, optimizer: str = "SGD") -> Config:
 
 
 def test_a_warning_has_the_numbers_and_only_where_it_is_due() -> None:
-    fleet = pl.SimulatedFleet([pl.Constant(1.0)] * 11)
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0)] * 11)
     measures = measure(pl.simulate(pl.Asynchronous(), fleet, pl.Stop(updates=5_500)))
     found = Curvature(value=2.0, error=0.0, converged=True, products=3, samples=256)
     limit = critical_step(10, 0.9) / 2

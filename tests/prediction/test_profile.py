@@ -177,7 +177,7 @@ def test_the_model_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     train, test = digits()
     task = pl.Task(linear(), torch.nn.functional.cross_entropy, train, test)
     before = {name: value.clone() for name, value in task.model.state_dict().items()}
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(4.0)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(4.0)])
     done = profiling.profile(task, fleet=fleet, seconds=20.0)
     assert (done.interrupted, done.problem) == (False, None)
     for model in (task.model, servers[0].model):
@@ -187,7 +187,7 @@ def test_the_model_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_table_says_what_ssgd_would_cost() -> None:
     """Workers of 1, 1 and 4 s: in each round of 4 s two wait 3 s each, and always for the same one."""
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.0), pl.Constant(4.0)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(1.0), pl.delays.Constant(4.0)])
     found = stragglers(pl.simulate(pl.Asynchronous(), fleet, pl.Stop(seconds=40)))
     assert found.waiting == pytest.approx(6 / 12)
     assert [each.ratio for each in found.workers] == [1.0, 1.0, 4.0]
@@ -198,7 +198,7 @@ def test_the_table_says_what_ssgd_would_cost() -> None:
 
 
 def test_who_finished_nothing_is_named() -> None:
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(100.0)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(100.0)])
     found = stragglers(pl.simulate(pl.Asynchronous(), fleet, pl.Stop(seconds=40)))
     assert (found.unknown, found.groups, found.waiting) == ([1], ((0,),), 0.0)
     with pytest.raises(ConfigError, match="nobody finished a mini-batch"):

@@ -32,7 +32,7 @@ def test_the_recorded_strategy_simulated_on_its_own_durations_is_the_recorded_ru
 
 def test_what_if_knows_the_mini_batches_of_pieces_that_were_billed() -> None:
     """Workers that take 1 and 3 seconds a mini-batch, whatever the models and labels took besides."""
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(3.0)], network=pl.Network(latency=0.25))
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(3.0)], network=pl.Network(latency=0.25))
     strategy = pl.EnsembleCompression(4, compression_steps=1)
     run = pl.train(
         digits_task(), strategy=strategy, fleet=fleet, optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
@@ -46,7 +46,7 @@ def test_what_if_knows_the_mini_batches_of_pieces_that_were_billed() -> None:
 
 def test_what_if_tells_what_another_strategy_makes_of_the_same_workers() -> None:
     """Workers of 1, 1 and 3 seconds, recorded synchronously for 30 s: 10 updates; 70 asynchronously; with groups 40."""
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.0), pl.Constant(3.0)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(1.0), pl.delays.Constant(3.0)])
     trace = pl.simulate(pl.Synchronous(), fleet, pl.Stop(seconds=30.0))
     asked = {"asgd": pl.Asynchronous(), "gsgd": pl.Grouped([[0, 1], [2]]), "ssgd": pl.Synchronous()}
     assert {each.label: each.measures.updates for each in what_if(Survey(trace), asked)} == {
@@ -60,7 +60,7 @@ def test_what_if_tells_what_another_strategy_makes_of_the_same_workers() -> None
 
 def test_transfers_leaving_and_joining_are_those_of_the_recorded_run() -> None:
     changes: list[pl.Left | pl.Joined] = [pl.Left(4.0, 0), pl.Joined(8.0, 0)]
-    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=2, network=pl.Network(latency=0.25), changes=changes)
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2, network=pl.Network(latency=0.25), changes=changes)
     trace = pl.simulate(pl.Asynchronous(), fleet, pl.Stop(seconds=20.0))
     found = recorded_fleet(Survey(trace))
     assert found.changes == changes
@@ -70,7 +70,7 @@ def test_transfers_leaving_and_joining_are_those_of_the_recorded_run() -> None:
 
 def test_what_was_cut_short_is_told_and_what_is_partly_known_is_scaled_up() -> None:
     """Worker 2 of 3 is always late: with K-SGD nothing of it is known, with LGC-SGD two of its four blocks."""
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.0), pl.Constant(2.0)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(1.0), pl.delays.Constant(2.0)])
     dropped = pl.simulate(pl.FastestK(2), fleet, pl.Stop(updates=5))
     assert ([*Survey(dropped).durations[2].seconds], Survey(dropped).durations[2].cut) == ([], 5)
     with pytest.raises(pl.ConfigError, match="worker 2 finished nothing in the recorded run \\(5 pieces"):
@@ -110,7 +110,9 @@ def test_a_what_if_and_a_page_read_the_trace_once(tmp_path: Path) -> None:
 
 
 def test_a_simulation_is_measured_as_its_trace_would_be() -> None:
-    fleet = pl.SimulatedFleet([pl.Empirical([1.0, 2.5], in_order=True), pl.Empirical([3.0], in_order=True)])
+    fleet = pl.SimulatedFleet(
+        [pl.delays.Empirical([1.0, 2.5], in_order=True), pl.delays.Empirical([3.0], in_order=True)]
+    )
     for strategy in (pl.Asynchronous(), pl.LiveCompensation(1, blocks=2), pl.ModelAveraging(2)):
         recorded = pl.simulate(strategy, fleet, pl.Stop(seconds=40.0))
         survey = Survey(recorded)

@@ -18,7 +18,7 @@ from support.digits import digits_task, linear
 from support.resumable import PASSES, PRUNING, Case, replayed, sgd
 
 FLEET = pl.ProcessFleet(workers=3, threads=1)
-STRATEGIES: Mapping[str, pl.Strategy] = {
+STRATEGIES: Mapping[str, pl.strategy.Strategy] = {
     "synchronous": pl.Synchronous(),
     "asynchronous": pl.Asynchronous(),
     "fastest": pl.FastestK(2),

@@ -40,12 +40,12 @@ STRATEGIES = [
 ]
 
 
-def train(sampling: Any, strategy: pl.Strategy = STRATEGIES[0], **options: Any) -> pl.Run:
+def train(sampling: Any, strategy: pl.strategy.Strategy = STRATEGIES[0], **options: Any) -> pl.Run:
     chosen: dict[str, Any] = {"stop": pl.Stop(epochs=6), **options}
     return pl.train(
         digits_task(),
         strategy=strategy,
-        fleet=pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02), workers=WORKERS),
+        fleet=pl.SimulatedFleet(pl.delays.ShiftedExponential(0.05, 0.02), workers=WORKERS),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         batch_size=BATCH,
         sampling=sampling,
@@ -60,7 +60,7 @@ def sampler(**options: Any) -> pl.FinePruning:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
-def test_every_strategy_prunes(strategy: pl.Strategy) -> None:
+def test_every_strategy_prunes(strategy: pl.strategy.Strategy) -> None:
     run = train(sampler(), strategy)
     record = run.pruning
     assert run.ended == "epochs"
@@ -77,7 +77,9 @@ def test_every_strategy_prunes(strategy: pl.Strategy) -> None:
 
 @pytest.mark.parametrize("nothing", [{"fraction": 0.0}, {"count": 0}, {"start": 6}], ids=str)
 @pytest.mark.parametrize("strategy", [STRATEGIES[0], STRATEGIES[4]], ids=repr)
-def test_without_pruning_it_is_bit_for_bit_regular_training(strategy: pl.Strategy, nothing: dict[str, Any]) -> None:
+def test_without_pruning_it_is_bit_for_bit_regular_training(
+    strategy: pl.strategy.Strategy, nothing: dict[str, Any]
+) -> None:
     """I1."""
     regular, watched = train(pl.Shuffled(), strategy), train(sampler(**nothing), strategy)
     assert rows(regular) == rows(watched)
@@ -253,7 +255,7 @@ def test_data_sets_and_models_of_ones_own_can_be_pruned(tmp_path: Path) -> None:
     run = pl.train(
         pl.Task(nn.Linear(2, 2), nn.functional.cross_entropy, Pairs()),
         strategy=pl.Synchronous(),
-        fleet=pl.SimulatedFleet(pl.Constant(1.0), workers=2),
+        fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         batch_size=4,
         sampling=pl.FinePruning(samples=64, **SCHEDULE),

@@ -211,7 +211,7 @@ def test_the_page_says_what_it_leaves_out(directory: Path) -> None:
 
 
 def test_a_large_fleet_is_thinned_out(tmp_path: Path, run: Path) -> None:
-    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=200)
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=200)
     pl.simulate(pl.Synchronous(), fleet, pl.Stop(updates=2), trace=run / "trace.jsonl")
     described = describe("large", read_run(run))
     assert limits(described) == ["large: the timeline shows 64 of 200 workers, evenly chosen."]

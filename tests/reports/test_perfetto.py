@@ -25,7 +25,8 @@ REQUIRED = {
 @pytest.fixture(scope="module")
 def trace() -> Trace:
     fleet = pl.SimulatedFleet(
-        [pl.LogNormal(1.0, 0.3), pl.LogNormal(1.5, 0.3), pl.Constant(3.2)], network=pl.Network(latency=0.1)
+        [pl.delays.LogNormal(1.0, 0.3), pl.delays.LogNormal(1.5, 0.3), pl.delays.Constant(3.2)],
+        network=pl.Network(latency=0.1),
     )
     return pl.simulate(pl.LiveCompensation(quorum=2, blocks=4), fleet, pl.Stop(seconds=50))
 
@@ -75,7 +76,7 @@ def test_there_is_a_named_track_for_each_worker(trace: Trace, tmp_path: Path) ->
 
 
 def test_times_are_microseconds(tmp_path: Path) -> None:
-    fleet = pl.SimulatedFleet([pl.Constant(0.5), pl.Constant(1.25)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(0.5), pl.delays.Constant(1.25)])
     trace = pl.simulate(pl.Synchronous(), fleet, pl.Stop(updates=1))
     events = written({"a run": trace}, tmp_path / "trace.json")["traceEvents"]
     slices = [(e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]

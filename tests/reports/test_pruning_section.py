@@ -22,7 +22,7 @@ def trained(directory: Path, sampling: pl.FinePruning | pl.Shuffled, shape: tupl
     pl.train(
         pl.Task(nn.Sequential(nn.Flatten(), nn.Linear(48, 3)), nn.functional.cross_entropy, (inputs, targets)),
         strategy=pl.Synchronous(),
-        fleet=pl.SimulatedFleet(pl.Constant(1.0), workers=2),
+        fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         batch_size=8,
         sampling=sampling,

@@ -230,14 +230,15 @@ def test_the_sign_tells_odd_from_even() -> None:
         assert correct(scores, targets).tolist() == [True, True, False, False]
 
 
-def trained(strategy: pl.Strategy, *, penalty: float, decay: float, fused: bool = True) -> Tensor:
+def trained(strategy: pl.strategy.Strategy, *, penalty: float, decay: float, fused: bool = True) -> Tensor:
     """The weights after 30 updates of three workers of unequal speed."""
     model, x, digits = problem(penalty, samples=64)
     run = pl.train(
         pl.Task(model=model, loss=smooth_svm, train=(x, odd_sign(digits).double())),
         strategy=strategy,
         fleet=pl.SimulatedFleet(
-            [pl.Constant(1.0), pl.Constant(2.0), pl.Constant(3.0)], evaluation="fused" if fused else "exact"
+            [pl.delays.Constant(1.0), pl.delays.Constant(2.0), pl.delays.Constant(3.0)],
+            evaluation="fused" if fused else "exact",
         ),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, weight_decay=decay),
         stop=pl.Stop(updates=30),

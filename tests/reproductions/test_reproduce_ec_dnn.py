@@ -59,7 +59,7 @@ def vector(model: nn.Module) -> Tensor:
     return parameters_to_vector(model.parameters()).detach()
 
 
-def by_train(wanted: Training, strategy: pl.Strategy, pictures: tuple[Tensor, Tensor]) -> pl.Run:
+def by_train(wanted: Training, strategy: pl.strategy.Strategy, pictures: tuple[Tensor, Tensor]) -> pl.Run:
     return pl.train(
         pl.Task(network(wanted), cross_entropy, pictures),
         strategy=strategy,

@@ -118,7 +118,7 @@ def test_what_chance_might_change_is_left_open(claims: Mapping[str, Claim]) -> N
 
 
 def test_the_last_arrival_is_the_last_update() -> None:
-    fleet = pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02), workers=10)
+    fleet = pl.SimulatedFleet(pl.delays.ShiftedExponential(0.05, 0.02), workers=10)
     trace = pl.simulate(pl.LiveCompensation(7, blocks=4), fleet, pl.Stop(updates=25), seed=2)
     assert last_arrival(trace) == update_times(trace)[-1] == [f.at for f in trace if isinstance(f, Arrived)][-1]
 
@@ -135,7 +135,7 @@ def test_an_unknown_time_model_is_refused() -> None:
 def test_late_workers_get_the_blocks_done_that_were_asked_for(done: str) -> None:
     """And the same workers are late, at the same updates, as when they complete their batches."""
     delay, strategy, stop = (
-        pl.ShiftedExponential(0.05, 0.02, h=10),
+        pl.delays.ShiftedExponential(0.05, 0.02, h=10),
         pl.LiveCompensation(7, blocks=4),
         pl.Stop(updates=60),
     )

@@ -68,7 +68,7 @@ def test_every_shard_is_in_exactly_one_hand_while_anybody_is_here(moves: list[tu
 def test_a_run_goes_through_the_shards_of_those_who_left() -> None:
     def unseen(handed_on: bool) -> int:
         recorded = Noted()
-        fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=3, changes=[pl.Left(1.5, 1)])
+        fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=3, changes=[pl.Left(1.5, 1)])
         pl.train(
             digits_task(), strategy=pl.Synchronous(), fleet=fleet, stop=pl.Stop(updates=60),
             sampling=pl.ReassignShards(recorded) if handed_on else recorded,

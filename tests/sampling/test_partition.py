@@ -208,9 +208,9 @@ def test_the_partition_of_a_run_depends_on_its_seed_only() -> None:
     """Neither on the strategy nor on the delays: the same workers train on the same samples."""
     seen = []
     for strategy, delay, seed in (
-        (pl.Synchronous(), pl.Constant(1.0), 1),
-        (pl.Asynchronous(), pl.LogNormal(1.0, 1.0), 1),
-        (pl.Synchronous(), pl.Constant(1.0), 2),
+        (pl.Synchronous(), pl.delays.Constant(1.0), 1),
+        (pl.Asynchronous(), pl.delays.LogNormal(1.0, 1.0), 1),
+        (pl.Synchronous(), pl.delays.Constant(1.0), 2),
     ):
         recorded = Noted()
         fleet = pl.SimulatedFleet(delay, workers=4)

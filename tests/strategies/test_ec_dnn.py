@@ -61,7 +61,7 @@ def test_k5_needs_a_linear_step() -> None:
 
 
 def test_k6_one_worker_distils_itself_unless_both_terms_are_off() -> None:
-    def single(strategy: pl.Strategy) -> Tensor:
+    def single(strategy: pl.strategy.Strategy) -> Tensor:
         return members(run(strategy, on=fleet(1)))[0]
 
     alone = single(pl.FinalEnsemble(20))

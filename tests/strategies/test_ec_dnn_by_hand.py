@@ -37,7 +37,7 @@ def scheduler(of: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler
 
 
 def train(
-    strategy: pl.Strategy, record: Noted, *, updates: int | None = None, clip_norm: float | None = None
+    strategy: pl.strategy.Strategy, record: Noted, *, updates: int | None = None, clip_norm: float | None = None
 ) -> pl.Run:
     return pl.train(
         digits_task(mlp()),

@@ -23,7 +23,7 @@ EC = pl.EnsembleCompression
 
 
 def test_only_the_fastest_models_make_the_ensemble() -> None:
-    slow = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(9.0), pl.Constant(1.0)])
+    slow = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(9.0), pl.delays.Constant(1.0)])
     result = run(EC(4, steps=12, waits=pl.FastestK(2)), on=slow)
     assert len(members(result)) == 2
     assert {ticket.worker for fact in result.trace if isinstance(fact, Step) for ticket in fact.weights} == {0, 2}
@@ -31,7 +31,7 @@ def test_only_the_fastest_models_make_the_ensemble() -> None:
 
 def test_workers_come_and_go() -> None:
     changes: list[pl.Left | pl.Joined] = [pl.Left(3.5, 0), pl.Joined(9.0, 0), pl.Joined(5.0, 2)]
-    changing = pl.SimulatedFleet(pl.Constant(1.0), workers=3, changes=changes)
+    changing = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=3, changes=changes)
     for strategy in (EC(2, compression_steps=1, relabel=0.02), pl.ModelAveraging(2)):
         result = run(strategy, on=changing, updates=9)
         steps = [{ticket.worker for ticket in fact.weights} for fact in result.trace if isinstance(fact, Step)]
@@ -43,8 +43,8 @@ def test_workers_come_and_go() -> None:
 
 
 @pytest.mark.parametrize("strategy", [EC(4), EC(4, "regression"), EC(4, "margin"), pl.ModelAveraging(4)], ids=repr)
-def test_fewer_models_than_asked_go_on_without_the_others(strategy: pl.Strategy) -> None:
-    leaving = pl.SimulatedFleet(pl.Constant(1.0), workers=2, changes=[pl.Left(5.0, 1)])
+def test_fewer_models_than_asked_go_on_without_the_others(strategy: pl.strategy.Strategy) -> None:
+    leaving = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2, changes=[pl.Left(5.0, 1)])
     result = run(strategy, on=leaving, updates=4)
     assert result.ended == "updates"
     last = [fact for fact in result.trace if isinstance(fact, Step)][-1]
@@ -52,7 +52,7 @@ def test_fewer_models_than_asked_go_on_without_the_others(strategy: pl.Strategy)
 
 
 def test_when_everybody_left_the_run_ends_with_what_there_is() -> None:
-    gone = pl.SimulatedFleet(pl.Constant(1.0), workers=2, changes=[pl.Left(9.5, 0), pl.Left(9.5, 1)])
+    gone = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2, changes=[pl.Left(9.5, 0), pl.Left(9.5, 1)])
     for strategy in (EC(4), pl.ModelAveraging(4)):
         result = run(strategy, on=gone, updates=9)
         assert result.ended == "no workers"
@@ -71,7 +71,7 @@ def spoilt_task(spoilt: Sequence[int]) -> pl.Task:
     return pl.Task(mlp(), cross_entropy, train=(x, y), test=test)
 
 
-def train_spoilt(spoilt: Sequence[int], strategy: pl.Strategy) -> pl.Run:
+def train_spoilt(spoilt: Sequence[int], strategy: pl.strategy.Strategy) -> pl.Run:
     """Every worker goes through its shard in 3 updates, and so meets its infinite sample once."""
     return pl.train(
         spoilt_task(spoilt),
@@ -90,7 +90,7 @@ ONE_EXCHANGE = EC(every=8, compression_steps=2, diversity=0.0)
 
 @pytest.mark.parametrize("strategy", [ONE_EXCHANGE, EC(8, "regression", diversity=0.0), pl.ModelAveraging(8)], ids=repr)
 def test_a_model_that_is_not_finite_is_left_out_reported_and_reset(
-    strategy: pl.Strategy, caplog: pytest.LogCaptureFixture
+    strategy: pl.strategy.Strategy, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "paceline"):
         result = train_spoilt([2], strategy)
@@ -139,7 +139,7 @@ def test_single_models_end_the_run_only_when_all_workers_in_a_row_are_not_finite
 # Bad input
 
 
-def refused(said: str, strategy: pl.Strategy, *, workers: int = 4, model: nn.Module | None = None) -> None:
+def refused(said: str, strategy: pl.strategy.Strategy, *, workers: int = 4, model: nn.Module | None = None) -> None:
     with pytest.raises(pl.ConfigError, match=said):
         run(strategy, on=fleet(workers), model=model, updates=3)
 

@@ -16,7 +16,7 @@ from paceline.delays import Delay
 from support.digits import digits_task, rows, train, weights
 from support.updates import update_times, updates
 
-DELAYS = [pl.Constant(1.0)] * 4 + [pl.Constant(2.0)] * 4 + [pl.Constant(3.0)] * 8
+DELAYS = [pl.delays.Constant(1.0)] * 4 + [pl.delays.Constant(2.0)] * 4 + [pl.delays.Constant(3.0)] * 8
 GROUPS = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]]
 SSGD, GSGD, ASGD = pl.Synchronous(), pl.Grouped(GROUPS), pl.Asynchronous()
 PERIOD = 6.0
@@ -28,7 +28,7 @@ def paper_fleet(ties: Ties = "index") -> pl.SimulatedFleet:
     return pl.SimulatedFleet(DELAYS, ties=ties)
 
 
-def steady_staleness(strategy: pl.Strategy, ties: Ties) -> Fraction:
+def steady_staleness(strategy: pl.strategy.Strategy, ties: Ties) -> Fraction:
     """The exact mean over the updates of the second to the fifth period."""
     trace = pl.simulate(strategy, paper_fleet(ties), pl.Stop(seconds=5 * PERIOD))
     steady = [update.staleness for update in updates(trace) if update.at > PERIOD]
@@ -60,7 +60,7 @@ def test_m2_singletons_are_asgd_bit_for_bit() -> None:
 def fleets_with_ties(draw: st.DrawFn) -> pl.SimulatedFleet:
     """Few durations, so that many arrive together, some for the first time since the last update and others not."""
     durations = st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=1, max_size=4)
-    delays = [pl.Empirical(draw(durations), in_order=True) for _ in range(draw(st.integers(1, 6)))]
+    delays = [pl.delays.Empirical(draw(durations), in_order=True) for _ in range(draw(st.integers(1, 6)))]
     changes = list[pl.Left | pl.Joined]()
     for worker in range(1, len(delays)):
         leaves, away = draw(st.integers(0, 9)), draw(st.integers(0, 3))
@@ -94,7 +94,10 @@ def test_m2_in_whatever_order_the_singletons_are_named(fleet: pl.SimulatedFleet,
 
 def test_m2_with_batch_ties_bit_for_bit_in_the_order_of_arrival() -> None:
     """At 2 s and at 3 s some arrive who began after the last update, and others who began before it."""
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(2.0), pl.Constant(3.0), pl.Constant(1.0)], ties="batch")
+    fleet = pl.SimulatedFleet(
+        [pl.delays.Constant(1.0), pl.delays.Constant(2.0), pl.delays.Constant(3.0), pl.delays.Constant(1.0)],
+        ties="batch",
+    )
     runs = [train(digits_task(), rule, fleet, updates=25) for rule in (pl.Grouped([[3], [1], [0], [2]]), ASGD)]
     assert torch.equal(*(weights(run.model) for run in runs))
     assert runs[0].mean_staleness == runs[1].mean_staleness
@@ -104,7 +107,7 @@ def test_m2_with_batch_ties_bit_for_bit_in_the_order_of_arrival() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 16])
 def test_m3_with_equal_times_asgd_has_staleness_p_minus_1_after_the_first_round(workers: int) -> None:
-    trace = pl.simulate(ASGD, pl.SimulatedFleet(pl.Constant(1.0), workers=workers), pl.Stop(seconds=5.0))
+    trace = pl.simulate(ASGD, pl.SimulatedFleet(pl.delays.Constant(1.0), workers=workers), pl.Stop(seconds=5.0))
     ages = [update.ages for update in updates(trace)]
     assert ages[:workers] == [(age,) for age in range(workers)]
     assert ages[workers:] == [(workers - 1,)] * (4 * workers)
@@ -113,7 +116,7 @@ def test_m3_with_equal_times_asgd_has_staleness_p_minus_1_after_the_first_round(
 @pytest.mark.parametrize("ties", ["index", "reverse"])
 @pytest.mark.parametrize(("strategy", "staleness"), [(SSGD, 0), (GSGD, 2), (ASGD, 15)])
 def test_m4_steady_mean_staleness_is_the_number_of_groups_less_one(
-    strategy: pl.Strategy, staleness: int, ties: Ties
+    strategy: pl.strategy.Strategy, staleness: int, ties: Ties
 ) -> None:
     assert steady_staleness(strategy, ties) == staleness
 
@@ -121,14 +124,14 @@ def test_m4_steady_mean_staleness_is_the_number_of_groups_less_one(
 @pytest.mark.parametrize(
     ("strategy", "staleness"), [(SSGD, Fraction(0)), (GSGD, Fraction(16, 11)), (ASGD, Fraction(263, 26))]
 )
-def test_m4_is_broken_by_batch_ties(strategy: pl.Strategy, staleness: Fraction) -> None:
+def test_m4_is_broken_by_batch_ties(strategy: pl.strategy.Strategy, staleness: Fraction) -> None:
     measured = steady_staleness(strategy, "batch")
     assert measured == staleness
     assert float(measured) == pytest.approx({SSGD: 0.0, GSGD: 1.4545, ASGD: 10.115}[strategy], abs=5e-4)
 
 
 def test_m5_asgd_and_gsgd_use_equally_many_gradients_in_every_period() -> None:
-    used: dict[pl.Strategy, list[int]] = {}
+    used: dict[pl.strategy.Strategy, list[int]] = {}
     for strategy in (ASGD, GSGD):
         trace = pl.simulate(strategy, paper_fleet(), pl.Stop(seconds=4 * PERIOD))
         used[strategy] = [
@@ -147,7 +150,7 @@ def test_m6_staleness_is_always_zero_exactly_with_one_group(seconds: Sequence[in
     cut %= len(seconds)
     workers = list(range(len(seconds)))
     groups = [group for group in (workers[:cut], workers[cut:]) if group]
-    fleet = pl.SimulatedFleet([pl.Constant(float(s)) for s in seconds], ties=ties)
+    fleet = pl.SimulatedFleet([pl.delays.Constant(float(s)) for s in seconds], ties=ties)
     trace = pl.simulate(pl.Grouped(groups), fleet, pl.Stop(seconds=3.0 * max(seconds)))
     always_zero = all(age == 0 for update in updates(trace) for age in update.ages)
     assert always_zero == (len(groups) == 1)
@@ -163,7 +166,7 @@ def test_m7_scaling_time_leaves_the_sequence_unchanged(
     durations: Sequence[int], scale: Fraction, strategy: str, ties: Ties
 ) -> None:
     """Both fleets have durations of whole milliseconds, whatever the rational scale between them."""
-    rule: pl.Strategy = {
+    rule: pl.strategy.Strategy = {
         "ssgd": pl.Synchronous(),
         "gsgd": pl.Grouped([[0, 1], list(range(2, len(durations)))]),
         "asgd": pl.Asynchronous(),
@@ -172,7 +175,7 @@ def test_m7_scaling_time_leaves_the_sequence_unchanged(
 
     def run(unit: int) -> list[tuple[Fraction, Step]]:
         """Updates, with their times in units."""
-        delays: list[Delay] = [pl.Constant(duration * unit / 1000) for duration in durations]
+        delays: list[Delay] = [pl.delays.Constant(duration * unit / 1000) for duration in durations]
         trace = pl.simulate(rule, pl.SimulatedFleet(delays, ties=ties), pl.Stop(updates=25))
         return [(Fraction(round(u.at * 10**12), 10**9 * unit), u.step) for u in updates(trace)]
 
@@ -180,7 +183,7 @@ def test_m7_scaling_time_leaves_the_sequence_unchanged(
 
 
 @pytest.mark.parametrize(("strategy", "count", "samples"), [(SSGD, 2, 170.67), (GSGD, 11, 277.33), (ASGD, 52, 277.33)])
-def test_updates_and_samples_in_six_units(strategy: pl.Strategy, count: int, samples: float) -> None:
+def test_updates_and_samples_in_six_units(strategy: pl.strategy.Strategy, count: int, samples: float) -> None:
     run = pl.train(
         digits_task(),
         strategy=strategy,

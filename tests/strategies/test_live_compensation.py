@@ -23,7 +23,7 @@ from support.digits import Noted, digits, digits_task, linear, rows, train, weig
 from support.quadratic import path, quadratic, rounds_of
 from support.updates import answers, arrivals, update_times, updates
 
-RANDOM = pl.ShiftedExponential(0.05, 0.02)
+RANDOM = pl.delays.ShiftedExponential(0.05, 0.02)
 Recall = Literal["complete", "block", "abandon"]
 
 
@@ -32,7 +32,7 @@ def fleet(recall: Recall = "complete", workers: int = 10, delay: Delay = RANDOM)
 
 
 def constant(*seconds: float, recall: Recall = "complete") -> pl.SimulatedFleet:
-    return pl.SimulatedFleet([pl.Constant(s) for s in seconds], recall=recall)
+    return pl.SimulatedFleet([pl.delays.Constant(s) for s in seconds], recall=recall)
 
 
 def order_statistic(quorum: int, workers: int = 10) -> tuple[float, float]:
@@ -105,7 +105,7 @@ def test_j5_with_identical_workers_lgc_is_full_sgd() -> None:
     (x, y), test = digits()
     task = pl.Task(linear(), cross_entropy, train=(x[:32].repeat(10, 1), y[:32].repeat(10)), test=test)
 
-    def final(strategy: pl.Strategy) -> torch.Tensor:
+    def final(strategy: pl.strategy.Strategy) -> torch.Tensor:
         run = pl.train(
             task,
             strategy=strategy,
@@ -141,7 +141,9 @@ def test_j6_the_weights_of_a_compensation_add_up_to_nothing(workers: int, data: 
 def test_j7_relabelling_the_workers_leaves_the_path_unchanged() -> None:
     """To rounding: 1e-12."""
     b, new = [1.0, 2.0, 4.0, 9.0, 5.0], [3, 0, 4, 1, 2]
-    delays = [pl.Empirical(values, in_order=True) for values in np.random.default_rng(5).uniform(1, 2, size=(5, 20))]
+    delays = [
+        pl.delays.Empirical(values, in_order=True) for values in np.random.default_rng(5).uniform(1, 2, size=(5, 20))
+    ]
     strategy = pl.LiveCompensation(3, blocks=1)
     before = path(quadratic(b), strategy, pl.SimulatedFleet(delays, recall="complete"), 20)
     crew = pl.SimulatedFleet([delays[i] for i in new], recall="complete")
@@ -150,10 +152,10 @@ def test_j7_relabelling_the_workers_leaves_the_path_unchanged() -> None:
 
 
 @pytest.mark.parametrize("strategy", [pl.LiveCompensation(7, blocks=1), pl.FastestK(7)])
-def test_j8_while_the_delays_are_held_the_fastest_stay_the_same(strategy: pl.Strategy) -> None:
+def test_j8_while_the_delays_are_held_the_fastest_stay_the_same(strategy: pl.strategy.Strategy) -> None:
     held, redrawn = (
         {update.workers for update in updates(pl.simulate(strategy, crew, pl.Stop(updates=50), seed=2))}
-        for crew in (fleet(delay=pl.ShiftedExponential(0.05, 0.02, h=50)), fleet())
+        for crew in (fleet(delay=pl.delays.ShiftedExponential(0.05, 0.02, h=50)), fleet())
     )
     assert len(held) == 1
     assert len(redrawn) > 25
@@ -251,7 +253,7 @@ ITERATIONS = 1200
 
 
 @cache
-def ideal_times(strategy: pl.Strategy) -> list[float]:
+def ideal_times(strategy: pl.strategy.Strategy) -> list[float]:
     return update_times(pl.simulate(strategy, fleet(), pl.Stop(updates=ITERATIONS), seed=0))
 
 
@@ -294,7 +296,7 @@ def test_the_saving_with_two_of_sixty_epochs_of_warm_up() -> None:
 
 FIGURE_1 = pl.SimulatedFleet(
     [
-        pl.Empirical(times, in_order=True)
+        pl.delays.Empirical(times, in_order=True)
         for times in zip((1.0, 1.2, 2.0), (2.0, 1.5, 1.1), (1.3, 0.9, 2.5), strict=True)
     ],
     recall="complete",
@@ -309,7 +311,7 @@ FIGURE_1 = pl.SimulatedFleet(
         (pl.LiveCompensation(2, blocks=1), [1.2, 2.7, 4.0]),
     ],
 )
-def test_figure_1_takes_6_5_in_full_and_4_with_two_of_three(strategy: pl.Strategy, times: list[float]) -> None:
+def test_figure_1_takes_6_5_in_full_and_4_with_two_of_three(strategy: pl.strategy.Strategy, times: list[float]) -> None:
     assert update_times(pl.simulate(strategy, FIGURE_1, pl.Stop(updates=3))) == times
 
 
@@ -360,7 +362,7 @@ def optimum(shares: Sequence[float]) -> float:
     ],
 )
 def test_with_persistent_stragglers_training_ends_at(
-    strategy: pl.Strategy, late: float, recall: Recall, expected: float
+    strategy: pl.strategy.Strategy, late: float, recall: Recall, expected: float
 ) -> None:
     """F_i = a_i (x - b_i)^2 / 2 with workers 7, 8, 9 always late: to 1e-6."""
     crew = constant(*[1.0] * 7, *[late] * 3, recall=recall)
@@ -439,7 +441,7 @@ def test_late_workers_that_finish_first_hold_up_the_next_update() -> None:
     assert answers(trace) == []
 
 
-def seconds_an_update(strategy: pl.Strategy, on: pl.SimulatedFleet, updates: int = 600) -> float:
+def seconds_an_update(strategy: pl.strategy.Strategy, on: pl.SimulatedFleet, updates: int = 600) -> float:
     return update_times(pl.simulate(strategy, on, pl.Stop(updates=updates)))[-1] / updates
 
 
@@ -476,7 +478,7 @@ VAIN = "recalls late workers in vain: with blocks=1"
     ids=repr,
 )
 def test_settings_without_effect_are_told(
-    strategy: pl.Strategy, recall: Recall, warning: str, caplog: pytest.LogCaptureFixture
+    strategy: pl.strategy.Strategy, recall: Recall, warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     pl.simulate(strategy, constant(1.0, 1.0, 2.0, recall=recall), pl.Stop(updates=2))
     assert [warning in message for message in caplog.messages] == ([True] if warning else [])
@@ -595,7 +597,7 @@ def test_k_sgd_warms_up_too() -> None:
 def test_inside_groups_too_every_gradient_carries_the_weight_of_its_share_of_the_group() -> None:
     groups = [[0, 1, 2], [3, 4, 5, 6]]
     strategy = pl.Grouped(groups, inside=pl.LiveCompensation(2, blocks=2))
-    delays = [pl.ShiftedExponential(0.05 * (1 + worker // 3), 0.02) for worker in range(7)]
+    delays = [pl.delays.ShiftedExponential(0.05 * (1 + worker // 3), 0.02) for worker in range(7)]
     made = updates(pl.simulate(strategy, pl.SimulatedFleet(delays, recall="complete"), pl.Stop(updates=60), seed=3))
     total: dict[Ticket, Fraction] = defaultdict(Fraction)
     for update in made:

@@ -40,7 +40,7 @@ def digits_task(model: nn.Module | None = None, loss: Loss = cross_entropy) -> p
 
 def train(
     task: pl.Task,
-    strategy: pl.Strategy,
+    strategy: pl.strategy.Strategy,
     fleet: pl.SimulatedFleet,
     *,
     updates: int,

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     pl.train(
         digits_task(),
         strategy=pl.LiveCompensation(3, blocks=4),
-        fleet=pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02), workers=4),
+        fleet=pl.SimulatedFleet(pl.delays.ShiftedExponential(0.05, 0.02), workers=4),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         stop=pl.Stop(updates=10**9),
         directory=Path(sys.argv[1]),

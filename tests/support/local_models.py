@@ -27,11 +27,11 @@ def sgd(lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0) -> Ma
 
 
 def fleet(workers: int = 4) -> pl.SimulatedFleet:
-    return pl.SimulatedFleet(pl.Constant(1.0), workers=workers)
+    return pl.SimulatedFleet(pl.delays.Constant(1.0), workers=workers)
 
 
 def run(
-    strategy: pl.Strategy,
+    strategy: pl.strategy.Strategy,
     *,
     model: nn.Module | None = None,
     on: pl.SimulatedFleet | None = None,

@@ -29,7 +29,7 @@ def main(address: str, directory: Path) -> None:
         return {"loss": 0.0, "accuracy": float((directory / "enough").exists())}
 
     fleet = pl.RayFleet(
-        2, address=address, slow={0: pl.Constant(0.02), 1: pl.Constant(0.02)},
+        2, address=address, slow={0: pl.delays.Constant(0.02), 1: pl.delays.Constant(0.02)},
         deadline=pl.SilenceTimeout(factor=5.0, at_least=2.0, at_first=200.0),
     )  # fmt: skip
     train = partial(

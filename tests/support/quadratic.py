@@ -48,7 +48,13 @@ def quadratic(b: Sequence[float], a: Sequence[float] | None = None, *, samples: 
 
 
 def path(
-    task: pl.Task, strategy: pl.Strategy, fleet: pl.SimulatedFleet, updates: int, *, lr: float = 0.1, seed: int = 0
+    task: pl.Task,
+    strategy: pl.strategy.Strategy,
+    fleet: pl.SimulatedFleet,
+    updates: int,
+    *,
+    lr: float = 0.1,
+    seed: int = 0,
 ) -> list[float]:
     """X before the first update and after each."""
     samples = len(task.train) if not isinstance(task.train, tuple) else len(task.train[0])
@@ -67,9 +73,9 @@ def path(
     return [row.loss for row in run.history]
 
 
-def rounds_of(fastest: Sequence[str], workers: int) -> list[pl.Empirical]:
+def rounds_of(fastest: Sequence[str], workers: int) -> list[pl.delays.Empirical]:
     """Delays with which exactly the named workers are the fastest of each round, in increasing order."""
     return [
-        pl.Empirical([1.0 + i / 100 if str(i) in names else 2.0 + i / 100 for names in fastest], in_order=True)
+        pl.delays.Empirical([1.0 + i / 100 if str(i) in names else 2.0 + i / 100 for names in fastest], in_order=True)
         for i in range(workers)
     ]

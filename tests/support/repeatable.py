@@ -21,7 +21,7 @@ def run(directory: Path, seed: int) -> pl.Run:
     return pl.train(
         pl.Task(model, nn.functional.cross_entropy, train=(x.float(), y), test=(x_test.float(), y_test)),
         strategy=pl.Grouped([[0, 1, 2], [3, 4, 5, 6]], inside=pl.LiveCompensation(2, blocks=4)),
-        fleet=pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02, h=2), workers=7, changes=[pl.Left(0.5, 1)]),
+        fleet=pl.SimulatedFleet(pl.delays.ShiftedExponential(0.05, 0.02, h=2), workers=7, changes=[pl.Left(0.5, 1)]),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         stop=pl.Stop(updates=30),
         batch_size=16,

@@ -22,7 +22,7 @@ from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
 from paceline.randomness import restore_stream, stream, stream_state
 from support.digits import digits, linear
 
-FLEET = pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02), workers=5)
+FLEET = pl.SimulatedFleet(pl.delays.ShiftedExponential(0.05, 0.02), workers=5)
 
 
 def sgd(lr: float = 0.1, **settings: Any) -> MakeOptimizer:
@@ -33,7 +33,7 @@ def sgd(lr: float = 0.1, **settings: Any) -> MakeOptimizer:
 class Case:
     """The arguments of a run; what is random in its model is drawn by a seed of its own."""
 
-    strategy: pl.Strategy = pl.Synchronous()
+    strategy: pl.strategy.Strategy = pl.Synchronous()
     fleet: Fleet = FLEET
     model: Callable[[], nn.Module] = linear
     optimizer: MakeOptimizer = sgd()
@@ -175,7 +175,7 @@ class Slowing:
 PASSES: dict[str, Any] = {"window": 20, "start": 1, "block": 1, "count": 1, "fraction": 0.7}
 PRUNING = pl.FinePruning(samples=400, **PASSES)  # three batches of ten are left of every pass: it is soon over
 GROUPS = [[0, 1], [2, 3, 4]]
-STRATEGIES: Mapping[str, pl.Strategy] = {
+STRATEGIES: Mapping[str, pl.strategy.Strategy] = {
     "synchronous": pl.Synchronous(),
     "asynchronous": pl.Asynchronous(),
     "fastest": pl.FastestK(3),
@@ -194,12 +194,12 @@ CHANGES: Sequence[pl.Left | pl.Joined] = [
     pl.Left(0.55, 3),
 ]
 DELAYS: Sequence[Delay] = [
-    pl.Constant(0.06),
-    pl.ShiftedExponential(0.03, 0.02, h=3),
-    pl.LogNormal(0.05, 0.4),
-    pl.Pareto(0.04, 2.0),
-    pl.Empirical([0.03, 0.05, 0.09], in_order=True),
-    pl.Empirical([0.03, 0.05, 0.09]),
+    pl.delays.Constant(0.06),
+    pl.delays.ShiftedExponential(0.03, 0.02, h=3),
+    pl.delays.LogNormal(0.05, 0.4),
+    pl.delays.Pareto(0.04, 2.0),
+    pl.delays.Empirical([0.03, 0.05, 0.09], in_order=True),
+    pl.delays.Empirical([0.03, 0.05, 0.09]),
     Slowing(),
 ]
 LGC, BOTH = STRATEGIES["compensation"], STRATEGIES["grouped compensation"]
@@ -231,13 +231,15 @@ CASES: Mapping[str, Case] = {
     "leaving and joining, in groups": Case(BOTH, replace(FLEET, changes=CHANGES), optimizer=sgd(momentum=0.9)),
     "recall: complete": Case(LGC, replace(FLEET, recall="complete")),
     "recall: abandon": Case(LGC, replace(FLEET, recall="abandon", network=pl.Network(latency=0.01))),
-    "ties: batch": Case(BOTH, pl.SimulatedFleet(pl.Constant(0.1), workers=5, ties="batch")),
-    "ties: batch, asynchronous": Case(pl.Asynchronous(), pl.SimulatedFleet(pl.Constant(0.1), workers=5, ties="batch")),
-    "ties: reverse": Case(pl.Asynchronous(), pl.SimulatedFleet(pl.Constant(0.1), workers=5, ties="reverse")),
+    "ties: batch": Case(BOTH, pl.SimulatedFleet(pl.delays.Constant(0.1), workers=5, ties="batch")),
+    "ties: batch, asynchronous": Case(
+        pl.Asynchronous(), pl.SimulatedFleet(pl.delays.Constant(0.1), workers=5, ties="batch")
+    ),
+    "ties: reverse": Case(pl.Asynchronous(), pl.SimulatedFleet(pl.delays.Constant(0.1), workers=5, ties="reverse")),
     "busy server": Case(LGC, replace(FLEET, changes=CHANGES, server_seconds=0.02), optimizer=sgd(momentum=0.9)),
     "busy server, in groups": Case(BOTH, replace(FLEET, recall="complete", server_seconds=0.04)),
     "busy server, ties": Case(
-        pl.Asynchronous(), pl.SimulatedFleet(pl.Constant(0.1), workers=5, ties="batch", server_seconds=0.03)
+        pl.Asynchronous(), pl.SimulatedFleet(pl.delays.Constant(0.1), workers=5, ties="batch", server_seconds=0.03)
     ),
     "every delay": Case(pl.FastestK(4), pl.SimulatedFleet(DELAYS)),
     "every delay, asynchronous": Case(pl.Asynchronous(), pl.SimulatedFleet(DELAYS)),
@@ -288,7 +290,7 @@ MODELS: Mapping[str, Case] = {
 
 PROCESSES = Case(
     LGC,
-    pl.ProcessFleet(workers=5, slow={4: pl.Constant(0.01)}, threads=1),
+    pl.ProcessFleet(workers=5, slow={4: pl.delays.Constant(0.01)}, threads=1),
     model=normalised,
     optimizer=sgd(momentum=0.9),
     sampling=pl.ReassignShards(),

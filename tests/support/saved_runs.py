@@ -18,11 +18,11 @@ def save_run(directory: Path, strategy: Strategy, *, seconds: float = 30.0, targ
         model.weight.copy_(torch.tensor([[1.0, 0, 0], [-1.0, 0, 0]]))
         model.bias.zero_()
     task = pl.Task(model, torch.nn.functional.cross_entropy, (points[:160], labels[:160]), (points[160:], labels[160:]))
-    slow = pl.LogNormal(2.5, 0.3)
+    slow = pl.delays.LogNormal(2.5, 0.3)
     return pl.train(
         task,
         strategy=strategy,
-        fleet=pl.SimulatedFleet([pl.LogNormal(1.0, 0.2)] * 3 + [slow] * 2, network=pl.Network(latency=0.05)),
+        fleet=pl.SimulatedFleet([pl.delays.LogNormal(1.0, 0.2)] * 3 + [slow] * 2, network=pl.Network(latency=0.05)),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.2),
         batch_size=8,
         stop=pl.Stop(seconds=seconds, target=target),

@@ -15,7 +15,7 @@ from paceline.trace.writing import TraceWriter
 
 
 @dataclass(frozen=True)
-class Always(pl.Strategy):
+class Always(pl.strategy.Strategy):
     """Everybody does the same kind of work; each contribution is an update."""
 
     kind: str
@@ -27,7 +27,7 @@ class Always(pl.Strategy):
         return [Assign(worker, Work(self.kind, self.units)) for worker in ledger.idle]
 
 
-STRATEGIES: dict[str, pl.Strategy] = {
+STRATEGIES: dict[str, pl.strategy.Strategy] = {
     "gradients": pl.Synchronous(),
     "gradients in blocks": Always("gradient", 4),
     "blocks, some of them recalled": pl.LiveCompensation(2, blocks=4),
@@ -45,20 +45,20 @@ STRATEGIES: dict[str, pl.Strategy] = {
 @pytest.mark.parametrize("latency", [0.0, 0.25])
 def test_a_mini_batch_takes_what_it_took_whatever_the_kind_of_work(name: str, latency: float) -> None:
     later: list[pl.Left | pl.Joined] = [pl.Joined(0.4, 2)]  # so that it is recalled in the middle of a mini-batch
-    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=3, network=pl.Network(latency=latency), changes=later)
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=3, network=pl.Network(latency=latency), changes=later)
     trace = pl.simulate(STRATEGIES[name], fleet, pl.Stop(seconds=50.0))
     survey = Survey(trace)
     assert sorted(survey.durations) == [0, 1, 2]
     for own in survey.durations.values():
         assert len(own.seconds) >= 12
         assert own.seconds == pytest.approx([1.0] * len(own.seconds))
-    assert pl.Empirical.from_trace(trace, worker=1).values == tuple(survey.durations[1].seconds)
+    assert pl.delays.Empirical.from_trace(trace, worker=1).values == tuple(survey.durations[1].seconds)
     assert len(list(trace.durations())) == sum(len(own.seconds) for own in survey.durations.values())
 
 
 def test_recalled_blocks_are_scaled_up_and_what_is_not_known_is_counted() -> None:
     """Worker 2 takes 2 s. It is recalled after 1 s, with two of its four blocks done."""
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(1.0), pl.Constant(2.0)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(1.0), pl.delays.Constant(2.0)])
     partly = Survey(pl.simulate(pl.LiveCompensation(2, blocks=4), fleet, pl.Stop(updates=5))).durations[2]
     assert partly.seconds == pytest.approx([2.0] * partly.scaled)
     assert partly.scaled > 0
@@ -80,7 +80,7 @@ def test_a_worker_that_the_first_line_does_not_tell_of_is_measured_too() -> None
 
 def test_more_mini_batches_than_memory_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.trace.durations.MOST_DURATIONS", 20)
-    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=1)
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=1)
     trace = pl.simulate(pl.ModelAveraging(every=16), fleet, pl.Stop(updates=2))
     with pytest.raises(pl.ConfigError, match="worker 0 went through more than 20 mini-batches"):
         Survey(trace)

@@ -16,7 +16,7 @@ def measured(strategy: Strategy, fleet: pl.SimulatedFleet, seconds: float) -> Me
 
 
 def constant(*values: float) -> pl.SimulatedFleet:
-    return pl.SimulatedFleet([pl.Constant(value) for value in values])
+    return pl.SimulatedFleet([pl.delays.Constant(value) for value in values])
 
 
 def test_synchronous_wastes_nothing_and_waits_for_the_slowest() -> None:
@@ -53,21 +53,21 @@ def test_asynchronous_staleness_of_the_group_sgd_fleet() -> None:
 
 
 def test_a_recalled_worker_that_finishes_its_block_wastes_nothing() -> None:
-    fleet = pl.SimulatedFleet([pl.Constant(1), pl.Constant(1), pl.Constant(3.2)], recall="block")
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1), pl.delays.Constant(1), pl.delays.Constant(3.2)], recall="block")
     found = measured(pl.LiveCompensation(quorum=2, blocks=4), fleet, seconds=20)
     assert found.wasted == 0
     assert found.max_staleness == 1
 
 
 def test_a_block_that_is_broken_off_counts_as_half_wasted() -> None:
-    fleet = pl.SimulatedFleet([pl.Constant(1), pl.Constant(1), pl.Constant(3.2)], recall="abandon")
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1), pl.delays.Constant(1), pl.delays.Constant(3.2)], recall="abandon")
     found = measured(pl.LiveCompensation(quorum=2, blocks=4), fleet, seconds=2)
     assert found.workers[2].busy == 2
     assert found.workers[2].wasted == pytest.approx(2 * (1 - 1 / 1.5))
 
 
 def test_transfers_are_neither_work_nor_waiting() -> None:
-    fleet = pl.SimulatedFleet([pl.Constant(1.0)] * 2, network=pl.Network(latency=0.25))
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0)] * 2, network=pl.Network(latency=0.25))
     trace = pl.simulate(pl.Synchronous(), fleet, pl.Stop(seconds=3))
     found = measure(trace)
     assert trace.about["transfer_seconds"] == 0.25
@@ -77,7 +77,7 @@ def test_transfers_are_neither_work_nor_waiting() -> None:
 
 
 def test_a_worker_that_leaves_is_not_idle_and_its_work_is_lost() -> None:
-    fleet = pl.SimulatedFleet([pl.Constant(2)] * 2, changes=[pl.Left(3, 1), pl.Joined(5, 1)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(2)] * 2, changes=[pl.Left(3, 1), pl.Joined(5, 1)])
     found = measured(pl.Asynchronous(), fleet, seconds=6)
     assert [each.wasted for each in found.workers] == [0, 1]
     assert [each.idle for each in found.workers] == [0, 0]
@@ -110,7 +110,14 @@ def test_what_is_not_finite_is_wasted_and_told_with_its_worker() -> None:
 def test_staleness_agrees_with_the_run_itself(strategy: Strategy) -> None:
     import torch
 
-    fleet = pl.SimulatedFleet([pl.LogNormal(1.0, 0.3), pl.LogNormal(1.5, 0.3), pl.Pareto(1.0, 2.0), pl.Constant(3.0)])
+    fleet = pl.SimulatedFleet(
+        [
+            pl.delays.LogNormal(1.0, 0.3),
+            pl.delays.LogNormal(1.5, 0.3),
+            pl.delays.Pareto(1.0, 2.0),
+            pl.delays.Constant(3.0),
+        ]
+    )
     data = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2
     task = pl.Task(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, data)
     run = pl.train(

@@ -23,7 +23,7 @@ def simulated(strategy: Strategy, fleet: pl.SimulatedFleet, seconds: float) -> T
 
 
 def constant(*values: float, recall: str = "block", latency: float = 0.0) -> pl.SimulatedFleet:
-    delays = [pl.Constant(value) for value in values]
+    delays = [pl.delays.Constant(value) for value in values]
     return pl.SimulatedFleet(delays, recall=recall, network=pl.Network(latency=latency))  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ def test_groups_tell_late_from_stale_each_for_itself() -> None:
 
 
 def test_a_worker_that_is_away_has_no_spans() -> None:
-    fleet = pl.SimulatedFleet([pl.Constant(2)] * 2, changes=[pl.Left(3, 1), pl.Joined(5, 1)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(2)] * 2, changes=[pl.Left(3, 1), pl.Joined(5, 1)])
     trace = simulated(pl.Asynchronous(), fleet, seconds=6)
     assert of_worker(trace, 1) == [("compute", 0, 2), ("dropped", 2, 3), ("pending", 5, 6)]
 
@@ -140,7 +140,12 @@ STRATEGIES = [
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 def test_spans_cover_a_workers_presence_and_add_up_to_what_is_measured(strategy: Strategy, recall: str) -> None:
     fleet = pl.SimulatedFleet(
-        [pl.LogNormal(1.0, 0.3), pl.LogNormal(1.5, 0.3), pl.Pareto(1.0, 2.0), pl.Constant(3.0)],
+        [
+            pl.delays.LogNormal(1.0, 0.3),
+            pl.delays.LogNormal(1.5, 0.3),
+            pl.delays.Pareto(1.0, 2.0),
+            pl.delays.Constant(3.0),
+        ],
         network=pl.Network(latency=0.1),
         recall=recall,  # type: ignore[arg-type]
         changes=[pl.Left(20.0, 3), pl.Joined(31.0, 3)],

@@ -248,7 +248,7 @@ def test_a_line_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Wakeful(pl.Strategy):
+class Wakeful(pl.strategy.Strategy):
     """Steps on each arrival, sets itself an alarm, and remembers when it did, inside groups too."""
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
@@ -273,9 +273,9 @@ class Wakeful(pl.Strategy):
     ],
     ids=repr,
 )
-def test_a_simulated_run_is_the_same_in_a_file_and_in_memory(strategy: pl.Strategy, tmp_path: Path) -> None:
+def test_a_simulated_run_is_the_same_in_a_file_and_in_memory(strategy: pl.strategy.Strategy, tmp_path: Path) -> None:
     fleet = pl.SimulatedFleet(
-        pl.ShiftedExponential(0.5, 1.0), workers=5, changes=[pl.Left(3.3, 1), pl.Joined(4.4, 1), pl.Left(5.5, 4)]
+        pl.delays.ShiftedExponential(0.5, 1.0), workers=5, changes=[pl.Left(3.3, 1), pl.Joined(4.4, 1), pl.Left(5.5, 4)]
     )
     stop = pl.Stop(seconds=10.0)
     in_memory = list(pl.simulate(strategy, fleet, stop, seed=5))
@@ -288,7 +288,7 @@ def test_a_simulated_run_is_the_same_in_a_file_and_in_memory(strategy: pl.Strate
 
 
 def a_trace(path: Path) -> list[Fact]:
-    fleet = pl.SimulatedFleet(pl.ShiftedExponential(0.5, 1.0), workers=3)
+    fleet = pl.SimulatedFleet(pl.delays.ShiftedExponential(0.5, 1.0), workers=3)
     return list(pl.simulate(pl.LiveCompensation(2, blocks=2), fleet, pl.Stop(updates=6), trace=path))
 
 

@@ -46,7 +46,7 @@ def struck(fault: faults.Fault, marks: Path, at: int = 3, times: int = 1) -> pl.
     return replace(digits_task(model), evaluate=lambda model: {"loss": 0.0})
 
 
-def train(task: pl.Task, strategy: pl.Strategy, fleet: Any, updates: int = 40, **options: Any) -> pl.Run:
+def train(task: pl.Task, strategy: pl.strategy.Strategy, fleet: Any, updates: int = 40, **options: Any) -> pl.Run:
     def sgd(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.1)
 
@@ -99,11 +99,11 @@ def of_type(trace: Trace, kind: type) -> list[Any]:
     ids=lambda fault: fault.__name__,
 )
 def test_a_killed_worker_is_replaced(
-    fault: faults.Fault, strategy: pl.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fault: faults.Fault, strategy: pl.strategy.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task, written = struck(fault, tmp_path / "marks"), WrittenDown()
     stop = pl.Stop(seconds=60.0, updates=60)
-    fleet = pl.ProcessFleet(3, slow={worker: pl.Constant(0.005) for worker in range(3)})
+    fleet = pl.ProcessFleet(3, slow={worker: pl.delays.Constant(0.005) for worker in range(3)})
     run = train(task, strategy, fleet, sampling=written, stop=stop)
     assert run.ended == "updates"
     assert run.spoiled == []  # nothing half-written was used
@@ -158,10 +158,10 @@ def test_all_workers_at_once(tmp_path: Path) -> None:
     "strategy", [pl.Synchronous(), pl.Asynchronous(), pl.FastestK(1)], ids=lambda s: type(s).__name__
 )
 def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
-    fault: faults.Fault, strategy: pl.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fault: faults.Fault, strategy: pl.strategy.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # each is the faster one in its turn: of a worker that is always too late nothing is learnt
-    slow = {0: pl.Empirical([0.01, 0.06], in_order=True), 1: pl.Empirical([0.06, 0.01], in_order=True)}
+    slow = {0: pl.delays.Empirical([0.01, 0.06], in_order=True), 1: pl.delays.Empirical([0.06, 0.01], in_order=True)}
     fleet = pl.ProcessFleet(2, slow=slow, deadline=SOON)
     task = replace(
         struck(fault, tmp_path / "marks", at=9),
@@ -211,7 +211,7 @@ def test_a_worker_that_keeps_raising_is_not_replaced_for_ever(tmp_path: Path, ca
             return [np.flatnonzero(samples.targets() != 9), np.flatnonzero(samples.targets() == 9)]
 
     task = replace(digits_task(loss=unlucky), evaluate=lambda model: {"loss": 0.0})
-    fleet = pl.ProcessFleet(2, min_workers=2, slow={0: pl.Constant(0.01)})
+    fleet = pl.ProcessFleet(2, min_workers=2, slow={0: pl.delays.Constant(0.01)})
     run = train(task, pl.Asynchronous(), fleet, 10**6, partition=NinesApart())
     assert [left.worker for left in of_type(run.trace, Left)] == [1] * 5
     told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
@@ -267,7 +267,7 @@ def test_below_the_minimum_a_checkpoint_is_left_that_the_run_can_go_on_from(tmp_
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
-def test_nobody_left_is_no_deadlock(strategy: pl.Strategy, tmp_path: Path) -> None:
+def test_nobody_left_is_no_deadlock(strategy: pl.strategy.Strategy, tmp_path: Path) -> None:
     task = struck(faults.die, tmp_path / "marks", times=3)
     run = train(task, strategy, pl.ProcessFleet(3, replace=False), 100_000)
     assert run.ended == "too few workers"

@@ -38,7 +38,7 @@ def struck(fault: faults.Fault, marks: Path, at: int, **layers: Any) -> pl.Task:
     return task(faults.Struck(mlp(**layers), fault, marks, at=at))
 
 
-def train(task: pl.Task, strategy: pl.Strategy, fleet: Any, updates: int, **options: Any) -> pl.Run:
+def train(task: pl.Task, strategy: pl.strategy.Strategy, fleet: Any, updates: int, **options: Any) -> pl.Run:
     return pl.train(
         task, strategy=strategy, fleet=fleet, optimizer=sgd(momentum=0.9), stop=pl.Stop(updates=updates), batch_size=16,
         progress=False, **options,
@@ -50,20 +50,22 @@ def of_type(trace: Trace, kind: type) -> list[Any]:
 
 
 @pytest.mark.parametrize("strategy", [pl.ModelAveraging(4), EC(4, compression_steps=2)], ids=lambda s: type(s).__name__)
-def test_a_replacement_goes_on_as_if_nothing_had_happened(strategy: pl.Strategy, tmp_path: Path) -> None:
+def test_a_replacement_goes_on_as_if_nothing_had_happened(strategy: pl.strategy.Strategy, tmp_path: Path) -> None:
     """Killed with SIGKILL in the middle of its third piece: model, momentum and dropout are those of its second."""
     fault = struck(faults.die, tmp_path / "marks", at=10, dropout=0.3)
     run = train(fault, strategy, pl.ProcessFleet(1, threads=1), 5)
     assert len(of_type(run.trace, Left)) == len(of_type(run.trace, Halt)) == 1
-    undisturbed = train(task(mlp(dropout=0.3)), strategy, pl.SimulatedFleet(pl.Constant(1.0), workers=1), 5)
+    undisturbed = train(task(mlp(dropout=0.3)), strategy, pl.SimulatedFleet(pl.delays.Constant(1.0), workers=1), 5)
     assert torch.equal(weights(run.model), weights(undisturbed.model))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
-def test_a_killed_worker_is_replaced_and_the_run_follows_from_its_trace(strategy: pl.Strategy, tmp_path: Path) -> None:
+def test_a_killed_worker_is_replaced_and_the_run_follows_from_its_trace(
+    strategy: pl.strategy.Strategy, tmp_path: Path
+) -> None:
     number = STRATEGIES.index(strategy)
     fault = struck(FAULTS[number % len(FAULTS)], tmp_path / "marks", at=6)
-    fleet = pl.ProcessFleet(3, threads=1, slow=dict.fromkeys(range(3), pl.Constant(0.02)))
+    fleet = pl.ProcessFleet(3, threads=1, slow=dict.fromkeys(range(3), pl.delays.Constant(0.02)))
     run = train(fault, strategy, fleet, 12, directory=tmp_path / "run")
     assert (run.ended, run.spoiled) == ("updates", [])
     (left,) = of_type(run.trace, Left)
@@ -80,7 +82,7 @@ def test_a_worker_stopped_within_a_piece_is_given_up_and_a_long_piece_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Deadlines are for one mini-batch: a piece of 40 takes longer than that."""
-    fleet = pl.ProcessFleet(2, slow={0: pl.Constant(0.06), 1: pl.Constant(0.06)}, deadline=SOON)
+    fleet = pl.ProcessFleet(2, slow={0: pl.delays.Constant(0.06), 1: pl.delays.Constant(0.06)}, deadline=SOON)
     run = train(struck(faults.stop, tmp_path / "marks", at=45), pl.ModelAveraging(40), fleet, 3)
     left = of_type(run.trace, Left)  # on a machine that stands still now and then, others may be given up too
     assert any(f"worker {each.worker} was silent for" in caplog.text for each in left)
@@ -91,7 +93,7 @@ def test_a_worker_stopped_within_a_piece_is_given_up_and_a_long_piece_is_not(
 
 @pytest.mark.parametrize("strategy", [pl.ModelAveraging(4), EC(4, compression_steps=2)], ids=lambda s: type(s).__name__)
 def test_a_model_that_is_not_finite_is_left_out_reported_and_reset(
-    strategy: pl.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    strategy: pl.strategy.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "paceline"):
         run = train(task(faults.SpoiltOnce(mlp(), tmp_path / "spoilt", at=6)), strategy, pl.ProcessFleet(3), 5)
@@ -113,7 +115,7 @@ def test_what_user_code_raises_surfaces_with_its_worker() -> None:
 
 
 def test_late_ones_are_halted_and_nothing_of_theirs_is_used() -> None:
-    fleet = pl.ProcessFleet(3, slow={2: pl.Constant(0.3)})
+    fleet = pl.ProcessFleet(3, slow={2: pl.delays.Constant(0.3)})
     run = train(task(mlp()), pl.ModelAveraging(50, waits=pl.FastestK(2)), fleet, 4)
     assert {ticket.worker for step in of_type(run.trace, Step) for ticket in step.weights} == {0, 1}
     halted = [fact.ticket for fact in of_type(run.trace, Halt)]

@@ -28,7 +28,11 @@ from support.digits import Noted, digits, digits_task
 
 
 def train(
-    task: pl.Task, strategy: pl.Strategy, fleet: pl.ProcessFleet | pl.SimulatedFleet, updates: int, **options: Any
+    task: pl.Task,
+    strategy: pl.strategy.Strategy,
+    fleet: pl.ProcessFleet | pl.SimulatedFleet,
+    updates: int,
+    **options: Any,
 ) -> pl.Run:
     options = {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1), "progress": False, **options}
     return pl.train(task, strategy=strategy, fleet=fleet, stop=pl.Stop(updates=updates), **options)
@@ -45,7 +49,7 @@ def assert_close(one: Mapping[str, Tensor], other: Mapping[str, Tensor], toleran
 
 
 def exact(workers: int) -> pl.SimulatedFleet:
-    return pl.SimulatedFleet(pl.Constant(1.0), workers=workers, evaluation="exact")
+    return pl.SimulatedFleet(pl.delays.Constant(1.0), workers=workers, evaluation="exact")
 
 
 # What they compute
@@ -210,7 +214,7 @@ def took(run: pl.Run, worker: int) -> float:
 
 
 def test_workers_can_be_made_slow() -> None:
-    fleet = pl.ProcessFleet(3, slow={1: pl.Constant(0.1), 2: pl.Empirical([0.2, 0.3], in_order=True)})
+    fleet = pl.ProcessFleet(3, slow={1: pl.delays.Constant(0.1), 2: pl.delays.Empirical([0.2, 0.3], in_order=True)})
     run = train(digits_task(), pl.Synchronous(), fleet, 6)
     durations: dict[int, list[float]] = {}
     for worker, seconds in run.trace.durations():
@@ -242,7 +246,7 @@ def test_a_factor_makes_a_worker_so_many_times_as_slow() -> None:
 
 def test_a_recalled_worker_hands_in_its_finished_blocks() -> None:
     # 10 blocks of 0.1 s; the others are done at once, so that worker 2 is recalled while it is at its first block
-    fleet = pl.ProcessFleet(3, slow={2: pl.Constant(1.0)})
+    fleet = pl.ProcessFleet(3, slow={2: pl.delays.Constant(1.0)})
     run = train(digits_task(), pl.LiveCompensation(2, blocks=10), fleet, 6, batch_size=20)
     recalled = {fact.ticket for fact in run.trace if isinstance(fact, Recall)}
     done = [fact.done for fact in run.trace if isinstance(fact, Arrived) and fact.ticket in recalled]
@@ -250,7 +254,7 @@ def test_a_recalled_worker_hands_in_its_finished_blocks() -> None:
 
 
 def test_nobody_burns_the_processor_while_waiting() -> None:
-    fleet = pl.ProcessFleet(2, slow={0: pl.Constant(1.5), 1: pl.Constant(1.5)})
+    fleet = pl.ProcessFleet(2, slow={0: pl.delays.Constant(1.5), 1: pl.delays.Constant(1.5)})
     group, contributions = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
     with closing(group):
         group.wait()

@@ -46,7 +46,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def train(task: pl.Task, strategy: pl.Strategy, fleet: Any, updates: int = 40, **options: Any) -> pl.Run:
+def train(task: pl.Task, strategy: pl.strategy.Strategy, fleet: Any, updates: int = 40, **options: Any) -> pl.Run:
     stop = options.pop("stop", pl.Stop(updates=updates))
     return pl.train(task, strategy=strategy, fleet=fleet, optimizer=sgd, stop=stop, progress=False, **options)
 
@@ -71,7 +71,7 @@ class OnCluster(FleetContract):
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _on(cls, cluster: Nodes) -> Iterator[None]:
-        slow = dict.fromkeys(range(3), pl.Constant(0.01))
+        slow = dict.fromkeys(range(3), pl.delays.Constant(0.01))
         described = pl.RayFleet(3, {"CPU": 0.3}, address=cluster.address, share_memory=cls.local, slow=slow)
         with described.persistent() as cls.fleet:
             yield
@@ -81,7 +81,7 @@ class OnCluster(FleetContract):
         super().test_a_lost_worker_becomes_left_and_training_goes_on()
 
     @pytest.mark.parametrize("strategy", MODELS, ids=lambda s: type(s).__name__)
-    def test_workers_hand_in_models(self, strategy: pl.Strategy) -> None:
+    def test_workers_hand_in_models(self, strategy: pl.strategy.Strategy) -> None:
         """To the bit those that processes hand in."""
         runs = [train(digits_task(), strategy, fleet, 4) for fleet in (self.fleet, pl.ProcessFleet(3, threads=1))]
         ours, theirs = (run.model.state_dict() for run in runs)
@@ -122,7 +122,7 @@ def test_what_a_lost_call_did_counts_once_or_not_at_all(
     fault: faults.Fault, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task, written = struck(fault, tmp_path / "marks"), WrittenDown()
-    slow = dict.fromkeys(range(2), pl.Constant(0.01))
+    slow = dict.fromkeys(range(2), pl.delays.Constant(0.01))
     fleet = pl.RayFleet(2, share_memory=False, address=cluster.address, slow=slow)
     run = train(task, pl.Asynchronous(), fleet, 40, sampling=written)
     (left,) = events(run, Left)
@@ -155,7 +155,7 @@ def test_death_is_noticed(local: bool, cluster: Nodes) -> None:
 def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
     local: bool, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    slow = dict.fromkeys(range(2), pl.Constant(0.02))
+    slow = dict.fromkeys(range(2), pl.delays.Constant(0.02))
     fleet = pl.RayFleet(2, share_memory=local, address=cluster.address, slow=slow, deadline=SOON)
     run = train(struck(faults.stop, tmp_path / "marks", at=5), pl.Synchronous(), fleet, 60)
     left, *_ = events(run, Left)  # on a machine that stands still now and then, others may be given up too
@@ -172,7 +172,7 @@ def test_a_node_that_dies_is_replaced_by_one_that_joins(
     made = [doomed, spare]
     fleet = pl.RayFleet(
         3, address=cluster.address, share_memory=False, labels=("part=doomed", "part=spare", "part=spare"),
-        slow=dict.fromkeys(range(3), pl.Constant(0.05)),
+        slow=dict.fromkeys(range(3), pl.delays.Constant(0.05)),
     )  # fmt: skip
 
     class Striking:

@@ -143,10 +143,10 @@ class TestLabelled:
     @pytest.fixture(scope="class")
     @classmethod
     def fleet(cls, cluster: Nodes) -> Iterator[Any]:
-        becomes_slow = pl.Empirical([FAST] * 8 + [SLOW] * 1000, in_order=True)
+        becomes_slow = pl.delays.Empirical([FAST] * 8 + [SLOW] * 1000, in_order=True)
         described = pl.RayFleet(
             2, {"CPU": 0.3}, address=cluster.address, share_memory=False,
-            labels=["gpu=t4", "gpu=t4"], slow={0: pl.Constant(FAST), 1: becomes_slow},
+            labels=["gpu=t4", "gpu=t4"], slow={0: pl.delays.Constant(FAST), 1: becomes_slow},
         )  # fmt: skip
         with described.persistent() as persistent:
             yield persistent

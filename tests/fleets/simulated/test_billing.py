@@ -24,11 +24,13 @@ FORWARDS = LABELLED * WORKERS / BATCH / 3  # in mini-batches
 STEP = 0.25  # seconds
 
 
-def train(strategy: pl.Strategy, delays: Sequence[float] = (STEP,) * WORKERS, updates: int | None = None) -> pl.Run:
+def train(
+    strategy: pl.strategy.Strategy, delays: Sequence[float] = (STEP,) * WORKERS, updates: int | None = None
+) -> pl.Run:
     return pl.train(
         digits_task(linear()),
         strategy=strategy,
-        fleet=pl.SimulatedFleet([pl.Constant(seconds) for seconds in delays], network=NETWORK),
+        fleet=pl.SimulatedFleet([pl.delays.Constant(seconds) for seconds in delays], network=NETWORK),
         optimizer=sgd(),
         stop=None if updates is None else pl.Stop(updates=updates),
         batch_size=BATCH,
@@ -130,7 +132,7 @@ def test_the_timeline_shows_messages_labels_and_training_without_gaps() -> None:
 
 
 def test_work_that_was_halted_or_unfinished_is_cut_where_it_was() -> None:
-    fleet = pl.SimulatedFleet(pl.Constant(1.0), workers=2, network=NETWORK, changes=[pl.Left(2.0, 1)])
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2, network=NETWORK, changes=[pl.Left(2.0, 1)])
     run = pl.train(
         digits_task(linear()), strategy=pl.ModelAveraging(10), fleet=fleet, optimizer=sgd(), stop=pl.Stop(seconds=9.0)
     )
@@ -147,10 +149,13 @@ def test_work_that_was_halted_or_unfinished_is_cut_where_it_was() -> None:
 def test_a_billed_trace_reads_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     trace = pl.simulate(
-        pl.ModelAveraging(4), pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(0.1)]), pl.Stop(updates=3), trace=file
+        pl.ModelAveraging(4),
+        pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(0.1)]),
+        pl.Stop(updates=3),
+        trace=file,
     )
     memory = pl.simulate(
-        pl.ModelAveraging(4), pl.SimulatedFleet([pl.Constant(1.0), pl.Constant(0.1)]), pl.Stop(updates=3)
+        pl.ModelAveraging(4), pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(0.1)]), pl.Stop(updates=3)
     )
     assert list(trace) == list(read_trace(file)) == list(memory)
     assert sum(isinstance(fact, WorkCost) for fact in trace) == 6

@@ -15,8 +15,8 @@ from support.updates import arrivals, update_times, updates
 Recall = Literal["complete", "block", "abandon"]
 
 
-def constant(*seconds: float) -> list[pl.Constant]:
-    return [pl.Constant(s) for s in seconds]
+def constant(*seconds: float) -> list[pl.delays.Constant]:
+    return [pl.delays.Constant(s) for s in seconds]
 
 
 def ticket(serial: int, worker: int = 0, blocks: int = 1) -> Ticket:
@@ -87,7 +87,7 @@ def test_an_alarm_rings_when_it_was_set_for() -> None:
 
 def test_instants_that_are_equal_on_paper_are_equal() -> None:
     """0.1 + 0.2 is not 0.3 in floating point, and ten times 0.1 is not 1; here both tie."""
-    fleet = pl.SimulatedFleet([pl.Constant(0.3), pl.Empirical([0.1, 0.2], in_order=True)], ties="index")
+    fleet = pl.SimulatedFleet([pl.delays.Constant(0.3), pl.delays.Empirical([0.1, 0.2], in_order=True)], ties="index")
     trace = pl.simulate(pl.Asynchronous(), fleet, pl.Stop(seconds=0.3))
     assert [(a.at, a.ticket.worker) for a in arrivals(trace)] == [(0.1, 1), (0.3, 0), (0.3, 1)]
     fleet = pl.SimulatedFleet(constant(0.1, 1.0))
@@ -110,7 +110,9 @@ def test_those_that_tie_arrive_one_by_one_in_the_stated_order(
 
 
 def test_those_that_tie_arrive_all_at_once_in_a_batch() -> None:
-    group = pl.SimulatedFleet([*constant(0.3, 0.4), pl.Empirical([0.1, 0.2], in_order=True)], ties="batch").open(seed=0)
+    group = pl.SimulatedFleet([*constant(0.3, 0.4), pl.delays.Empirical([0.1, 0.2], in_order=True)], ties="batch").open(
+        seed=0
+    )
     group.wait()
     for worker in range(3):
         group.start(ticket(worker, worker))
@@ -258,7 +260,7 @@ def test_a_run_whose_workers_all_leave_ends() -> None:
 )
 @pytest.mark.parametrize("ties", ["index", "reverse", "batch"])
 def test_training_survives_leaving_and_joining_at_the_times_of_arrivals(
-    strategy: pl.Strategy, ties: Literal["index", "reverse", "batch"]
+    strategy: pl.strategy.Strategy, ties: Literal["index", "reverse", "batch"]
 ) -> None:
     """Everybody arrives at whole times, and the changes come at whole times too."""
     changes: list[Left | Joined] = [
@@ -276,19 +278,19 @@ def test_training_survives_leaving_and_joining_at_the_times_of_arrivals(
 
 def test_one_workers_delays_leave_the_others_alone() -> None:
     """Changing the delay of worker 1 changes neither the draws of worker 0 nor those of worker 2."""
-    random = pl.ShiftedExponential(0.05, 0.02)
+    random = pl.delays.ShiftedExponential(0.05, 0.02)
 
     def arrivals_of(worker: int, delays: list[Any]) -> list[float]:
         trace = pl.simulate(pl.Asynchronous(), pl.SimulatedFleet(delays), pl.Stop(seconds=2.0), seed=9)
         return [a.at for a in arrivals(trace) if a.ticket.worker == worker]
 
     for worker in (0, 2):
-        assert arrivals_of(worker, [random] * 3) == arrivals_of(worker, [random, pl.LogNormal(1.0, 0.5), random])
+        assert arrivals_of(worker, [random] * 3) == arrivals_of(worker, [random, pl.delays.LogNormal(1.0, 0.5), random])
     assert arrivals_of(0, [random] * 3) != arrivals_of(2, [random] * 3)
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
-    fleet = pl.SimulatedFleet(pl.LogNormal(1.0, 0.5), workers=5)
+    fleet = pl.SimulatedFleet(pl.delays.LogNormal(1.0, 0.5), workers=5)
     one, two, other = (
         list(pl.simulate(pl.LiveCompensation(3, blocks=4), fleet, pl.Stop(updates=50), seed=seed)) for seed in (1, 1, 2)
     )
@@ -298,7 +300,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
 
 def test_strategies_see_the_same_delays() -> None:
     """With one draw for each piece of work the first pieces of every worker take equally long under every rule."""
-    fleet = pl.SimulatedFleet(pl.ShiftedExponential(0.05, 0.02), workers=4)
+    fleet = pl.SimulatedFleet(pl.delays.ShiftedExponential(0.05, 0.02), workers=4)
     firsts = []
     for strategy in (pl.Asynchronous(), pl.Synchronous(), pl.Grouped([[0, 1], [2, 3]])):
         first: dict[int, float] = {}
@@ -327,7 +329,7 @@ class Drawing:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_an_impossible_draw_of_ones_own_delay_is_refused(value: float) -> None:
-    fleet = pl.SimulatedFleet([pl.Constant(1.0), Drawing(value)])
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0), Drawing(value)])
     with pytest.raises(pl.ConfigError, match=f"worker 1 drew a delay of {value}"):
         pl.simulate(pl.Synchronous(), fleet, pl.Stop(updates=1))
 
@@ -336,7 +338,7 @@ def test_an_impossible_draw_of_ones_own_delay_is_refused(value: float) -> None:
     ("settings", "message"),
     [
         ({"delays": []}, "at least one worker"),
-        ({"delays": pl.Constant(1.0)}, "at least one worker"),
+        ({"delays": pl.delays.Constant(1.0)}, "at least one worker"),
         ({"delays": constant(1.0, 2.0), "workers": 3}, "3 workers were asked for, but 2 delays"),
         (
             {"delays": constant(1.0), "recall": "maybe"},
@@ -387,7 +389,7 @@ def test_starts_are_given_out_in_the_order_of_events() -> None:
 
 
 def test_fleets_with_a_common_delay_have_as_many_workers_as_asked_for() -> None:
-    fleet = pl.SimulatedFleet(pl.LogNormal(2.0, 1.0), workers=3)
+    fleet = pl.SimulatedFleet(pl.delays.LogNormal(2.0, 1.0), workers=3)
     assert (fleet.workers, fleet.medians) == (3, (2.0, 2.0, 2.0))
     assert pl.SimulatedFleet(constant(1.0, 2.0)).medians == (1.0, 2.0)
 

@@ -19,7 +19,7 @@ from support.updates import arrivals, update_times, updates
 Ties = Literal["index", "reverse", "batch"]
 TIES: tuple[Ties, ...] = ("index", "reverse", "batch")
 RECALLS: tuple[Literal["complete", "block", "abandon"], ...] = ("complete", "block", "abandon")
-STRATEGIES: tuple[pl.Strategy, ...] = (
+STRATEGIES: tuple[pl.strategy.Strategy, ...] = (
     pl.Synchronous(),
     pl.Asynchronous(),
     pl.FastestK(2),
@@ -31,8 +31,8 @@ STRATEGIES: tuple[pl.Strategy, ...] = (
 )
 
 
-def constant(*seconds: float) -> list[pl.Constant]:
-    return [pl.Constant(s) for s in seconds]
+def constant(*seconds: float) -> list[pl.delays.Constant]:
+    return [pl.delays.Constant(s) for s in seconds]
 
 
 def ticket(serial: int, worker: int = 0, blocks: int = 1) -> Ticket:
@@ -100,7 +100,7 @@ def test_an_asynchronous_run_is_that_of_a_queue_by_the_book(
 ) -> None:
     """In eighths of a second, so that many come together."""
     fleet = pl.SimulatedFleet(
-        [pl.Empirical([each / 8 for each in own], in_order=True) for own in durations],
+        [pl.delays.Empirical([each / 8 for each in own], in_order=True) for own in durations],
         network=pl.Network(latency=latency / 8),
         server_seconds=service / 8,
     )
@@ -127,7 +127,7 @@ def test_an_asynchronous_run_is_that_of_a_queue_by_the_book(
 def test_asynchronous_workers_get_what_the_server_or_their_own_speed_allows(
     workers: int, compute: float, service: float
 ) -> None:
-    fleet = pl.SimulatedFleet(pl.Constant(compute), workers=workers, server_seconds=service)
+    fleet = pl.SimulatedFleet(pl.delays.Constant(compute), workers=workers, server_seconds=service)
     times = update_times(pl.simulate(pl.Asynchronous(), fleet, pl.Stop(updates=20 * workers + 1)))
     settled = times[10 * workers :]
     rate = (len(settled) - 1) / (settled[-1] - settled[0])
@@ -241,7 +241,7 @@ def fleets(draw: st.DrawFn) -> pl.SimulatedFleet:
             changes.append(Left(at / 4, worker) if leaves else Joined(at / 4, worker))
             leaves = not leaves
     return pl.SimulatedFleet(
-        [pl.Empirical(draw(st.lists(quarters, min_size=1, max_size=3)), in_order=True) for _ in range(4)],
+        [pl.delays.Empirical(draw(st.lists(quarters, min_size=1, max_size=3)), in_order=True) for _ in range(4)],
         network=pl.Network(latency=draw(st.sampled_from([0.0, 0.25]))),
         recall=draw(st.sampled_from(RECALLS)),
         ties=draw(st.sampled_from(TIES)),
@@ -253,7 +253,7 @@ def fleets(draw: st.DrawFn) -> pl.SimulatedFleet:
 @given(fleet=fleets(), strategy=st.sampled_from(STRATEGIES))
 @settings(max_examples=100)
 def test_every_contribution_arrives_once_or_is_stopped_and_none_before_the_server_had_time_for_it(
-    fleet: pl.SimulatedFleet, strategy: pl.Strategy
+    fleet: pl.SimulatedFleet, strategy: pl.strategy.Strategy
 ) -> None:
     trace = pl.simulate(strategy, fleet, pl.Stop(seconds=12.0))
     open_tickets: dict[Ticket, float] = {}
@@ -356,8 +356,8 @@ def test_a_forged_state_of_the_server_is_refused(server: object) -> None:
 
 
 def test_a_server_that_takes_no_time_leaves_no_trace() -> None:
-    plain = pl.SimulatedFleet(pl.LogNormal(1.0, 0.5), workers=3)
-    zero = pl.SimulatedFleet(pl.LogNormal(1.0, 0.5), workers=3, server_seconds=0)
+    plain = pl.SimulatedFleet(pl.delays.LogNormal(1.0, 0.5), workers=3)
+    zero = pl.SimulatedFleet(pl.delays.LogNormal(1.0, 0.5), workers=3, server_seconds=0)
     one, two = (pl.simulate(pl.LiveCompensation(2, blocks=4), fleet, pl.Stop(updates=30)) for fleet in (plain, zero))
     assert list(one.lines()) == list(two.lines())
     assert zero.open(seed=0).state() == plain.open(seed=0).state()
@@ -370,8 +370,8 @@ def test_runs_are_known_by_the_servers_time_only_if_it_takes_some() -> None:
         "SimulatedFleet(delays=Constant(value=1.0), workers=2, network=Network(latency=0.0, bandwidth=inf), "
         "recall='block', changes=(), ties='index', evaluation='fused'"
     )
-    assert repr(pl.SimulatedFleet(pl.Constant(1.0), workers=2)) == f"{known})"
-    assert repr(pl.SimulatedFleet(pl.Constant(1.0), 2, server_seconds=0.5)) == f"{known}, server_seconds=0.5)"
+    assert repr(pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2)) == f"{known})"
+    assert repr(pl.SimulatedFleet(pl.delays.Constant(1.0), 2, server_seconds=0.5)) == f"{known}, server_seconds=0.5)"
 
 
 def test_the_trace_says_what_the_server_takes() -> None:
@@ -387,7 +387,7 @@ def test_an_impossible_server_is_refused(seconds: float) -> None:
 
 def test_a_prediction_for_a_busy_server_is_simulated() -> None:
     """Ten workers of 0.1 s would make 100 updates a second; a server of 20 ms makes 50."""
-    fleet = pl.SimulatedFleet(pl.LogNormal(0.1, 0.2), workers=10, server_seconds=0.02)
+    fleet = pl.SimulatedFleet(pl.delays.LogNormal(0.1, 0.2), workers=10, server_seconds=0.02)
     found = runtime(pl.Asynchronous(), fleet).updates_per_second
     assert found.source == "simulation"
     assert found.value == pytest.approx(50.0, rel=1e-3)

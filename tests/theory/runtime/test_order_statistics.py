@@ -24,17 +24,17 @@ from test_delays import draws
 
 KNOWN = {5: 0.0629127, 6: 0.0669127, 7: 0.0719127, 8: 0.0785794, 9: 0.0885794, 10: 0.1085794}
 UNLIKE: list[Distribution] = [
-    *[pl.LogNormal(1.0, 0.2)] * 3,
-    *[pl.ShiftedExponential(0.5, 1.0)] * 2,
-    pl.Pareto(1.2, 3.0),
-    pl.Constant(1.1),
-    pl.Empirical([0.7, 1.4, 2.0]),
+    *[pl.delays.LogNormal(1.0, 0.2)] * 3,
+    *[pl.delays.ShiftedExponential(0.5, 1.0)] * 2,
+    pl.delays.Pareto(1.2, 3.0),
+    pl.delays.Constant(1.1),
+    pl.delays.Empirical([0.7, 1.4, 2.0]),
 ]
 
 
 @pytest.mark.parametrize(("rank", "mean"), KNOWN.items())
 def test_the_paper_s_workers(rank: int, mean: float) -> None:
-    found = order_statistic_means([pl.ShiftedExponential(0.05, 0.02)] * 10, rank)
+    found = order_statistic_means([pl.delays.ShiftedExponential(0.05, 0.02)] * 10, rank)
     assert found.source == "exact"
     assert found.means[-1] == pytest.approx(mean, abs=5e-8)
     variance = 0.0004 * sum(1 / n**2 for n in range(11 - rank, 11))
@@ -43,12 +43,12 @@ def test_the_paper_s_workers(rank: int, mean: float) -> None:
 
 def test_quadrature_finds_what_is_known_exactly() -> None:
     """A worker that differs by a billionth makes the closed form unusable, and changes nothing else."""
-    nearly = [pl.ShiftedExponential(0.05, 0.02)] * 9 + [pl.ShiftedExponential(0.05, 0.02 * (1 + 1e-9))]
+    nearly = [pl.delays.ShiftedExponential(0.05, 0.02)] * 9 + [pl.delays.ShiftedExponential(0.05, 0.02 * (1 + 1e-9))]
     found = order_statistic_means(nearly, 10)
     assert found.source == "quadrature"
     exact = [exponential_order_statistic(0.05, 0.02, 10, rank)[0] for rank in range(1, 11)]
     np.testing.assert_allclose(found.means, exact, rtol=1e-8)
-    heavy = order_statistic_means([pl.Pareto(1.0, 1.5)] * 3 + [pl.Pareto(1.0, 1.5 * (1 + 1e-10))], 4)
+    heavy = order_statistic_means([pl.delays.Pareto(1.0, 1.5)] * 3 + [pl.delays.Pareto(1.0, 1.5 * (1 + 1e-10))], 4)
     np.testing.assert_allclose(heavy.means, [pareto_order_statistic(1.0, 1.5, 4, rank) for rank in range(1, 5)], 1e-7)
 
 
@@ -62,22 +62,22 @@ def test_unlike_workers_against_draws() -> None:
 
 
 def test_constants_and_measured_durations_are_finite_sums() -> None:
-    constants = [pl.Constant(1.0)] * 4 + [pl.Constant(2.0)] * 4 + [pl.Constant(3.0)] * 8
+    constants = [pl.delays.Constant(1.0)] * 4 + [pl.delays.Constant(2.0)] * 4 + [pl.delays.Constant(3.0)] * 8
     assert order_statistic_means(constants, 16).means.tolist() == pytest.approx([1.0] * 4 + [2.0] * 4 + [3.0] * 8)
     # both values of one worker against both of the other: 1 or 3 against 2 or 4
-    measured = order_statistic_means([pl.Empirical([1.0, 3.0]), pl.Empirical([2.0, 4.0])], 2)
+    measured = order_statistic_means([pl.delays.Empirical([1.0, 3.0]), pl.delays.Empirical([2.0, 4.0])], 2)
     assert (measured.source, measured.means.tolist()) == ("exact", pytest.approx([7 / 4, 13 / 4]))
 
 
 def test_a_large_fleet_of_workers_that_all_differ() -> None:
     """Like uniform medians: the slowest of 5,000 is that of the draws (seed 0, 400 rounds) within 4 standard errors."""
     medians = np.linspace(1.0, 2.0, 5000)
-    found = order_statistic_mean([pl.LogNormal(float(median), 0.3) for median in medians], 5000)
+    found = order_statistic_mean([pl.delays.LogNormal(float(median), 0.3) for median in medians], 5000)
     generator = np.random.default_rng(0)
     drawn = [float((medians * np.exp(0.3 * generator.standard_normal(5000))).max()) for _ in range(400)]
     assert abs(found.value - np.mean(drawn)) < 4 * np.std(drawn) / 20
-    alike = order_statistic_mean([pl.LogNormal(1.0, 0.3)] * 40, 40).value
-    assert alike == pytest.approx(order_statistic_means([pl.LogNormal(1.0, 0.3)] * 40, 40).means[-1], rel=1e-9)
+    alike = order_statistic_mean([pl.delays.LogNormal(1.0, 0.3)] * 40, 40).value
+    assert alike == pytest.approx(order_statistic_means([pl.delays.LogNormal(1.0, 0.3)] * 40, 40).means[-1], rel=1e-9)
 
 
 def test_one_worker_alone_has_its_mean() -> None:
@@ -87,12 +87,12 @@ def test_one_worker_alone_has_its_mean() -> None:
 
 def test_a_tail_too_heavy_for_a_mean() -> None:
     """P(X > x) = x**-0.9: the slower of two has no mean, the faster one has."""
-    found = order_statistic_means([pl.Pareto(1.0, 0.9)] * 2 + [pl.LogNormal(1.0, 1.0)], 3)
+    found = order_statistic_means([pl.delays.Pareto(1.0, 0.9)] * 2 + [pl.delays.LogNormal(1.0, 1.0)], 3)
     assert found.means[-1] == math.inf
     # the first: 1/2 + e^(1/2) Phi(-1) + (1/2 - e^0.32 Phi(-0.8)) / 0.8; the second by another integrator
     first = 0.5 + math.exp(0.5) * ndtr(-1.0) + (0.5 - math.exp(0.32) * ndtr(-0.8)) / 0.8
     assert found.means[:2].tolist() == pytest.approx([first, 2.58005459], rel=1e-8)
-    assert pl.Pareto(1.0, 1.0).mean_seconds == math.inf
+    assert pl.delays.Pareto(1.0, 1.0).mean_seconds == math.inf
 
 
 @given(st.lists(st.sampled_from(UNLIKE), min_size=1, max_size=6))
@@ -124,7 +124,7 @@ def test_the_distribution_function_is_that_of_the_draws(delay: Distribution) -> 
 
 def test_a_rank_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match="no 4th of 3 workers: choose 1 to 3"):
-        order_statistic_means([pl.Constant(1.0)] * 3, 4)
+        order_statistic_means([pl.delays.Constant(1.0)] * 3, 4)
 
 
 def test_integrals_with_a_corner_and_a_spike() -> None:

@@ -16,8 +16,12 @@ from paceline.strategies.asynchronous import Asynchronous
 from paceline.theory.runtime.costs import Runtime, runtime
 from paceline.trace.measure import Measures, measure
 
-ALIKE: list[Any] = [pl.ShiftedExponential(0.05, 0.02)] * 10
-UNLIKE: list[Any] = [pl.LogNormal(1.0, 0.2)] * 3 + [pl.ShiftedExponential(1.5, 0.5)] * 3 + [pl.Pareto(2.4, 3.5)] * 2
+ALIKE: list[Any] = [pl.delays.ShiftedExponential(0.05, 0.02)] * 10
+UNLIKE: list[Any] = (
+    [pl.delays.LogNormal(1.0, 0.2)] * 3
+    + [pl.delays.ShiftedExponential(1.5, 0.5)] * 3
+    + [pl.delays.Pareto(2.4, 3.5)] * 2
+)
 GROUPS = [[0, 1, 2], [3, 4, 5], [6, 7]]
 LGC = pl.LiveCompensation(quorum=5, blocks=4)
 
@@ -32,31 +36,33 @@ def fleet(delays: Sequence[Any], latency: float = 0.0, **options: Any) -> pl.Sim
     return pl.SimulatedFleet(delays, network=pl.Network(latency=latency), **options)
 
 
-def simulate(strategy: pl.Strategy, workers: pl.SimulatedFleet, updates: int = 1500) -> Measures:
+def simulate(strategy: pl.strategy.Strategy, workers: pl.SimulatedFleet, updates: int = 1500) -> Measures:
     return measure(pl.simulate(strategy, workers, pl.Stop(updates=updates), seed=1))
 
 
 BY_FORMULA = [
     (pl.Synchronous(), fleet(ALIKE), "exact"),
     (pl.Synchronous(), fleet(UNLIKE, 0.1), "quadrature"),
-    (pl.Synchronous(), fleet([pl.ShiftedExponential(0.05, 0.02, h=5)] * 10), "exact"),
+    (pl.Synchronous(), fleet([pl.delays.ShiftedExponential(0.05, 0.02, h=5)] * 10), "exact"),
     (pl.FastestK(7), fleet(ALIKE), "exact"),
     (pl.FastestK(5), fleet(UNLIKE, 0.1), "quadrature"),
     (pl.FastestK(8, stop_late=False), fleet(UNLIKE), "quadrature"),
     (pl.Asynchronous(), fleet(UNLIKE, 0.1), "exact"),
-    (pl.Asynchronous(), fleet([pl.ShiftedExponential(0.5, 0.5, h=5)] * 6), "exact"),
+    (pl.Asynchronous(), fleet([pl.delays.ShiftedExponential(0.5, 0.5, h=5)] * 6), "exact"),
     (pl.LiveCompensation(7, 4), fleet(ALIKE, recall="complete"), "exact"),
     (pl.LiveCompensation(7, 4), fleet(ALIKE, recall="abandon"), "exact"),
     (LGC, fleet(UNLIKE, 0.1, recall="complete"), "quadrature"),
     (pl.Grouped(GROUPS), fleet(UNLIKE, 0.1), "quadrature"),
     (pl.Grouped(GROUPS, inside=pl.FastestK(2)), fleet(UNLIKE), "quadrature"),
     (pl.Grouped(GROUPS, inside=pl.Asynchronous()), fleet(UNLIKE), "exact"),
-    (pl.Synchronous(), fleet([pl.Empirical([1.0, 2.0, 4.0])] * 3 + [pl.Constant(1.5)]), "exact"),
+    (pl.Synchronous(), fleet([pl.delays.Empirical([1.0, 2.0, 4.0])] * 3 + [pl.delays.Constant(1.5)]), "exact"),
 ]
 
 
 @pytest.mark.parametrize(("strategy", "workers", "source"), BY_FORMULA, ids=lambda each: str(each)[:50])
-def test_formulas_against_the_simulator(strategy: pl.Strategy, workers: pl.SimulatedFleet, source: str) -> None:
+def test_formulas_against_the_simulator(
+    strategy: pl.strategy.Strategy, workers: pl.SimulatedFleet, source: str
+) -> None:
     found, simulated = runtime(strategy, workers), simulate(strategy, workers)
     assert found.updates_per_second.source == source
     assert found.seconds_per_update.value == pytest.approx(simulated.seconds / simulated.updates, rel=0.04)
@@ -70,12 +76,14 @@ SIMULATED = [
     (LGC, fleet(UNLIKE, 0.1, recall="abandon")),
     (pl.LiveCompensation(5, 4, recall=False), fleet(UNLIKE)),
     (pl.Grouped(GROUPS, inside=pl.LiveCompensation(2, 4)), fleet(UNLIKE, recall="block")),
-    (pl.Synchronous(), fleet([pl.Empirical([1.0, 2.0, 4.0], in_order=True)] * 3)),
+    (pl.Synchronous(), fleet([pl.delays.Empirical([1.0, 2.0, 4.0], in_order=True)] * 3)),
 ]
 
 
 @pytest.mark.parametrize(("strategy", "workers"), SIMULATED, ids=lambda each: str(each)[:50])
-def test_where_no_formula_is_known_it_says_simulation(strategy: pl.Strategy, workers: pl.SimulatedFleet) -> None:
+def test_where_no_formula_is_known_it_says_simulation(
+    strategy: pl.strategy.Strategy, workers: pl.SimulatedFleet
+) -> None:
     """Another seed, within 4 of its standard errors and 3 %."""
     found, again = runtime(strategy, workers), simulate(strategy, workers, 1000)
     gap = found.seconds_per_update
@@ -91,7 +99,7 @@ def test_the_papers_known_values() -> None:
     full, some = (runtime(s, fleet(ALIKE)).seconds_per_update.value for s in (pl.Synchronous(), pl.FastestK(7)))
     assert (full, some) == pytest.approx((0.1085794, 0.0719127), abs=5e-8)
     assert 100 * (1 - some / full) == pytest.approx(33.769, abs=5e-4)
-    workers = fleet([pl.Constant(1.0)] * 4 + [pl.Constant(2.0)] * 4 + [pl.Constant(3.0)] * 8)
+    workers = fleet([pl.delays.Constant(1.0)] * 4 + [pl.delays.Constant(2.0)] * 4 + [pl.delays.Constant(3.0)] * 8)
     grouped = pl.Grouped([range(4), range(4, 8), range(8, 16)])
     for strategy, updates, staleness in ((pl.Synchronous(), 2, 0), (grouped, 11, 2), (pl.Asynchronous(), 52, 15)):
         found = runtime(strategy, workers)
@@ -102,7 +110,9 @@ def test_the_papers_known_values() -> None:
 
 def test_arrivals_told_together_are_less_stale() -> None:
     """The steady means of the specification, 10.115 and 1.4545, by simulation: to 0.5 %."""
-    workers = fleet([pl.Constant(1.0)] * 4 + [pl.Constant(2.0)] * 4 + [pl.Constant(3.0)] * 8, ties="batch")
+    workers = fleet(
+        [pl.delays.Constant(1.0)] * 4 + [pl.delays.Constant(2.0)] * 4 + [pl.delays.Constant(3.0)] * 8, ties="batch"
+    )
     alone = runtime(pl.Asynchronous(), workers)
     groups = runtime(pl.Grouped([range(4), range(4, 8), range(8, 16)]), workers)
     assert alone.mean_staleness.source == groups.mean_staleness.source == "simulation"
@@ -111,13 +121,13 @@ def test_arrivals_told_together_are_less_stale() -> None:
 
 
 def test_messages_take_time() -> None:
-    workers = pl.SimulatedFleet([pl.Constant(1.0)] * 2, network=pl.Network(latency=0.1, bandwidth=1000.0))
+    workers = pl.SimulatedFleet([pl.delays.Constant(1.0)] * 2, network=pl.Network(latency=0.1, bandwidth=1000.0))
     assert runtime(pl.Synchronous(), workers).seconds_per_update.value == pytest.approx(1.2)
     assert runtime(pl.Synchronous(), workers, message_bytes=200).seconds_per_update.value == pytest.approx(1.6)
 
 
 def test_a_worker_without_a_mean_never_counts_in_the_long_run() -> None:
-    workers = fleet([pl.Constant(1.0), pl.Pareto(1.0, 0.8)])
+    workers = fleet([pl.delays.Constant(1.0), pl.delays.Pareto(1.0, 0.8)])
     found = runtime(pl.Synchronous(), workers)
     assert (found.updates_per_second.value, found.seconds_per_update.value) == (0.0, math.inf)
     assert runtime(pl.Asynchronous(), workers).updates_per_second.value == 1.0
@@ -161,7 +171,7 @@ class Uneven:
 def test_rules_and_delays_of_ones_own_are_simulated() -> None:
     """Five workers with uniform delays: 5 updates a second, mean staleness 4, to 2 %."""
     for strategy, workers in (
-        (Mine(), fleet([pl.LogNormal(1.0, 0.1)] * 5)),
+        (Mine(), fleet([pl.delays.LogNormal(1.0, 0.1)] * 5)),
         (pl.Asynchronous(), fleet([Uneven()] * 5)),
     ):
         found = runtime(strategy, workers)

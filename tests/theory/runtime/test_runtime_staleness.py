@@ -13,11 +13,15 @@ from paceline.theory.runtime.costs import Ages, runtime
 from paceline.theory.runtime.renewal import clocks_of, exponential_staleness, renewal_staleness
 from support.updates import updates
 
-MIXED: list[Any] = [pl.LogNormal(1.0, 0.2)] * 3 + [pl.ShiftedExponential(1.5, 0.5)] * 3 + [pl.Pareto(2.4, 3.5)] * 2
+MIXED: list[Any] = (
+    [pl.delays.LogNormal(1.0, 0.2)] * 3
+    + [pl.delays.ShiftedExponential(1.5, 0.5)] * 3
+    + [pl.delays.Pareto(2.4, 3.5)] * 2
+)
 GROUPS = [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
-def histogram(strategy: pl.Strategy, fleet: pl.SimulatedFleet, length: int) -> NDArray[np.float64]:
+def histogram(strategy: pl.strategy.Strategy, fleet: pl.SimulatedFleet, length: int) -> NDArray[np.float64]:
     """The share of each staleness over 8,000 updates (seed 2); the last takes all that are larger."""
     found = np.zeros(length)
     for update in updates(pl.simulate(strategy, fleet, pl.Stop(updates=8_000), seed=2)):
@@ -38,13 +42,13 @@ def as_array(ages: Ages, length: int) -> NDArray[np.float64]:
     [
         (pl.Asynchronous(), pl.SimulatedFleet(MIXED)),
         (pl.Asynchronous(), pl.SimulatedFleet(MIXED, network=pl.Network(latency=0.2))),
-        (pl.Asynchronous(), pl.SimulatedFleet([*MIXED, pl.Constant(1.7)])),
+        (pl.Asynchronous(), pl.SimulatedFleet([*MIXED, pl.delays.Constant(1.7)])),
         (pl.Grouped(GROUPS), pl.SimulatedFleet(MIXED)),
         (pl.Grouped(GROUPS, inside=pl.FastestK(2)), pl.SimulatedFleet(MIXED)),
     ],
     ids=lambda each: str(each)[:60],
 )
-def test_the_distribution_against_the_simulator(strategy: pl.Strategy, fleet: pl.SimulatedFleet) -> None:
+def test_the_distribution_against_the_simulator(strategy: pl.strategy.Strategy, fleet: pl.SimulatedFleet) -> None:
     """The distribution functions differ by less than 0.02 everywhere; the mean is that of the clocks less one."""
     found = runtime(strategy, fleet)
     assert found.staleness.source == "quadrature"
@@ -57,7 +61,7 @@ def test_the_distribution_against_the_simulator(strategy: pl.Strategy, fleet: pl
 @pytest.mark.parametrize("means", [[1.0] * 6, [1.0] * 3 + [4.0] * 2, [0.5, 1.0, 10.0]], ids=str)
 def test_memoryless_workers_are_geometric(means: list[float]) -> None:
     """The convolutions find the closed form to 0.0005, and its mean to 0.1 %."""
-    fleet = pl.SimulatedFleet([pl.ShiftedExponential(0.0, mean) for mean in means])
+    fleet = pl.SimulatedFleet([pl.delays.ShiftedExponential(0.0, mean) for mean in means])
     clocks = clocks_of(pl.Asynchronous(), fleet, 0.0)
     assert clocks is not None
     closed, convolved = exponential_staleness(clocks), renewal_staleness(clocks)
@@ -77,7 +81,7 @@ def test_the_distribution_does_not_depend_on_the_unit_of_time(unit: float) -> No
     """Nor does the grid on which it is computed: narrow delays, of which a coarser one would find something else."""
 
     def found(scale: float) -> NDArray[np.float64]:
-        fleet = pl.SimulatedFleet([pl.LogNormal(each * scale, 0.02) for each in (1.0, 1.3, 2.1)])
+        fleet = pl.SimulatedFleet([pl.delays.LogNormal(each * scale, 0.02) for each in (1.0, 1.3, 2.1)])
         clocks = clocks_of(pl.Asynchronous(), fleet, 0.0)
         assert clocks is not None
         shares = renewal_staleness(clocks)
@@ -98,10 +102,10 @@ def test_the_mean_is_the_number_of_the_others(delays: list[Any], latency: float)
 @pytest.mark.parametrize(
     "delays",
     [
-        [pl.Constant(1.0)] * 4,
-        [pl.Empirical([1.0, 2.0])] * 3,
-        [pl.ShiftedExponential(0.5, 0.5, h=10)] * 4,
-        [pl.Pareto(1.0, 1.1)] * 4,
+        [pl.delays.Constant(1.0)] * 4,
+        [pl.delays.Empirical([1.0, 2.0])] * 3,
+        [pl.delays.ShiftedExponential(0.5, 0.5, h=10)] * 4,
+        [pl.delays.Pareto(1.0, 1.1)] * 4,
     ],
     ids=str,
 )
@@ -111,7 +115,7 @@ def test_clocks_in_step_held_durations_and_the_heaviest_tails_are_simulated(dela
 
 def test_equal_workers_in_order_are_stale_by_all_others() -> None:
     """Staleness P-1 after the first round: of 16,000 pieces of work the first 4 are less stale."""
-    ages = runtime(pl.Asynchronous(), pl.SimulatedFleet([pl.Constant(1.0)] * 4)).staleness
+    ages = runtime(pl.Asynchronous(), pl.SimulatedFleet([pl.delays.Constant(1.0)] * 4)).staleness
     assert ages.shares[3] > 0.999
     assert ages.quantile(0.5) == ages.quantile(0.99) == 3
 

@@ -1,0 +1,38 @@
+"""All that the author of a rule imports: the ledger that a rule reads, and the decisions that it makes.
+
+    from paceline.strategy import Assign, Decision, Ledger, Step, Strategy
+
+A rule is a frozen dataclass with one method, ``decide``; ``paceline.testing.StrategyContract`` checks it.
+"""
+
+from paceline.core.coordinator import Strategy
+from paceline.core.errors import ConfigError, IllegalDecision, ImpossibleEvent
+from paceline.core.ledger import Ledger
+from paceline.core.messages import (
+    Arrived,
+    Assign,
+    Decision,
+    Drop,
+    Event,
+    Groups,
+    Joined,
+    Left,
+    Rang,
+    Recall,
+    Regroup,
+    Remember,
+    Step,
+    Ticket,
+    WakeAt,
+    Within,
+    Work,
+    distilled_steps,
+    gradient,
+    local_steps,
+)
+
+__all__ = [
+    "Arrived", "Assign", "ConfigError", "Decision", "Drop", "Event", "Groups", "IllegalDecision", "ImpossibleEvent",
+    "Joined", "Ledger", "Left", "Rang", "Recall", "Regroup", "Remember", "Step", "Strategy", "Ticket", "WakeAt",
+    "Within", "Work", "distilled_steps", "gradient", "local_steps",
+]  # fmt: skip
