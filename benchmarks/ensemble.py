@@ -10,6 +10,7 @@ copies           the most memory that a run with 8 workers held, besides the tas
 
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from torch.nn.functional import cross_entropy
 
 import paceline as pl
 from paceline.core.messages import Ticket, local_steps
-from paceline.learning.gradients.server import Recipe
-from paceline.learning.models.ensembling import Ensembling
-from paceline.learning.models.local_training import LocalTrainer
-from paceline.learning.models.relabelling import PASSED_AT_ONCE
+from paceline.learning.models.compression import Ensembling
+from paceline.learning.models.ensemble import PASSED_AT_ONCE
+from paceline.learning.models.training import LocalTrainer
+from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import workload_of
 from reproductions.models.convolutional import lenet
 
@@ -45,9 +46,10 @@ class Round:
         x, y = torch.randn(SAMPLES, 3, 32, 32), torch.arange(SAMPLES) % 10
         shards = np.arange(SAMPLES).reshape(WORKERS, -1)
         workload = workload_of(pl.Task(lenet(), cross_entropy, train=(x, y)), list(shards), BATCH)
-        self.trainers = [LocalTrainer(workload, Recipe(sgd), worker, seed=0) for worker in range(WORKERS)]
+        workload = replace(workload, recipe=Recipe(sgd))
+        self.trainers = [LocalTrainer(workload, worker, seed=0) for worker in range(WORKERS)]
         strategy = pl.EnsembleCompression(10, rule, compression_steps=1, diversity=0.0)  # type: ignore[arg-type]
-        self.ensembling = Ensembling(workload, strategy, self.trainers)
+        self.ensembling = Ensembling(replace(workload, trainers=self.trainers), strategy.aggregation)
         tickets = [Ticket(worker, worker, 0, local_steps(10)) for worker in range(WORKERS)]
         self.weights = dict.fromkeys(tickets, Fraction(1, WORKERS))
         chosen = [trainer.choose(shard, strategy.relabel) for trainer, shard in zip(self.trainers, shards, strict=True)]

@@ -142,9 +142,6 @@ class Tormented:
     def launch(self, workload: Any, seed: int) -> Any:
         return self._struck(self.fleet.launch(workload, seed))
 
-    def hire_trainers(self, bench: Any) -> Any:
-        return self._struck(self.fleet.hire_trainers(bench))
-
     def _struck(self, launched: Any) -> Any:
         self.group = launched[0]
         threading.Thread(target=self._strike, args=(launched[0],), daemon=True).start()

@@ -23,8 +23,8 @@ from paceline.engine.build import launch
 from paceline.engine.loop import Loop
 from paceline.fleets.simulated.fleet import SimulatedWorkers
 from paceline.learning.cost import Costs
-from paceline.learning.gradients.server import Recipe
 from paceline.learning.models.server import ModelServer
+from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import workload_of
 from paceline.randomness import stream
 from paceline.trace.writing import TraceWriter

@@ -30,9 +30,10 @@ from paceline.core.messages import (
     gradient,
     local_steps,
 )
+from paceline.strategies.aggregation import AverageModels, EnsembleModels
 
 __all__ = [
-    "Arrived", "Assign", "ConfigError", "Decision", "Drop", "Event", "Groups", "IllegalDecision", "ImpossibleEvent",
+    "Arrived", "Assign", "AverageModels", "ConfigError", "Decision", "Drop", "EnsembleModels", "Event", "Groups", "IllegalDecision", "ImpossibleEvent",
     "Joined", "Ledger", "Left", "Rang", "Recall", "Regroup", "Remember", "Step", "Strategy", "Ticket", "WakeAt",
     "Within", "Work", "distilled_steps", "gradient", "local_steps",
 ]  # fmt: skip

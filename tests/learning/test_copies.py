@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 import paceline as pl
 from paceline.core.errors import ConfigError
 from paceline.fleets.base import Fleet
-from paceline.learning.gradients.server import MakeOptimizer
+from paceline.learning.optimizers import MakeOptimizer
 from paceline.learning.workload import workload_of
 from support.noted import Noted, steps_of
 

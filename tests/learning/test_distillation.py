@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from paceline.learning.models.distillation import Distillation, Diversity, soft_labels
+from paceline.learning.models.compression import Distillation, Diversity, soft_labels
 
 Z = torch.tensor([[1.0, 0.0, -1.0]], dtype=torch.float64)
 YBAR = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)

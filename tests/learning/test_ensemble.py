@@ -8,8 +8,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from paceline.data.samples import TensorSamples
-from paceline.learning.models.ensemble import Ensemble, NormalEquations, as_distribution, margin_weights, margins
-from paceline.learning.models.relabelling import Weighing, relabel
+from paceline.learning.models.ensemble import (
+    Ensemble,
+    NormalEquations,
+    Weighing,
+    as_distribution,
+    margin_weights,
+    margins,
+    relabel,
+)
 
 F = torch.tensor(
     [

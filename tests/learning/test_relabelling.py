@@ -11,8 +11,7 @@ from torch.nn.functional import cross_entropy
 import paceline as pl
 from paceline.data.partition import Indices
 from paceline.data.samples import TensorSamples, samples
-from paceline.learning.models.ensemble import NormalEquations, as_distribution
-from paceline.learning.models.relabelling import PASSED_AT_ONCE, Weighing, relabel
+from paceline.learning.models.ensemble import PASSED_AT_ONCE, NormalEquations, Weighing, as_distribution, relabel
 
 N = 2 * PASSED_AT_ONCE + 7
 FIRST = PASSED_AT_ONCE + PASSED_AT_ONCE // 2  # samples of the first part

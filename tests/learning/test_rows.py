@@ -13,9 +13,10 @@ import paceline as pl
 from paceline.core.messages import Step, Ticket
 from paceline.data.batches import Shuffled
 from paceline.fleets.processes.inline import ProcessInlineWorker
-from paceline.learning.gradients.server import GradientServer, Recipe
-from paceline.learning.gradients.shared import MODEL_SLOTS, Promise, SharedGradients
-from paceline.learning.gradients.sums import SlotSums
+from paceline.learning.contributions import Promise
+from paceline.learning.gradients.server import GradientServer
+from paceline.learning.gradients.shared import MODEL_SLOTS, SharedGradients, SlotSums
+from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import workload_of
 
 WORKERS, SAMPLES, STEPS = 4, 64, 6
@@ -71,6 +72,7 @@ class Timing:
         workload = workload_of(pl.Task(nn.Sequential(*layers), cross_entropy, train=(x, y)), shards, 8)
         fleet = pl.ProcessFleet(WORKERS, threads=1)
         worker, contributions = fleet.inline(workload, seed=0)
+        assert isinstance(contributions, SharedGradients)
         recipe = Recipe(lambda p: optimizer(p, lr=0.05))  # type: ignore[call-arg]
         server = GradientServer(workload.state, recipe, Shuffled().open(shards, 8, 0), contributions, WORKERS)
         serials = iter(range(1000))

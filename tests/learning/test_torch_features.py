@@ -27,9 +27,9 @@ from paceline.core.errors import ConfigError
 from paceline.data.samples import samples
 from paceline.fleets.base import Fleet
 from paceline.learning.copies import copied
-from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
 from paceline.learning.models.averaging import recalibrate
 from paceline.learning.models.ensemble import Ensemble
+from paceline.learning.optimizers import MakeOptimizer, MakeScheduler
 from support.digits import Noted
 
 UPDATES = 6

@@ -16,7 +16,8 @@ import paceline as pl
 from paceline.core.messages import Ticket
 from paceline.data.partition import Indices
 from paceline.fleets.base import Fleet
-from paceline.learning.plain_sgd import plain_rate, plain_sgd
+from paceline.learning.gradients.shared import SharedGradients
+from paceline.learning.optimizers import plain_rate, plain_sgd
 from paceline.learning.workload import workload_of
 from support.noted import Noted, steps_of
 
@@ -143,7 +144,9 @@ def test_rows_that_are_put_aside_keep_what_they_have_no_gradient_of() -> None:
         workload = workload_of(task(), [np.arange(96)], 4)
         made.append((workload, *pl.ProcessFleet(1).inline(workload, seed=0)))
     (_, worker, rows), (_, _, taken_up) = made
-    rows.promise(ticket, closed)
+    assert isinstance(rows, SharedGradients)
+    assert isinstance(taken_up, SharedGradients)
+    rows.promise(ticket, (closed,), 0)
     worker.hand_in(ticket, 1)
     taken_up.restore(rows.state())
     names = [name for name, _ in Headed().named_parameters()]

@@ -153,7 +153,7 @@ def test_averaging_two_nets_that_compute_the_same_can_destroy_both() -> None:
 def averaged_by_paceline(*models: nn.Module) -> nn.Module:
     task = pl.Task(models[0], nn.functional.mse_loss, train=(torch.zeros(8, 1), torch.zeros(8, 1)))
     workload, workers = trainers(task, [np.arange(4)] * len(models), sgd())
-    averaging = Averaging(workload, pl.ModelAveraging(1), workers)
+    averaging = Averaging(workload, pl.ModelAveraging(1).aggregation)
     tickets = [Ticket(number, number, 0, local_steps(1)) for number in range(len(models))]
     for ticket, trainer, model in zip(tickets, workers, models, strict=True):
         averaging.started(ticket)

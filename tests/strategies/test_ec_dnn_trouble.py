@@ -148,13 +148,6 @@ def test_one_worker_with_a_regression_is_refused() -> None:
     refused("a regression over one model only scales it: use more workers", EC(5, "regression"), workers=1)
 
 
-def test_models_inside_groups_are_refused_and_turned_round() -> None:
-    for inner in (pl.ModelAveraging(4), EC(4)):
-        refused(r"cannot be the rule inside Grouped.*waits=Grouped", pl.Grouped([[0, 1], [2, 3]], inside=inner))
-        nested = pl.Grouped([[0, 1, 2, 3]], inside=pl.Grouped([[0, 1], [2, 3]], inside=inner))
-        refused("cannot be the rule inside Grouped", nested)
-
-
 def test_a_quorum_beyond_the_fleet_is_refused() -> None:
     refused("a quorum of 9 does not fit 4 workers", pl.ModelAveraging(4, waits=pl.FastestK(9)))
 

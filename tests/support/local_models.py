@@ -1,6 +1,7 @@
 """Small classifiers for runs in which every worker trains a model of its own."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +9,8 @@ from torch.nn.functional import cross_entropy
 
 import paceline as pl
 from paceline.data.partition import Indices
-from paceline.learning.gradients.server import MakeOptimizer, Recipe
-from paceline.learning.models.local_training import LocalTrainer
+from paceline.learning.models.training import LocalTrainer
+from paceline.learning.optimizers import MakeOptimizer, Recipe
 from paceline.learning.workload import Workload, workload_of
 from support.digits import Noted, digits, digits_task, weights
 
@@ -76,5 +77,6 @@ def members(run: pl.Run) -> list[Tensor]:
 
 def trainers(task: pl.Task, shards: Sequence[Indices], optimizer: MakeOptimizer) -> tuple[Workload, list[LocalTrainer]]:
     """The workers of a run that is carried out by hand."""
-    workload = workload_of(task, shards, batch_size=4)
-    return workload, [LocalTrainer(workload, Recipe(optimizer), worker, seed=0) for worker in range(len(shards))]
+    workload = replace(workload_of(task, shards, batch_size=4), recipe=Recipe(optimizer))
+    made = [LocalTrainer(workload, worker, seed=0) for worker in range(len(shards))]
+    return replace(workload, trainers=made), made

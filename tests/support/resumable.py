@@ -18,7 +18,7 @@ from paceline.data.partition import Indices, Partition
 from paceline.delays import Delay
 from paceline.engine.replay import Replay
 from paceline.fleets.base import Fleet
-from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
+from paceline.learning.optimizers import MakeOptimizer, MakeScheduler
 from paceline.randomness import restore_stream, stream, stream_state
 from support.digits import digits, linear
 

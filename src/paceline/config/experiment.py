@@ -23,8 +23,7 @@ from paceline.engine.replay import Replay, replay
 from paceline.engine.result import Run
 from paceline.engine.train import train
 from paceline.fleets.base import labels_of
-from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
-from paceline.learning.optimizers import refuse_closures
+from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, refuse_closures
 from paceline.learning.task import Task
 from paceline.randomness import stream
 from paceline.storage.run_directory import RunDirectory

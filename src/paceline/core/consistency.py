@@ -63,7 +63,7 @@ def _check_parts(ledger: LedgerState) -> None:
     _agree(sum(len(part.workers) for part in parts) == len(ledger.workers), "somebody is in two parts")
     for name, tickets in _INDICES.items():
         inside = Counter(ticket for part in parts for ticket in tickets(part))
-        _agree(inside == Counter(tickets(ledger)), f"its parts do not have what the whole has ({name})")
+        _agree(inside == Counter([*tickets(ledger)]), f"its parts do not have what the whole has ({name})")
     done = {t: units for part in parts for t, units in [*part.fresh.items(), *part.late.items(), *part.kept.items()]}
     _agree(done == {**ledger.fresh, **ledger.late, **ledger.kept}, "its parts have other units than the whole")
     _agree(all(part.alarms <= ledger.alarms for part in parts), "an alarm of a part would not ring")

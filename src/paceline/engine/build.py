@@ -1,55 +1,94 @@
-"""Which hands a strategy needs, and who works for them."""
+"""Who works for a strategy, and what carries its instructions out on the model.
+
+What workers do is decided by the work that the strategy assigns, not by which strategy it is. A strategy is a pure
+function of its ledger, so it can be asked before the launch: everybody has joined, what is assigned?
+"""
 
 import logging
+from dataclasses import replace
 
-from paceline.core.coordinator import Strategy
+from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import ConfigError
+from paceline.core.messages import Groups, Joined, Start
 from paceline.data.batches import Batches
-from paceline.fleets.base import Fleet, TrainersFleet, WorkerGroup
-from paceline.learning.gradients.server import GradientServer, Recipe
+from paceline.fleets.base import Fleet, WorkerGroup
+from paceline.learning.gradients.server import GradientServer
+from paceline.learning.learner import Learner
 from paceline.learning.models.averaging import Averaging
-from paceline.learning.models.ensembling import Ensembling
-from paceline.learning.models.local_training import LocalTrainer
-from paceline.learning.models.local_work import Bench
+from paceline.learning.models.compression import Ensembling
 from paceline.learning.models.server import Aggregation, ModelServer
+from paceline.learning.models.training import LocalTrainer, ModelContributions
+from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import Workload
+from paceline.strategies.aggregation import AverageModels, aggregation_of
 from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
-from paceline.strategies.model_averaging import ModelAveraging
 from paceline.strategies.regrouped import Regrouped
 
+KINDS = ("gradient", "local_steps", "distilled_steps")
 log = logging.getLogger("paceline")
 
 
 def launch(
     strategy: Strategy, fleet: Fleet, workload: Workload, recipe: Recipe, *, batches: Batches, seed: int
-) -> tuple[WorkerGroup, GradientServer | ModelServer]:
+) -> tuple[WorkerGroup, Learner]:
     """The workers of a run, and what carries instructions out on the model: by gradients, or by models of their own."""
-    _refuse_models_inside(strategy)
-    if not isinstance(strategy, ModelAveraging | EnsembleCompression):
-        crew, contributions = fleet.launch(workload, seed)
-        return crew, GradientServer(workload.state, recipe, batches, contributions, fleet.workers)
-    if not isinstance(fleet, TrainersFleet):
+    kind, groups = first_work(strategy, fleet.workers)
+    workload = replace(workload, kind=kind, recipe=recipe)
+    if not workload.hands_in_models:
+        workers, contributions = fleet.launch(workload, seed)
+        return workers, GradientServer(workload.state, recipe, batches, contributions, fleet.workers)
+    workload, aggregation = _with_trainers(strategy, workload, fleet.workers, groups, seed)
+    workers, contributions = fleet.launch(workload, seed)
+    if not isinstance(contributions, ModelContributions):
+        workers.close()
         raise ConfigError(
-            f"{type(fleet).__name__} cannot run {type(strategy).__name__}: its workers hand in gradients only; "
-            "use a SimulatedFleet or a ProcessFleet"
+            f"{_name(fleet)} cannot run {_name(strategy)}: its workers hand in gradients, and the strategy assigns "
+            f"{kind}; use a SimulatedFleet, a ProcessFleet or a RayFleet"
         )
-    if workload.trained_loss is not None and isinstance(strategy, EnsembleCompression):
+    return workers, ModelServer(workload, batches, aggregation, contributions)
+
+
+def first_work(strategy: Strategy, workers: int) -> tuple[str, Groups]:
+    """The kind of work that a strategy assigns when everybody has joined, and the groups that it splits them into."""
+    coordinator = Coordinator(strategy)
+    instructions = coordinator.receive(*(Joined(0.0, worker) for worker in range(workers)))
+    kinds = dict.fromkeys(each.ticket.work.kind for each in instructions if isinstance(each, Start))
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ConfigError(f"{_name(strategy)} assigns {unknown[0]}, which no worker can do: one of {', '.join(KINDS)}")
+    if len(kinds) > 1:
         raise ConfigError(
-            f"{type(strategy).__name__} cannot train the parameters of a loss: every worker would have a loss of its "
+            f"{_name(strategy)} assigns {' and '.join(kinds)} at once: a run has one kind of work; let all workers "
+            "begin with the same"
+        )
+    return next(iter(kinds), "gradient"), coordinator.ledger.groups
+
+
+def _with_trainers(
+    strategy: Strategy, workload: Workload, workers: int, groups: Groups, seed: int
+) -> tuple[Workload, Aggregation]:
+    """A workload for workers that hand in models: with a trainer each, and what combines their models."""
+    settings = aggregation_of(strategy, workload.kind)
+    if groups and settings.needs_rounds:
+        raise ConfigError(
+            f"{_name(strategy)} lets groups hand in {workload.kind} in rounds of their own, and all models of an "
+            f"update have to be of one round: {settings.needs_rounds}; let the rule wait by Synchronous or FastestK"
+        )
+    averages = isinstance(settings, AverageModels)
+    if workload.trained_loss is not None and not averages:
+        raise ConfigError(
+            f"{_name(strategy)} cannot train the parameters of a loss: every worker would have a loss of its "
             "own, and an ensemble has one; let the model have them, or freeze them with requires_grad_(False)"
         )
-    trainers = [LocalTrainer(workload, recipe, worker, seed) for worker in range(1, fleet.workers)]
-    aggregation: Aggregation
-    if isinstance(strategy, ModelAveraging):
-        trainers.insert(0, LocalTrainer(workload, recipe, 0, seed))
-        aggregation = Averaging(workload, strategy, trainers)
-    else:  # an ensemble has no model of its own: the workload's is free for a worker
-        trainers.insert(0, LocalTrainer(workload, recipe, 0, seed, model=workload.state.model))
-        aggregation = Ensembling(workload, strategy, trainers)
-    crew, pieces = fleet.hire_trainers(Bench(workload, recipe, trainers, seed, aggregation.bill))
-    return crew, ModelServer(workload, batches, trainers, aggregation, pieces)
+    others = [LocalTrainer(workload, worker, seed) for worker in range(1, workers)]
+    # an ensemble has no model of its own: the workload's is free for a worker
+    first = LocalTrainer(workload, 0, seed, model=None if averages else workload.state.model)
+    workload = replace(workload, trainers=[first, *others])
+    aggregation = (
+        Averaging(workload, settings) if isinstance(settings, AverageModels) else Ensembling(workload, settings)
+    )
+    return replace(workload, aggregation=aggregation), aggregation
 
 
 def warn_of_settings_without_effect(strategy: Strategy, fleet: Fleet) -> None:
@@ -82,11 +121,5 @@ def _innermost(strategy: Strategy) -> Strategy:
     return strategy
 
 
-def _refuse_models_inside(strategy: Strategy) -> None:
-    inner = _innermost(strategy)
-    if inner is not strategy and isinstance(inner, ModelAveraging | EnsembleCompression):
-        outer = type(strategy).__name__
-        raise ConfigError(
-            f"{type(inner).__name__} cannot be the rule inside {outer}, whose workers hand in gradients: turn it "
-            f"round, as in ModelAveraging(every=16, waits={outer}(...))"
-        )
+def _name(value: object) -> str:
+    return type(value).__name__

@@ -10,8 +10,7 @@ from paceline.data.batches import Batches
 from paceline.engine.limits import Every, Interval
 from paceline.engine.loop import Loop
 from paceline.fleets.base import WorkerGroup
-from paceline.learning.gradients.server import GradientServer
-from paceline.learning.models.server import ModelServer
+from paceline.learning.learner import Learner
 from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
 from paceline.storage.metrics import Row
 from paceline.storage.run_directory import RunDirectory
@@ -23,9 +22,7 @@ log = logging.getLogger("paceline")
 UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def changing_parts(
-    server: GradientServer | ModelServer, batches: Batches, crew: WorkerGroup, *, needed: bool
-) -> Mapping[str, object]:
+def changing_parts(server: Learner, batches: Batches, crew: WorkerGroup, *, needed: bool) -> Mapping[str, object]:
     """What changes in a run, and can be put aside. None of it if something cannot, unless that is ``needed``."""
     parts: dict[str, object] = {
         "server": server, "sampling": batches, "crew": crew, "contributions": server.contributions

@@ -9,8 +9,7 @@ from paceline.core.errors import Diverged
 from paceline.core.stateful import State
 from paceline.engine.limits import Every, Interval
 from paceline.engine.loop import Update
-from paceline.learning.gradients.server import GradientServer
-from paceline.learning.models.server import ModelServer
+from paceline.learning.learner import Learner
 from paceline.learning.task import Task
 from paceline.storage.metrics import Row
 from paceline.trace.staleness import Staleness
@@ -27,9 +26,7 @@ class EvaluationFailed(Exception):
 class Evaluator:
     """Counts updates and their staleness; adds a row to the history when one is due."""
 
-    def __init__(
-        self, task: Task, server: GradientServer | ModelServer, every: Every | None, callbacks: Sequence[Callback]
-    ) -> None:
+    def __init__(self, task: Task, server: Learner, every: Every | None, callbacks: Sequence[Callback]) -> None:
         self.server = server
         self.staleness = Staleness()
         self.history: list[Row] = []
@@ -72,7 +69,7 @@ class Evaluator:
         except Exception as error:  # whatever the user's code raises
             raise EvaluationFailed(error) from error
         row = self._row(seconds, loss, accuracy)
-        self.server.judged(loss, accuracy)
+        self.server.evaluated(loss, accuracy)
         for callback in self._callbacks:
             callback.on_evaluation(row)
         return row

@@ -29,28 +29,9 @@ from paceline.core.messages import (
 )
 from paceline.core.rules import check_events
 from paceline.fleets.base import RealTime, WorkerGroup
+from paceline.learning.learner import Learner
 from paceline.trace.format import facts_from, plain_facts, tickets_of
 from paceline.trace.writing import TraceWriter
-
-
-class Learner(Protocol):
-    """What carries instructions out on the model."""
-
-    def attend(self, event: Joined | Left, /) -> None:
-        """Somebody came or went."""
-        ...
-
-    def start(self, ticket: Ticket, /) -> None: ...
-
-    def shorten(self, ticket: Ticket, done: int, /) -> None:
-        """Only some units of a ticket were handed in."""
-        ...
-
-    def drop(self, ticket: Ticket, /) -> None: ...
-
-    def step(self, step: Step, /) -> list[Ticket]:
-        """Returns the contributions that were left out because they are not finite."""
-        ...
 
 
 class NoLearner:
@@ -124,7 +105,12 @@ class Loop:
     """
 
     def __init__(
-        self, strategy: Strategy, crew: WorkerGroup, hands: Learner, trace: TraceWriter, seconds: float | None = None
+        self,
+        strategy: Strategy,
+        crew: WorkerGroup,
+        hands: Learner | NoLearner,
+        trace: TraceWriter,
+        seconds: float | None = None,
     ) -> None:
         self.coordinator = Coordinator(strategy)
         self.version = 0

@@ -27,7 +27,7 @@ from paceline.engine.result import Run
 from paceline.engine.train import settings_of, train
 from paceline.fleets.base import Fleet
 from paceline.fleets.replayed import Replayed
-from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler
+from paceline.learning.optimizers import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task
 from paceline.storage.reading import SavedRun, read_run
 from paceline.storage.run_directory import first_difference

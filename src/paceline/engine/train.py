@@ -29,8 +29,7 @@ from paceline.fleets.replayed import Replayed, ReplayedWorkers
 from paceline.fleets.simulated.fleet import SimulatedFleet, SimulatedWorkers
 from paceline.learning.generators import Generators, own_generators
 from paceline.learning.gradients.lazy import evaluation_of
-from paceline.learning.gradients.server import MakeOptimizer, MakeScheduler, Recipe
-from paceline.learning.models.server import ModelServer
+from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.task import Task, device_of
 from paceline.learning.threads import own_threads
 from paceline.learning.workload import Workload, workload_of
@@ -150,11 +149,11 @@ def train(
             max_staleness=judge.staleness.maximum,
             ended=ended.why,
             problem=ended.problem,
-            spoiled=server.spoiled,
+            spoiled=server.non_finite,
             directory=opened.path if opened else None,
             evaluation=evaluation_of(server.contributions),
-            local=server.best_local() if isinstance(server, ModelServer) else None,
-            costs=crew.costs if isinstance(server, ModelServer) and isinstance(crew, SimulatedWorkers) else None,
+            local=(local := server.best_local()),
+            costs=crew.costs if local is not None and isinstance(crew, SimulatedWorkers) else None,
             pruning=pruned.record if pruned else None,
         )
         if opened is not None:

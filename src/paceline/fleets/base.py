@@ -8,8 +8,7 @@ from paceline.core.fields import shown
 from paceline.core.messages import Event, Ticket
 
 if TYPE_CHECKING:
-    from paceline.learning.gradients.lazy import Contributions
-    from paceline.learning.models.local_work import Bench, Pieces
+    from paceline.learning.contributions import Contributions
     from paceline.learning.workload import Workload
 
 
@@ -43,7 +42,7 @@ class WorkerGroup(Protocol):
 
 @runtime_checkable
 class RealTime(Protocol):
-    """A crew whose clock goes on while it waits, so that waiting can be ended: by the time, or by somebody who asks."""
+    """Workers whose clock runs while one waits, so that waiting can be ended: by the time, or by somebody who asks."""
 
     @property
     def now(self) -> float: ...
@@ -55,29 +54,9 @@ class RealTime(Protocol):
 
 @runtime_checkable
 class Announcing(Protocol):
-    """A crew that tells more of a piece of work than that it arrived: its bill, or what the worker itself took."""
+    """Workers that tell more of a ticket than that it arrived: what it costs, or what the worker itself took."""
 
     announce: Callable[..., None]
-
-
-class Fleet(Protocol):
-    """The description of a fleet; hired once for every run."""
-
-    @property
-    def workers(self) -> int: ...
-
-    def launch(self, workload: "Workload", seed: int) -> tuple[WorkerGroup, "Contributions"]:
-        """The workers for a workload, and what they contribute to it."""
-        ...
-
-
-@runtime_checkable
-class TrainersFleet(Protocol):
-    """A fleet whose workers can train models of their own: see ``paceline.learning.models.local_work``."""
-
-    def hire_trainers(self, bench: "Bench") -> tuple[WorkerGroup, "Pieces"]:
-        """The workers, and the pieces of training that they hand in."""
-        ...
 
 
 class InlineWorker(Protocol):
@@ -94,20 +73,27 @@ class InlineWorker(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
-class Repeatable(Protocol):
-    """A fleet whose runs can be replayed."""
+class Fleet(Protocol):
+    """The description of a fleet; launched once for every run.
 
-    def inline(self, workload: "Workload", seed: int) -> "tuple[InlineWorker, Contributions]":
-        """Somebody who does the same arithmetic as the workers, and what it contributes to a workload."""
+    What its workers have to hand in is ``workload.kind``: gradients, or models of their own.
+    """
+
+    @property
+    def workers(self) -> int: ...
+
+    def launch(self, workload: "Workload", seed: int, /) -> "tuple[WorkerGroup, Contributions]":
+        """Start the workers. Returns them, and what they contribute."""
         ...
 
 
 @runtime_checkable
-class RepeatableTrainers(Protocol):
-    """The same, for runs in which workers train models of their own."""
+class Replayable(Fleet, Protocol):
+    """A fleet whose runs can be replayed."""
 
-    def understudy_trainers(self, bench: "Bench") -> "tuple[InlineWorker, Pieces]": ...
+    def inline(self, workload: "Workload", seed: int, /) -> "tuple[InlineWorker, Contributions]":
+        """A worker in this process that does the same arithmetic as those of the fleet, and what it contributes."""
+        ...
 
 
 @runtime_checkable

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Arrived, Event, Joined, Ticket
-from paceline.fleets.base import Fleet, InlineWorker, Repeatable, RepeatableTrainers
+from paceline.fleets.base import Fleet, InlineWorker, Replayable
 from paceline.trace.format import WorkCost
 from paceline.trace.reading import Trace
 
 if TYPE_CHECKING:
-    from paceline.learning.gradients.lazy import Contributions
-    from paceline.learning.models.local_work import Bench, Pieces
+    from paceline.learning.contributions import Contributions
     from paceline.learning.workload import Workload
 
 
@@ -28,50 +27,44 @@ class Replayed:
         return self.fleet.workers
 
     def launch(self, workload: "Workload", seed: int) -> "tuple[ReplayedWorkers, Contributions]":
-        if not isinstance(self.fleet, Repeatable):
-            raise ConfigError(f"{type(self.fleet).__name__} cannot be replayed: it has no inline()")
-        inline, contributions = self.fleet.inline(workload, seed)
-        return ReplayedWorkers(self.trace, inline), contributions
+        worker, contributions = self.inline(workload, seed)
+        return ReplayedWorkers(self.trace, worker), contributions
 
-    def hire_trainers(self, bench: "Bench") -> "tuple[ReplayedWorkers, Pieces]":
-        if not isinstance(self.fleet, RepeatableTrainers):
-            raise ConfigError(
-                f"{type(self.fleet).__name__} cannot be replayed where workers train models of their own: it has no "
-                "understudy_trainers()"
-            )
-        inline, pieces = self.fleet.understudy_trainers(bench)
-        return ReplayedWorkers(self.trace, inline), pieces
+    def inline(self, workload: "Workload", seed: int) -> "tuple[InlineWorker, Contributions]":
+        if not isinstance(self.fleet, Replayable):
+            raise ConfigError(f"{type(self.fleet).__name__} cannot be replayed: it has no inline(workload, seed)")
+        return self.fleet.inline(workload, seed)
 
 
 class ReplayedWorkers:
     """Tells the recorded events again. What happened at one instant is told together.
 
-    ``announce`` is told again how long a piece took that was billed: the trace tells that too.
+    ``announce`` is told the cost of a ticket again, where the trace has it.
     """
 
-    def __init__(self, trace: Trace, inline: InlineWorker) -> None:
+    def __init__(self, trace: Trace, worker: InlineWorker) -> None:
         self.about: Mapping[str, object] = {name: v for name, v in trace.about.items() if name != "paceline_trace"}
         self._moments = moments(trace)
-        self._understudy = inline
-        self._billed = {fact.ticket: fact for fact in trace if isinstance(fact, WorkCost)}
-        self.announce: Callable[[WorkCost], None] = lambda billed: None
+        self._worker = worker
+        self._costs = {fact.ticket: fact for fact in trace if isinstance(fact, WorkCost)}
+        self.announce: Callable[[WorkCost], None] = lambda cost: None
 
     def wait(self) -> Sequence[Event]:
         events = next(self._moments, ())
         for event in events:
             if isinstance(event, Arrived):
-                self._understudy.hand_in(event.ticket, event.done)
+                self._worker.hand_in(event.ticket, event.done)
             elif isinstance(event, Joined):
-                self._understudy.join(event.worker)
+                self._worker.join(event.worker)
         return events
 
     def start(self, ticket: Ticket) -> None:
         """The trace tells what comes of it."""
-        if ticket in self._billed:
-            self.announce(self._billed.pop(ticket))
+        if ticket in self._costs:
+            self.announce(self._costs.pop(ticket))
 
     def halt(self, ticket: Ticket) -> None:
-        self._understudy.halt(ticket)
+        self._worker.halt(ticket)
 
     def recall(self, ticket: Ticket) -> None:
         """The trace tells how much of it comes."""
@@ -80,7 +73,7 @@ class ReplayedWorkers:
         """The trace tells when it rang."""
 
     def close(self) -> None:
-        self._understudy.close()
+        self._worker.close()
 
 
 def moments(trace: Trace) -> Iterator[Sequence[Event]]:

@@ -1,4 +1,4 @@
-"""How long a piece of work takes that is more than one gradient, and what all of them took together."""
+"""How long work takes that is more than one gradient, and what all of it took together. Without torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from math import fsum
 from typing import NamedTuple
 
 
-class Bill(NamedTuple):
-    """What a piece of work takes: messages in bytes, mini-batches trained on, and as many only passed forward."""
+class Cost(NamedTuple):
+    """What a worker takes for a ticket: messages in bytes, mini-batches trained on, and as many only passed forward."""
 
     download: int
     mini_batches: int
@@ -24,14 +24,14 @@ class Times(NamedTuple):
     upload: float
 
 
-def times_of(bill: Bill, mini_batch: Callable[[], float], message: Callable[[int], float]) -> Times:
-    """What a bill comes to, where a mini-batch and a message of so many bytes take these seconds.
+def times_of(cost: Cost, mini_batch: Callable[[], float], message: Callable[[int], float]) -> Times:
+    """What a cost comes to, where a mini-batch and a message of so many bytes take these seconds.
 
-    A worker labels as fast as it trains in this piece.
+    A worker labels as fast as it trains for this ticket.
     """
-    compute = fsum(mini_batch() for _ in range(bill.mini_batches))
-    download = message(bill.download) if bill.download else 0.0
-    return Times(download, bill.forwards * compute / bill.mini_batches, compute, message(bill.upload))
+    compute = fsum(mini_batch() for _ in range(cost.mini_batches))
+    download = message(cost.download) if cost.download else 0.0
+    return Times(download, cost.forwards * compute / cost.mini_batches, compute, message(cost.upload))
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What an optimizer and its scheduler need to be stepped; and both put aside and taken up again exactly.
+"""How a step of torch's optimizers is made, with its scheduler; and both stored in checkpoints and restored exactly.
 
 ``Optimizer.load_state_dict`` gives every state the type of its parameter, which changes how later steps round; here a
 state comes back as it was.
@@ -7,16 +7,21 @@ state comes back as it was.
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim import Optimizer, SparseAdam
+from torch.nn import Parameter
+from torch.optim import SGD, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.codec import whole
 from paceline.core.errors import ConfigError
-from paceline.learning.plain_sgd import plain_sgd
+
+MakeOptimizer = Callable[[Iterable[Parameter]], Optimizer]
+MakeScheduler = Callable[[Optimizer], LRScheduler]
+UNUSUAL = ("maximize", "foreach", "fused", "differentiable")  # options of SGD
 
 
 def refuse_closures(kind: type[Optimizer]) -> None:
@@ -54,7 +59,66 @@ def step_of(optimizer: Optimizer) -> Callable[[], object]:
     return step_along_rows
 
 
-class Pace:
+def plain_sgd(optimizer: Optimizer) -> Callable[[], None] | None:
+    """A quicker ``step`` for an ordinary ``torch.optim.SGD``; nothing for any other optimizer.
+
+    Around the arithmetic, torch's step spends about a sixth of a small model's whole forward and backward pass on
+    hooks, profiler marks and grouping. This one has the same operations in the same order on the same state, so the
+    same bits, and schedulers, ``state_dict`` and ``load_state_dict`` of the user's optimizer keep working.
+    """
+    if not _is_ordinary(optimizer):
+        return None
+
+    @torch.no_grad()
+    def step() -> None:
+        for group in optimizer.param_groups:
+            lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is None:  # the loss does not depend on it
+                    continue
+                if decay:
+                    gradient = gradient.add(parameter, alpha=decay)
+                if momentum:
+                    state = optimizer.state[parameter]
+                    buffer = state.get("momentum_buffer")
+                    if buffer is None:
+                        buffer = state["momentum_buffer"] = gradient.detach().clone()
+                    else:
+                        buffer.mul_(momentum).add_(gradient, alpha=1 - group["dampening"])
+                    gradient = gradient.add(buffer, alpha=momentum) if group["nesterov"] else buffer
+                parameter.add_(gradient, alpha=-lr)
+        # what torch's schedulers look at to tell whether they are called in the right order
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    return step
+
+
+def plain_rate(optimizer: Optimizer, parameters: Sequence[Parameter]) -> Callable[[], float | None]:
+    r"""Tells $\eta$ whenever the next step is nothing but $w - \eta\, g$ for all parameters; else nothing."""
+    groups = optimizer.param_groups
+    same = len(groups) == 1 and [id(each) for each in groups[0]["params"]] == [id(each) for each in parameters]
+    if not (same and _is_ordinary(optimizer)):
+        return lambda: None
+
+    def rate() -> float | None:
+        (group,) = optimizer.param_groups
+        lr = group["lr"]
+        if group["momentum"] or group["weight_decay"] or type(lr) is not float:
+            return None
+        optimizer._opt_called = True  # type: ignore[attr-defined] # as above
+        return lr
+
+    return rate
+
+
+def _is_ordinary(optimizer: Optimizer) -> bool:
+    if type(optimizer) is not SGD or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    return not any(group[option] for group in optimizer.param_groups for option in UNUSUAL)
+
+
+class Schedule:
     """A scheduler, stepped after each step of its optimizer; one that waits for a metric after each evaluation.
 
     ``ReduceLROnPlateau`` is the one in torch. It looks at the loss with ``mode="min"``, at the accuracy with ``"max"``.
@@ -68,7 +132,7 @@ class Pace:
         if self.scheduler is not None and not self.by_metric:
             self.scheduler.step()
 
-    def judged(self, updates: int, loss: float, accuracy: float) -> None:
+    def evaluated(self, updates: int, loss: float, accuracy: float) -> None:
         """The model was evaluated. What it was before the first update is no progress yet."""
         if self.scheduler is None or not self.by_metric:
             return
@@ -89,6 +153,45 @@ class Pace:
     def restore(self, state: Any) -> None:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a step along the combined gradient is made."""
+
+    optimizer: MakeOptimizer
+    scheduler: MakeScheduler | None = None
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError(f"clip_norm={self.clip_norm} would stop every update: it must be positive")
+        if isinstance(self.optimizer, Optimizer) or not callable(self.optimizer):
+            raise ConfigError(
+                f"optimizer must be a function from parameters to a torch optimizer, not "
+                f"{type(self.optimizer).__name__}: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+            )
+
+    def make(self, parameters: Sequence[Parameter]) -> tuple[Optimizer, Schedule]:
+        """The optimizer of some parameters, and its scheduler."""
+        optimizer = self.optimizer(parameters)
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(f"optimizer= made a {type(optimizer).__name__}, which is no torch optimizer")
+        refuse_closures(type(optimizer))
+        handed = {id(parameter) for parameter in parameters}
+        if any(id(parameter) not in handed for group in optimizer.param_groups for parameter in group["params"]):
+            name = type(optimizer).__name__
+            raise ConfigError(
+                "the optimizer steps other parameters than it was handed, and would not train anything: a run trains "
+                f"a copy of the model. Make it of what it is handed, optimizer=lambda p: torch.optim.{name}(p)"
+            )
+        scheduler = self.scheduler(optimizer) if self.scheduler else None
+        if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+            raise ConfigError(
+                "the scheduler is one of another optimizer than it was handed, and would have no effect: "
+                f"scheduler=lambda optimizer: torch.optim.lr_scheduler.{type(scheduler).__name__}(optimizer, ...)"
+            )
+        return optimizer, Schedule(scheduler)
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:

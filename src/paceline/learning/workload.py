@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,14 +17,23 @@ from paceline.learning.copies import Search, copied, copies, trained_parameters,
 from paceline.learning.generators import own_generators
 from paceline.learning.loss import Loss, SampleLoss
 from paceline.learning.model_state import ModelState
+from paceline.learning.optimizers import Recipe
 from paceline.learning.task import Task, device_of
+
+if TYPE_CHECKING:
+    from paceline.learning.models.server import Aggregation
+    from paceline.learning.models.training import LocalTrainer
 
 log = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Train ``state``'s model (which the server moves) to a small ``loss`` on mini-batches of ``samples``."""
+    """Train ``state``'s model (which the server moves) to a small ``loss`` on mini-batches of ``samples``.
+
+    ``kind`` is what workers hand in first, and so decides what they do: see ``paceline.core.messages.Work``. Those that
+    hand in models have a ``recipe`` to train by, a trainer each, and an ``aggregation`` that combines their models.
+    """
 
     state: ModelState
     samples: Samples
@@ -32,6 +42,15 @@ class Workload:
     unaugmented: Samples  # the same samples as they are, to label them
     shards: Sequence[Indices]  # whose they are
     together: bool = False  # does the loss belong to the model: by parameters of its own, or by referring to it?
+    kind: str = "gradient"
+    recipe: Recipe | None = None
+    trainers: Sequence["LocalTrainer"] = ()
+    aggregation: "Aggregation | None" = None
+
+    @property
+    def hands_in_models(self) -> bool:
+        """Do workers hand in models of their own, or gradients?"""
+        return self.kind != "gradient"
 
     @property
     def trained_loss(self) -> nn.Module | None:

@@ -17,7 +17,7 @@ from paceline.engine.signals import Interrupts
 from paceline.engine.train import settings_of
 from paceline.fleets.base import Announcing, Fleet
 from paceline.learning.generators import own_generators
-from paceline.learning.gradients.server import Recipe
+from paceline.learning.optimizers import Recipe
 from paceline.learning.task import Task
 from paceline.learning.workload import workload_of
 from paceline.randomness import stream

@@ -9,6 +9,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Work, distilled_steps, local_steps
+from paceline.strategies.aggregation import EnsembleModels
 from paceline.strategies.checks import check_fits
 from paceline.strategies.handing_in import check_rule, check_steps, handing_in
 from paceline.strategies.synchronous import Synchronous
@@ -57,7 +58,7 @@ class EnsembleCompression(Strategy):
     def __post_init__(self) -> None:
         check_fields(self)
         check_steps("EnsembleCompression", self.every, self.steps)
-        check_rule(self.waits, "EnsembleCompression", needs_rounds="an ensemble is made of models of one round")
+        check_rule(self.waits, "EnsembleCompression", needs_rounds=EnsembleModels.needs_rounds)
         if self.weights not in WEIGHTS:
             raise ConfigError(f"weights={self.weights!r} are unknown: choose one of {', '.join(WEIGHTS)}")
         if not 0 <= self.compressed <= self.every:
@@ -94,6 +95,15 @@ class EnsembleCompression(Strategy):
             return rounds
         last = self.steps - (rounds - 1) * self.every  # steps of the last round, which may end in its compression
         return 1 if rounds == 1 else 2 * rounds - 1 - (last <= self.compressed)
+
+    @property
+    def aggregation(self) -> EnsembleModels:
+        """What becomes of the models that are handed in."""
+        return EnsembleModels(
+            weights=self.weights, compressed=self.compressed, distillation=self.distillation, diversity=self.diversity,
+            relabel=self.relabel, exchanges_twice=self.exchanges_twice, rounds=self.rounds, pooled=self.pooled,
+            non_negative=self.non_negative, squared=self.squared, same_start=self.same_start,
+        )  # fmt: skip
 
     def check(self, workers: int, batch_size: int | None) -> None:
         check_fits(self.waits, workers, batch_size)

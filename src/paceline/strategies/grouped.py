@@ -10,6 +10,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Groups, Within
+from paceline.strategies.aggregation import Aggregation
 from paceline.strategies.synchronous import Synchronous
 
 MOST_NAMED = 16  # workers in a message
@@ -37,6 +38,11 @@ class Grouped(Strategy):
         object.__setattr__(self, "groups", disjoint(self.groups))
         if not self.groups:
             raise ConfigError(f"groups need at least one worker each: {self.groups}")
+
+    @property
+    def aggregation(self) -> Aggregation | None:
+        """What becomes of models, if the rule inside hands them in."""
+        return getattr(self.inside, "aggregation", None)
 
     def check(self, workers: int, batch_size: int | None) -> None:
         check_complete(self.groups, workers)

@@ -9,6 +9,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Work, local_steps
+from paceline.strategies.aggregation import AverageModels
 from paceline.strategies.checks import check_fits
 from paceline.strategies.handing_in import check_rule, check_steps, handing_in
 from paceline.strategies.synchronous import Synchronous
@@ -46,9 +47,7 @@ class ModelAveraging(Strategy):
         check_steps("ModelAveraging", self.every, self.steps)
         if self.momentum not in ("kept", "averaged"):
             raise ConfigError(f"momentum={self.momentum!r} is unknown: choose kept or averaged")
-        reason = "steps= counts the local steps of common rounds" if self.steps is not None else ""
-        reason = "momentum='averaged' is that of one round's models" if self.momentum == "averaged" else reason
-        check_rule(self.waits, "ModelAveraging", needs_rounds=reason)
+        check_rule(self.waits, "ModelAveraging", needs_rounds=self.aggregation.needs_rounds)
         if self.recalibrate < 0:
             raise ConfigError(f"recalibrate={self.recalibrate} mini-batches are not possible: at least 0")
 
@@ -56,6 +55,13 @@ class ModelAveraging(Strategy):
     def rounds(self) -> int | None:
         """How many updates a run has, if that is limited."""
         return None if self.steps is None else -(-self.steps // self.every)
+
+    @property
+    def aggregation(self) -> AverageModels:
+        """What becomes of the models that are handed in."""
+        reason = "steps= counts the local steps of common rounds" if self.steps is not None else ""
+        reason = "momentum='averaged' is that of one round's models" if self.momentum == "averaged" else reason
+        return AverageModels(self.momentum, self.recalibrate, reason)
 
     def check(self, workers: int, batch_size: int | None) -> None:
         check_fits(self.waits, workers, batch_size)

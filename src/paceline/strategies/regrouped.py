@@ -9,6 +9,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Drop, Groups, Regroup, Within
+from paceline.strategies.aggregation import Aggregation
 from paceline.strategies.checks import check_fits
 from paceline.strategies.grouped import check_complete, disjoint, groups_by_speed
 from paceline.strategies.synchronous import Synchronous
@@ -50,6 +51,11 @@ class Regrouped(Strategy):
             )
         if self.window < 1:
             raise ConfigError(f"a window of {self.window} measures nothing: at least 1 piece of work")
+
+    @property
+    def aggregation(self) -> Aggregation | None:
+        """What becomes of models, if the rule inside hands them in."""
+        return getattr(self.inside, "aggregation", None)
 
     def check(self, workers: int, batch_size: int | None) -> None:
         if self.groups:

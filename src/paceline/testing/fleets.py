@@ -27,7 +27,7 @@ from paceline.strategies.synchronous import Synchronous
 
 if TYPE_CHECKING:
     from paceline.engine.result import Run
-    from paceline.learning.gradients.lazy import Contributions
+    from paceline.learning.contributions import Contributions
     from paceline.learning.task import Task
     from paceline.learning.workload import Workload
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
+from paceline import delays
 from paceline.core.messages import Halt, Joined, Left, Step
 from paceline.trace.format import NonFinite
 from paceline.trace.reading import Trace
@@ -141,8 +142,10 @@ def test_a_fleet_that_cannot_train_models_is_refused() -> None:
     class GradientsOnly:
         workers = 2
 
-        def launch(self, *workload: Any) -> Any:
-            raise AssertionError("nobody is hired for what cannot be done")
+        def launch(self, workload: Any, seed: int) -> Any:
+            return simulated.launch(replace(workload, kind="gradient", aggregation=None), seed)
+
+    simulated = pl.SimulatedFleet(delays.Constant(1.0), workers=2)
 
     with pytest.raises(pl.ConfigError, match="GradientsOnly cannot run ModelAveraging: its workers hand in gradients"):
         train(task(mlp()), pl.ModelAveraging(4), GradientsOnly(), 3)

@@ -262,7 +262,7 @@ def test_nobody_burns_the_processor_while_waiting() -> None:
         before = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids]
         for worker in range(2):
             ticket = Ticket(worker, worker, 0)
-            contributions.promise(ticket, np.arange(32))
+            contributions.promise(ticket, (np.arange(32),), 0)
             group.start(ticket)
         assert [type(event) for _ in range(2) for event in group.wait()] == [Arrived, Arrived]
         used = [sum(psutil.Process(pid).cpu_times()[:2]) - ago for pid, ago in zip(pids, before, strict=True)]

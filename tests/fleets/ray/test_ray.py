@@ -16,13 +16,14 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.core.messages import Joined, Left
+from paceline.core.messages import Joined, Left, local_steps
 from paceline.learning.workload import workload_of
 from paceline.storage.checkpoint import read_checkpoint
 from paceline.testing import FleetContract
 from paceline.testing.retraced import WrittenDown, retrace
 from support import faults
 from support.digits import digits_task, linear
+from support.own_rules import Together
 from support.ray_cluster import Nodes, nodes
 from support.resumable import PROCESSES, replayed
 
@@ -32,7 +33,7 @@ pytestmark = [
 ]
 TESTS = Path(__file__).parents[2]
 FAULTS = [faults.die_before_the_answer, faults.die_around_the_answer]
-MODELS = [pl.ModelAveraging(every=4), pl.EnsembleCompression(every=4)]
+MODELS = [pl.ModelAveraging(every=4), pl.EnsembleCompression(every=4), Together(local_steps(4))]
 SOON = pl.SilenceTimeout(factor=5.0, at_least=3.0, at_first=120.0)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import paceline as pl
 from paceline.core.messages import Arrived, Halt, Start
-from paceline.learning.cost import Bill, Costs, times_of
+from paceline.learning.cost import Cost, Costs, times_of
 from paceline.trace.format import WorkCost
 from paceline.trace.measure import measure
 from paceline.trace.reading import read_trace
@@ -80,10 +80,10 @@ def test_nothing_is_sent_or_labelled_that_nobody_uses() -> None:
 
 
 def test_a_worker_labels_as_fast_as_it_trains() -> None:
-    assert times_of(Bill(100, 4, 6.0, 50), lambda: 0.5, lambda size: size / 10) == (10.0, 3.0, 2.0, 5.0)
-    assert times_of(Bill(0, 2, 0.0, 50), lambda: 1.0, lambda size: 1 + size) == (0.0, 0.0, 2.0, 51.0)
+    assert times_of(Cost(100, 4, 6.0, 50), lambda: 0.5, lambda size: size / 10) == (10.0, 3.0, 2.0, 5.0)
+    assert times_of(Cost(0, 2, 0.0, 50), lambda: 1.0, lambda size: 1 + size) == (0.0, 0.0, 2.0, 51.0)
     total = Costs()
-    total.add(times_of(Bill(100, 4, 6.0, 50), lambda: 0.5, lambda size: size / 10))
+    total.add(times_of(Cost(100, 4, 6.0, 50), lambda: 0.5, lambda size: size / 10))
     assert total == Costs(compute=2.0, relabelling=3.0, communication=15.0)
 
 

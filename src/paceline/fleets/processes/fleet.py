@@ -14,9 +14,7 @@ from paceline.fleets.real import check_workers, medians_of
 if TYPE_CHECKING:
     from paceline.fleets.processes.group import ProcessWorkers
     from paceline.fleets.processes.inline import ProcessInlineWorker
-    from paceline.learning.gradients.shared import SharedGradients
-    from paceline.learning.models.local_work import Bench
-    from paceline.learning.models.shared import SharedModels
+    from paceline.learning.contributions import SharedContributions
     from paceline.learning.workload import Workload
 
 
@@ -55,25 +53,14 @@ class ProcessFleet:
     def medians(self) -> tuple[float, ...]:
         return medians_of(self.slow, self.workers)
 
-    def launch(self, workload: "Workload", seed: int) -> "tuple[ProcessWorkers, SharedGradients]":
+    def launch(self, workload: "Workload", seed: int) -> "tuple[ProcessWorkers, SharedContributions]":
         """Start the workers; the run begins when all of them are ready."""
         from paceline.fleets.processes.launch import launch
 
         return launch(self, workload, seed)
 
-    def inline(self, workload: "Workload", seed: int) -> "tuple[ProcessInlineWorker, SharedGradients]":
-        """Somebody who does in this process what the workers do in theirs."""
+    def inline(self, workload: "Workload", seed: int) -> "tuple[ProcessInlineWorker, SharedContributions]":
+        """A worker that does in this process what the workers do in theirs."""
         from paceline.fleets.processes.inline import inline
 
         return inline(self, workload, seed)
-
-    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessWorkers, SharedModels]":
-        """The same, for workers that train models of their own."""
-        from paceline.fleets.processes.launch import hire_trainers
-
-        return hire_trainers(self, bench)
-
-    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessInlineWorker, SharedModels]":
-        from paceline.fleets.processes.inline import understudy_trainers
-
-        return understudy_trainers(self, bench)

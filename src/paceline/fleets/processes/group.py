@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Protocol
 
 from paceline.core.codec import real, whole
 from paceline.core.errors import TooFewWorkers, WorkerFailed
@@ -22,9 +21,8 @@ from paceline.core.messages import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.stateful import State
 from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
 from paceline.fleets.processes.supervisor import MAX_FAILURES, ServerChannel, Supervisor, WorkerHandle
-from paceline.learning.arena.arena import Brought
+from paceline.learning.contributions import SharedContributions
 from paceline.learning.generators import piece_seed
-from paceline.learning.gradients.shared import Promise
 from paceline.trace.format import Computed
 
 CHECK_INTERVAL = 0.25  # seconds between two checks for silent workers
@@ -32,24 +30,6 @@ READ_BYTES = 256 * RECORD.size  # at most, by one call
 MAX_COUNTED = 1.0  # seconds of one wait that count for timeouts at most: the server itself may have been stopped
 
 log = logging.getLogger("paceline")
-
-
-class Rows(Protocol):
-    """Contributions that workers write into rows of shared memory: gradients, or models."""
-
-    def promised(self, ticket: Ticket, /) -> Promise: ...
-
-    def hand_in(self, ticket: Ticket, brought: Brought, /) -> None: ...
-
-    def halt(self, ticket: Ticket, /) -> None: ...
-
-    def forget_worker(self, worker: int, /) -> None:
-        """The worker has another process."""
-        ...
-
-    def detach(self) -> None:
-        """The run is over."""
-        ...
 
 
 class ProcessWorkers:
@@ -61,8 +41,8 @@ class ProcessWorkers:
     """
 
     def __init__(
-        self, supervisor: Supervisor, contributions: Rows, results: int, seed: int, *, minimum: int, replace: bool,
-        delays: Mapping[int, Iterator[float]],
+        self, supervisor: Supervisor, contributions: SharedContributions, results: int, seed: int, *,
+        minimum: int, replace: bool, delays: Mapping[int, Iterator[float]],
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {
             "clock": "real", "workers": len(supervisor.workers), "transfer_seconds": 0.0,

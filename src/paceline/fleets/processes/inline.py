@@ -7,57 +7,35 @@ import torch
 
 from paceline.core.messages import Ticket
 from paceline.fleets.processes.channel import Order
-from paceline.fleets.processes.group import Rows
-from paceline.fleets.processes.payload import ComputeFunction, GradientPayload, TrainingPayload, WorkerPayload
+from paceline.fleets.processes.payload import ComputeFunction, payload_of, shared_contributions, slots_needed
 from paceline.learning.arena.arena import Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
+from paceline.learning.contributions import SharedContributions
 from paceline.learning.generators import piece_seed
-from paceline.learning.gradients import shared as rows
-from paceline.learning.gradients.shared import SharedGradients
-from paceline.learning.models import shared as piece_rows
-from paceline.learning.models.local_work import Bench
-from paceline.learning.models.shared import SharedModels
 from paceline.learning.workload import Workload, state_of
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.launch import RealFleet
 
-NO_BLOBS = Blobs(descriptor=-1)  # gradients need none
 
-
-def inline(fleet: "RealFleet", workload: Workload, seed: int) -> "tuple[ProcessInlineWorker, SharedGradients]":
-    arena = _arena(workload, rows.slots_needed(fleet.workers))
-    contributions = SharedGradients(workload.state, arena, fleet.workers)
-    model, loss = workload.for_a_worker()
-    payload = GradientPayload(model, workload.samples, loss)
-    return ProcessInlineWorker(fleet, _desk(payload, arena, NO_BLOBS), contributions, seed), contributions
-
-
-def understudy_trainers(fleet: "RealFleet", bench: Bench) -> "tuple[ProcessInlineWorker, SharedModels]":
-    workload, blobs = bench.workload, Blobs()
-    arena = _arena(workload, piece_rows.slots_needed(fleet.workers))
-    pieces = SharedModels(bench.trainers, arena, blobs)
-    model, loss = workload.for_a_worker()
-    payload = TrainingPayload(model, workload.samples, loss, workload.batch_size, bench.recipe)
-    return ProcessInlineWorker(fleet, _desk(payload, arena, blobs), pieces, bench.seed), pieces
-
-
-def _arena(workload: Workload, count: int) -> ParameterArena:
+def inline(fleet: "RealFleet", workload: Workload, seed: int) -> "tuple[ProcessInlineWorker, SharedContributions]":
+    """A worker in this process for all workers of a fleet, and what it contributes."""
     layout = Layout(workload.state.parameters, workload.state.buffers, workload.batch_size)
-    return ParameterArena(layout, torch.zeros(count * layout.stride, dtype=torch.uint8))
-
-
-def _desk(payload: GradientPayload | TrainingPayload, arena: ParameterArena, blobs: Blobs) -> ComputeFunction:
-    parameters = state_of(payload.model, payload.loss.whole).parameters
-    opened: WorkerPayload = payload
-    return opened.open(parameters, arena, blobs)
+    memory = torch.zeros(slots_needed(workload, fleet.workers) * layout.stride, dtype=torch.uint8)
+    arena, blobs = ParameterArena(layout, memory), Blobs()
+    contributions = shared_contributions(workload, arena, blobs, fleet.workers)
+    model, loss = workload.for_a_worker()
+    compute = payload_of(workload, model, loss).open(state_of(model, loss.whole).parameters, arena, blobs)
+    return ProcessInlineWorker(fleet, compute, contributions, seed), contributions
 
 
 class ProcessInlineWorker:
     """Computes a ticket when the trace says that it arrived, on what its worker had been given to begin with."""
 
-    def __init__(self, fleet: "RealFleet", desk: ComputeFunction, contributions: Rows, seed: int) -> None:
-        self._desk = desk
+    def __init__(
+        self, fleet: "RealFleet", compute: ComputeFunction, contributions: SharedContributions, seed: int
+    ) -> None:
+        self._compute = compute
         self._contributions = contributions
         self._seed = seed
         # as many as a worker has: sums are split up among them
@@ -72,7 +50,7 @@ class ProcessInlineWorker:
         ours = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            brought = self._desk(order, lambda block: block < done)[1]
+            brought = self._compute(order, lambda block: block < done)[1]
         finally:
             torch.set_num_threads(ours)
         self._contributions.hand_in(ticket, brought)

@@ -1,11 +1,10 @@
-"""What the workers of a run are given to work with: one kind hands in gradients, the other models of their own.
+"""What the workers of a run are given to work with, and what the server holds of their work: by kind of work.
 
-WorkerPayload is packed once, by the server; every worker unpacks it and opens a desk, which turns orders into rows.
+A payload is packed once, by the server. Every worker unpacks it and opens it to a function that computes orders.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import nn
 
@@ -13,71 +12,85 @@ from paceline.data.samples import Samples
 from paceline.fleets.processes.channel import Order
 from paceline.learning.arena.arena import NOTHING, Brought, ParameterArena
 from paceline.learning.arena.blobs import Blobs
+from paceline.learning.contributions import SharedContributions
 from paceline.learning.copies import Hung
-from paceline.learning.gradients.server import Recipe
+from paceline.learning.gradients import shared as shared_gradients
+from paceline.learning.gradients.shared import SharedGradients
 from paceline.learning.gradients.work import GradientWork
 from paceline.learning.loss import SampleLoss
-from paceline.learning.models.local_training import LocalTrainer
-from paceline.learning.models.local_work import LocalWork
-from paceline.learning.models.shared import RowWork
+from paceline.learning.models import shared as shared_models
+from paceline.learning.models.shared import SharedModels, compute_shared
+from paceline.learning.models.training import LocalTrainer
+from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import Workload, state_of
 
-ComputeFunction = Callable[
-    [Order, Callable[[int], bool]], tuple[int, Brought]
-]  # units done, and what is told of the row
-
-
-class WorkerPayload(Protocol):
-    """``parameters`` are the model's, and lie in the first slot; what hangs on them is sent apart."""
-
-    @property
-    def hung(self) -> Sequence[Hung]: ...
-
-    def open(self, parameters: Sequence[nn.Parameter], arena: ParameterArena, blobs: Blobs) -> ComputeFunction: ...
+# from an order, and whether to go on with the next block, to the units done and what is reported with the result
+ComputeFunction = Callable[[Order, Callable[[int], bool]], tuple[int, Brought]]
 
 
 @dataclass(frozen=True)
-class GradientPayload:
-    """To compute gradients with."""
-
-    model: nn.Module
-    samples: Samples
-    loss: SampleLoss
-    hung: Sequence[Hung] = ()
-
-    def open(self, parameters: Sequence[nn.Parameter], arena: ParameterArena, blobs: Blobs) -> ComputeFunction:
-        work = GradientWork(self.model, parameters, self.samples, self.loss)
-
-        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
-            return work.compute(
-                arena[order.source], arena[order.row], order.indices,
-                units=order.units, seed=order.seed, go_on=go_on,
-            )  # fmt: skip
-
-        return compute
-
-
-@dataclass(frozen=True)
-class TrainingPayload:
-    """To train a model with."""
+class WorkerPayload:
+    """What a worker needs to compute orders. ``hung`` are the hooks of parameters, which are sent apart."""
 
     model: nn.Module
     samples: Samples
     loss: SampleLoss
     batch_size: int
-    recipe: Recipe
+    recipe: Recipe | None = None  # of workers that train models of their own
     hung: Sequence[Hung] = ()
 
     def open(self, parameters: Sequence[nn.Parameter], arena: ParameterArena, blobs: Blobs) -> ComputeFunction:
-        for parameter in parameters:
-            parameter.data = parameter.data.clone()  # the worker's own: it is changed on the way
-        workload = Workload(
-            state_of(self.model, self.loss.whole), self.samples, self.loss, self.batch_size, self.samples, shards=()
-        )
-        # its own random numbers are never used: they come with each piece of work, and so does everything else
-        work = RowWork(LocalWork(LocalTrainer(workload, self.recipe, 0, seed=0, model=self.model)), arena, blobs)
+        """``parameters`` are the model's, and lie in the arena's first slot."""
+        if self.recipe is None:
+            return self._gradients(parameters, arena)
+        return self._local_training(self.recipe, parameters, arena, blobs)
+
+    def _gradients(self, parameters: Sequence[nn.Parameter], arena: ParameterArena) -> ComputeFunction:
+        work = GradientWork(self.model, parameters, self.samples, self.loss)
 
         def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
-            return work.compute(order.serial, order.source, order.row, order.units, go_on), NOTHING
+            return work.compute(
+                arena[order.source], arena[order.row], order.indices, units=order.units, seed=order.seed, go_on=go_on
+            )
 
         return compute
+
+    def _local_training(
+        self, recipe: Recipe, parameters: Sequence[nn.Parameter], arena: ParameterArena, blobs: Blobs
+    ) -> ComputeFunction:
+        for parameter in parameters:
+            parameter.data = parameter.data.clone()  # the worker's own: training changes it
+        state = state_of(self.model, self.loss.whole)
+        workload = Workload(
+            state, self.samples, self.loss, self.batch_size, self.samples, shards=(), kind="local_steps", recipe=recipe
+        )
+        # its own random numbers are never used: they come with each work, and so does everything else
+        trainer = LocalTrainer(workload, 0, seed=0, model=self.model)
+
+        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
+            done = compute_shared(
+                trainer, arena, blobs, serial=order.serial, source=order.source, slot=order.row, go_on=go_on
+            )
+            return order.units if done else 0, NOTHING
+
+        return compute
+
+
+def payload_of(workload: Workload, model: nn.Module, loss: SampleLoss, hung: Sequence[Hung] = ()) -> WorkerPayload:
+    """What the workers of a workload are given, with a model and loss for them."""
+    recipe = workload.recipe if workload.hands_in_models else None
+    return WorkerPayload(model, workload.samples, loss, workload.batch_size, recipe, hung)
+
+
+def slots_needed(workload: Workload, workers: int) -> int:
+    """How many slots the arena of a run needs."""
+    needed = shared_models.slots_needed if workload.hands_in_models else shared_gradients.slots_needed
+    return needed(workers)
+
+
+def shared_contributions(workload: Workload, arena: ParameterArena, blobs: Blobs, workers: int) -> SharedContributions:
+    """What holds on the server what workers hand in through shared memory."""
+    if workload.hands_in_models:
+        return SharedModels(workload, arena, blobs)
+    blobs.close()  # gradients need none
+    return SharedGradients(workload.state, arena, workers)

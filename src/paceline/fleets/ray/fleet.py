@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from paceline.fleets.processes.launch import SharedContext
     from paceline.fleets.processes.supervisor import ProcessLauncher
     from paceline.fleets.ray.session import ClusterSession
-    from paceline.learning.gradients.shared import SharedGradients
-    from paceline.learning.models.local_work import Bench
-    from paceline.learning.models.shared import SharedModels
+    from paceline.learning.contributions import SharedContributions
     from paceline.learning.workload import Workload
 
 
@@ -101,24 +99,15 @@ class RayFleet:
         warnings.warn("RayFleet.standing is now RayFleet.persistent", DeprecationWarning, stacklevel=2)
         return self.persistent()
 
-    def launch(self, workload: "Workload", seed: int) -> "tuple[ProcessWorkers, SharedGradients]":
+    def launch(self, workload: "Workload", seed: int) -> "tuple[ProcessWorkers, SharedContributions]":
         """Reserve resources and start the workers; the run begins when they are ready."""
         return _launch(self, None, workload, seed)
 
-    def inline(self, workload: "Workload", seed: int) -> "tuple[ProcessInlineWorker, SharedGradients]":
+    def inline(self, workload: "Workload", seed: int) -> "tuple[ProcessInlineWorker, SharedContributions]":
         """A worker in this process that computes what the workers compute."""
         from paceline.fleets.processes.inline import inline
 
         return inline(self, workload, seed)
-
-    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessWorkers, SharedModels]":
-        """The same as ``launch``, for workers that train models of their own."""
-        return _hire_trainers(self, None, bench)
-
-    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessInlineWorker, SharedModels]":
-        from paceline.fleets.processes.inline import understudy_trainers
-
-        return understudy_trainers(self, bench)
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,17 +128,11 @@ class PersistentRayFleet:
     def medians(self) -> tuple[float, ...]:
         return self.fleet.medians
 
-    def launch(self, workload: "Workload", seed: int) -> "tuple[ProcessWorkers, SharedGradients]":
+    def launch(self, workload: "Workload", seed: int) -> "tuple[ProcessWorkers, SharedContributions]":
         return _launch(self.fleet, self.session, workload, seed)
 
-    def hire_trainers(self, bench: "Bench") -> "tuple[ProcessWorkers, SharedModels]":
-        return _hire_trainers(self.fleet, self.session, bench)
-
-    def inline(self, workload: "Workload", seed: int) -> "tuple[ProcessInlineWorker, SharedGradients]":
+    def inline(self, workload: "Workload", seed: int) -> "tuple[ProcessInlineWorker, SharedContributions]":
         return self.fleet.inline(workload, seed)
-
-    def understudy_trainers(self, bench: "Bench") -> "tuple[ProcessInlineWorker, SharedModels]":
-        return self.fleet.understudy_trainers(bench)
 
 
 @contextmanager
@@ -165,23 +148,13 @@ def _persistent(fleet: RayFleet) -> Iterator[PersistentRayFleet]:
 
 def _launch(
     fleet: RayFleet, session: "ClusterSession | None", workload: "Workload", seed: int
-) -> "tuple[ProcessWorkers, SharedGradients]":
+) -> "tuple[ProcessWorkers, SharedContributions]":
     from paceline.fleets.processes import launch
 
-    return launch.launch(fleet, workload, seed, partial(_launcher, fleet, session, once_per_version=True))
+    return launch.launch(fleet, workload, seed, partial(_launcher, fleet, session))
 
 
-def _hire_trainers(
-    fleet: RayFleet, session: "ClusterSession | None", bench: "Bench"
-) -> "tuple[ProcessWorkers, SharedModels]":
-    from paceline.fleets.processes import launch
-
-    return launch.hire_trainers(fleet, bench, partial(_launcher, fleet, session, once_per_version=False))
-
-
-def _launcher(
-    fleet: RayFleet, session: "ClusterSession | None", context: "SharedContext", *, once_per_version: bool
-) -> "ProcessLauncher":
+def _launcher(fleet: RayFleet, session: "ClusterSession | None", context: "SharedContext") -> "ProcessLauncher":
     try:
         from paceline.fleets.ray.launcher import ActorLauncher
         from paceline.fleets.ray.session import ClusterSession
@@ -190,4 +163,4 @@ def _launcher(
             raise
         raise ConfigError("RayFleet needs Ray, which is not installed: pip install paceline[ray]") from None
     session = session or ClusterSession(fleet, persistent=False)
-    return ActorLauncher(fleet, session, context, once_per_version=once_per_version)
+    return ActorLauncher(fleet, session, context)

@@ -27,21 +27,18 @@ UNKNOWN_PID = -1
 
 
 class ActorLauncher:
-    """Starts actors as the processes of one run.
+    """Starts actors as the processes of one run."""
 
-    once_per_version  the weights of a version are sent once to each node; otherwise each ticket has its own
-    """
-
-    def __init__(
-        self, fleet: RayFleet, session: ClusterSession, context: SharedContext, *, once_per_version: bool
-    ) -> None:
+    def __init__(self, fleet: RayFleet, session: ClusterSession, context: SharedContext) -> None:
         self._timeout = fleet.deadline
         self._session = session
         self._run = session.next_run()
         self._machine = machine_id()
         self._serialized = context.regions.config, context.regions.payload
         self._stored: list[object] = []  # the same in the object store, once a remote worker needs it
-        self._weights = WeightSender(context.arena, session.connection, once_per_version=once_per_version)
+        # the weights of a version are sent once to each node; where workers hand in models, each has its own
+        once = not context.workload.hands_in_models
+        self._weights = WeightSender(context.arena, session.connection, once_per_version=once)
         self._context = context
         # Workers of one node may read the same tensors; a data set's own code might write to what it holds.
         self._share_samples = isinstance(context.workload.samples, TensorSamples)

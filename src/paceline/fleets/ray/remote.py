@@ -25,7 +25,7 @@ from paceline.core.messages import Ticket
 from paceline.data.partition import Indices
 from paceline.data.samples import DatasetSamples
 from paceline.fleets.processes.channel import FAILED, RECORD, Order
-from paceline.fleets.processes.payload import GradientPayload, TrainingPayload, WorkerPayload
+from paceline.fleets.processes.payload import WorkerPayload
 from paceline.fleets.processes.serialization import unpack
 from paceline.fleets.processes.worker import WorkerConfig, run_order
 from paceline.fleets.ray.connection import CONTROL, ActorGone, Connection, this_node
@@ -243,7 +243,7 @@ class RemoteWorker:
         self._source: Bytes = self._arena.bytes(SOURCE).numpy()
         self.row: Bytes = self._arena.bytes(ROW)[: settings.layout.losses.end].numpy()
         parameters = [nn.Parameter(values) for values in self._arena[SOURCE].parameters]
-        loaded: GradientPayload | TrainingPayload = unpack(StoredMemory(payload), parameters)
+        loaded: WorkerPayload = unpack(StoredMemory(payload), parameters)
         # Objects in the store are read-only and shared by all workers of the node: copy all but the samples.
         shared: dict[int, Any] = {id(each): each for each in (*parameters, loaded.samples)}
         own: WorkerPayload = copy.deepcopy(loaded, shared)

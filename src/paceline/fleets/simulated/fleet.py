@@ -11,11 +11,10 @@ from paceline.core.messages import Joined, Left, Ticket
 from paceline.delays import Delay, check_delay
 from paceline.fleets.base import NoInlineWorker, check_labels, check_number
 from paceline.fleets.simulated.workers import SimulatedWorkers
-from paceline.learning.cost import Bill
+from paceline.learning.cost import Cost
 
 if TYPE_CHECKING:
-    from paceline.learning.gradients.lazy import Contributions
-    from paceline.learning.models.local_work import Bench, Pieces
+    from paceline.learning.contributions import Contributions
     from paceline.learning.workload import Workload
 
 __all__ = ["Network", "SimulatedFleet", "SimulatedWorkers"]
@@ -103,7 +102,7 @@ class SimulatedFleet:
         self._check_changes()
 
     def __repr__(self) -> str:
-        """Says nothing of what came later and was not asked for: runs are known by this, also those from before."""
+        """Leave ``server_seconds`` and ``threads`` out where they have their defaults, as older run directories do."""
         told = [each.name for each in fields(self) if each.repr]
         for name, unasked in (("server_seconds", 0.0), ("threads", None)):
             if getattr(self, name) == unasked:
@@ -129,29 +128,25 @@ class SimulatedFleet:
         """What a mini-batch typically takes each worker, transfers left aside."""
         return tuple(delay.median for delay in self._delays)
 
-    def open(
-        self, seed: int, message_bytes: int = 0, bills: Callable[[Ticket], Bill] | None = None
-    ) -> SimulatedWorkers:
-        """The workers of a run without a model, or of one whose messages have that size, or as each is billed."""
-        return SimulatedWorkers(self, seed, message_bytes, bills)
-
-    def hire_trainers(self, bench: "Bench") -> "tuple[SimulatedWorkers, Pieces]":
-        """The workers of a run in which each trains a model of its own, when a step asks for it."""
-        return self.open(bench.seed, bills=bench.bill), self.understudy_trainers(bench)[1]
-
-    def understudy_trainers(self, bench: "Bench") -> "tuple[NoInlineWorker, Pieces]":
-        from paceline.learning.models.local_work import LazyModels
-        from paceline.learning.threads import Threads
-
-        return NoInlineWorker(), LazyModels(bench.trainers, Threads(self.threads))
+    def open(self, seed: int, message_bytes: int = 0, cost: Callable[[Ticket], Cost] | None = None) -> SimulatedWorkers:
+        """The workers of a run without a model, or of one whose messages have that size, or as each ticket costs."""
+        return SimulatedWorkers(self, seed, message_bytes, cost)
 
     def launch(self, workload: "Workload", seed: int) -> "tuple[SimulatedWorkers, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
-        return self.open(seed, workload.state.message_bytes), self.inline(workload, seed)[1]
+        if workload.aggregation is None:
+            workers = self.open(seed, workload.state.message_bytes)
+        else:
+            workers = self.open(seed, cost=workload.aggregation.cost)
+        return workers, self.inline(workload, seed)[1]
 
     def inline(self, workload: "Workload", seed: int) -> "tuple[NoInlineWorker, Contributions]":
+        """There is nothing to do before a step asks for it."""
         from paceline.learning.gradients.lazy import LazyGradients
+        from paceline.learning.models.training import LazyModels
         from paceline.learning.threads import Threads
 
-        fused, threads = self.evaluation == "fused", Threads(self.threads)
-        return NoInlineWorker(), LazyGradients(workload, fused=fused, seed=seed, threads=threads)
+        threads = Threads(self.threads)
+        if workload.hands_in_models:
+            return NoInlineWorker(), LazyModels(workload, threads)
+        return NoInlineWorker(), LazyGradients(workload, fused=self.evaluation == "fused", seed=seed, threads=threads)

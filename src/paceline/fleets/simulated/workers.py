@@ -21,7 +21,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.stateful import State
-from paceline.learning.cost import Bill, Costs, Times, times_of
+from paceline.learning.cost import Cost, Costs, Times, times_of
 from paceline.randomness import stream
 from paceline.trace.format import WorkCost
 
@@ -34,17 +34,17 @@ ARRIVAL, AT_SERVER, CHANGE, ALARM, TURN = range(5)  # what comes first of things
 
 
 class SimulatedWorkers:
-    """The workers of one simulated run. ``announce`` is told how long each piece takes that is billed."""
+    """The workers of one simulated run. ``announce`` is told how long each ticket takes that has a cost."""
 
     def __init__(
-        self, fleet: "SimulatedFleet", seed: int, message_bytes: int, bills: Callable[[Ticket], Bill] | None
+        self, fleet: "SimulatedFleet", seed: int, message_bytes: int, cost: Callable[[Ticket], Cost] | None
     ) -> None:
         self.costs = Costs()
         self.announce: Callable[[WorkCost], None] = lambda billed: None
         self._fleet = fleet
-        self._bills = bills or _time_alone
-        self._all_billed = bills is not None
-        self._billed: dict[Ticket, Times] = {}
+        self._cost = cost or _time_alone
+        self._has_costs = cost is not None
+        self._times: dict[Ticket, Times] = {}
         self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet._delays)]
         self._drawn = [0] * fleet.workers  # from each of these: all there is to know of where it stands
         transfer = fleet.network.seconds(message_bytes)
@@ -96,8 +96,8 @@ class SimulatedWorkers:
                     continue  # halted, or recalled and due at another time
                 self._now = tick
                 del self._running[entry.ticket.worker]
-                if self._billed:
-                    self.costs.add(self._billed.pop(entry.ticket))
+                if self._times:
+                    self.costs.add(self._times.pop(entry.ticket))
                 return Arrived(tick / TICKS, entry.ticket, entry.done)
             if entry is None:
                 self._take_up_next(tick)
@@ -135,8 +135,8 @@ class SimulatedWorkers:
         heappush(self._heap, (tick, TURN, 0, 0, None))  # there is only one
 
     def start(self, ticket: Ticket) -> None:
-        if self._all_billed or ticket.work.kind != "gradient":
-            self._start_billed(ticket)
+        if self._has_costs or ticket.work.kind != "gradient":
+            self._start_at_cost(ticket)
             return
         worker = ticket.worker
         seconds = next(self._draws[worker])  # hot: what _draw and _due do
@@ -149,14 +149,14 @@ class SimulatedWorkers:
         tick = begins + lasts + self._transfer
         heappush(self._heap, (tick, self._comes, self._sign * worker, entry.serial, entry))
 
-    def _start_billed(self, ticket: Ticket) -> None:
+    def _start_at_cost(self, ticket: Ticket) -> None:
         """Download, label, train and hand in."""
         worker = ticket.worker
-        times = times_of(self._bills(ticket), lambda: self._draw(worker), self._fleet.network.seconds)
+        times = times_of(self._cost(ticket), lambda: self._draw(worker), self._fleet.network.seconds)
         begins = self._now + _ticks(times.download)
         lasts = _ticks(times.compute + times.relabelling) or 1
         self._running[worker] = entry = _Running(ticket, begins, lasts)
-        self._billed[ticket] = times
+        self._times[ticket] = times
         self._due(entry, begins + lasts + _ticks(times.upload), self._comes)
         self.announce(WorkCost(ticket, times.download, times.relabelling, times.upload))
 
@@ -215,7 +215,7 @@ class SimulatedWorkers:
             "running": running,
             "alarms": [[tick, serial] for tick, kind, _, serial, _ in others if kind == ALARM],
             "changes": [serial for _, kind, _, serial, _ in others if kind == CHANGE],
-            "billed": [[plain_ticket(ticket), *times] for ticket, times in self._billed.items()],
+            "billed": [[plain_ticket(ticket), *times] for ticket, times in self._times.items()],
             "costs": list(astuple(self.costs)),
             **({"server": self._server_state()} if self._service else {}),
         }
@@ -227,7 +227,7 @@ class SimulatedWorkers:
 
     def restore(self, state: State) -> None:
         drawn = [whole(count) for count in state["drawn"]]
-        if sum(drawn) > (MOST_DRAWN if self._all_billed else min(whole(state["pushed"]), MOST_DRAWN)):
+        if sum(drawn) > (MOST_DRAWN if self._has_costs else min(whole(state["pushed"]), MOST_DRAWN)):
             raise ValueError(f"{sum(drawn)} durations cannot have been drawn")
         for draws, count in zip(self._draws, drawn, strict=True):
             next(islice(draws, count, count), None)  # the same stream from the start: what was drawn is passed over
@@ -259,7 +259,7 @@ class SimulatedWorkers:
         heapify(self._heap)
         if server["turn"] is not None:
             self._turn_at(whole(server["turn"]))
-        self._billed = {ticket_from(ticket): Times(*map(real, times)) for ticket, *times in state["billed"]}
+        self._times = {ticket_from(ticket): Times(*map(real, times)) for ticket, *times in state["billed"]}
         self.costs = Costs(*map(real, state["costs"]))
 
     def check_restored(
@@ -269,8 +269,8 @@ class SimulatedWorkers:
         computed = {entry.ticket for entry in self._running.values()}
         if not at_work <= computed <= at_work | halted:
             raise ValueError("what the workers compute does not fit what was given out")
-        if self._all_billed and self._billed.keys() != computed:
-            raise ValueError("what is billed does not fit what the workers compute")
+        if self._has_costs and self._times.keys() != computed:
+            raise ValueError("the costs do not fit what the workers compute")
         if self._now / TICKS < ledger.now or any(entry[0] < self._now for entry in self._heap):
             raise ValueError("something is to come that has passed")
         serials = [entry[3] for entry in self._heap if entry[1] != TURN]
@@ -310,7 +310,7 @@ class SimulatedWorkers:
     def _forget(self, worker: int) -> None:
         if (entry := self._running.pop(worker, None)) is not None:
             entry.serial = -1
-            self._billed.pop(entry.ticket, None)
+            self._times.pop(entry.ticket, None)
 
 
 class _Running:
@@ -327,9 +327,9 @@ class _Running:
         self.at_server = False
 
 
-def _time_alone(ticket: Ticket) -> Bill:
+def _time_alone(ticket: Ticket) -> Cost:
     """Where there is no model that messages and labels could be of."""
-    return Bill(0, ticket.work.mini_batches, 0.0, 0)
+    return Cost(0, ticket.work.mini_batches, 0.0, 0)
 
 
 def _impossible(worker: int, seconds: float) -> ConfigError:

@@ -5,10 +5,10 @@ weighted sum of promises, which is one backward pass per model version where the
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,115 +17,30 @@ from torch import Tensor
 from paceline.core.codec import whole
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
-from paceline.data.batches import Losses
 from paceline.data.partition import Indices
 from paceline.data.samples import TensorSamples, to_device
+from paceline.learning.contributions import (
+    Evaluated,
+    Pass,
+    Weights,
+    pack_samples,
+    pack_tickets,
+    pack_weights,
+    share_out,
+    unpack_samples,
+    unpack_tickets,
+    unpack_weights,
+)
 from paceline.learning.copies import has_backward_hooks
 from paceline.learning.fusing import Fusing
 from paceline.learning.generators import piece_seed, seed_generators
 from paceline.learning.loss import numbers
 from paceline.learning.model_state import BufferChange, Snapshot, all_finite, like, mixes_samples, norm
-from paceline.learning.packing import (
-    pack_samples,
-    pack_tickets,
-    pack_weights,
-    unpack_samples,
-    unpack_tickets,
-    unpack_weights,
-)
 from paceline.learning.task import device_of
 from paceline.learning.threads import Threads
 from paceline.learning.workload import Workload
 
 FUSED_SAMPLES = 1024  # a larger pass gains nothing more and only takes memory
-
-Weights = Mapping[Ticket, Fraction]
-
-
-@dataclass(slots=True)
-class Evaluated:
-    """What the contributions of a step came to; their weighted sum itself lies in the parameters' ``grad``."""
-
-    passes: list["Pass"]
-    buffers: list[BufferChange]  # by the passes of the workers; empty for a model without buffers
-    spoiled: list[Ticket]  # left out, because not finite
-    norm: float
-    finite: bool
-    unused: Collection[int] = ()  # parameters that no contribution has a gradient of, by number
-
-
-class Pass(NamedTuple):
-    """One pass through the model, and its losses: of each sample, or of the whole batch where those cannot be told."""
-
-    tickets: Sequence[Ticket]
-    samples: Sequence[int]  # of each ticket
-    losses: Losses
-    loss_sum: float | None = None  # if it is known already, or the loss is that of the whole batch: times its weight
-    loss_weight: float | None = None  # what the sum is divided by; by default how many losses there are
-
-    @property
-    def total(self) -> float:
-        """The sum of the losses."""
-        return float(self.losses.sum(dtype=np.float64)) if self.loss_sum is None else self.loss_sum
-
-    @property
-    def weight(self) -> float:
-        """What the sum of the losses is to be divided by."""
-        return len(self.losses) if self.loss_weight is None else self.loss_weight
-
-    def of_tickets(self) -> Iterator[tuple[Ticket, Losses]]:
-        """Each ticket with the losses of its samples, where they can be told."""
-        if len(self.losses) == sum(self.samples):
-            yield from zip(self.tickets, np.split(self.losses, np.cumsum(self.samples)[:-1]), strict=True)
-
-    def without(self, tickets: Collection[Ticket]) -> "Pass":
-        """The rest of the pass."""
-        own = dict(self.of_tickets()) if len(self.tickets) > 1 else {self.tickets[0]: self.losses}
-        rest = [(t, count) for t, count in zip(self.tickets, self.samples, strict=True) if t not in tickets]
-        losses = np.concatenate([self.losses[:0], *(own[ticket] for ticket, _ in rest)])
-        return Pass([ticket for ticket, _ in rest], [count for _, count in rest], losses)
-
-
-class Contributions(Protocol):
-    """What the workers of a fleet were asked for and handed in, until it is settled.
-
-    To be kept in checkpoints it needs ``state()`` and ``restore(state)`` as well: ``paceline.core.stateful.Stateful``.
-    """
-
-    def promise(self, ticket: Ticket, indices: Indices, number: int) -> None:
-        """A worker is to compute a ticket on these samples: the piece of work of this number that it is given."""
-        ...
-
-    def shorten(self, ticket: Ticket, samples: int) -> Indices:
-        """Only the first samples were computed. Returns the others."""
-        ...
-
-    def samples(self, ticket: Ticket) -> Indices: ...
-
-    def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
-        """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
-        ...
-
-    def settle(self, tickets: Iterable[Ticket]) -> None:
-        """These are used up, or will never be used."""
-        ...
-
-    def before_update(self) -> None:
-        """The model is about to change."""
-        ...
-
-
-@runtime_checkable
-class RowsAtHand(Contributions, Protocol):
-    """Contributions that the model can be moved along without their sum being written down first."""
-
-    def foresee(self, weights: Weights, rate: float) -> Evaluated | None:
-        """What ``evaluate`` would tell, where it is sure that a step of this rate is finite."""
-        ...
-
-    def descend(self) -> None:
-        """Take the step that was foreseen: nothing is to be done before the update, and no optimizer is to step."""
-        ...
 
 
 @dataclass(slots=True)
@@ -157,7 +72,7 @@ class LazyGradients:
         self._snapshots: dict[int, Snapshot] = {}
         self._users: dict[int, int] = {}  # model version -> how many promises refer to it
         self._bundles: list[_Bundle] = []
-        self._spoiled: set[Ticket] = set()  # known not to be finite, and not settled yet
+        self._non_finite: set[Ticket] = set()  # known not to be finite, and not settled yet
         self._even: dict[tuple[Fraction, int, int], Tensor] = {}
 
     @property
@@ -166,19 +81,19 @@ class LazyGradients:
         why_not = self._fusing.why_not
         return "fused" if why_not is None else f"exact: {why_not}"
 
-    def promise(self, ticket: Ticket, indices: Indices, number: int) -> None:
-        self._samples[ticket] = indices
+    def promise(self, ticket: Ticket, batches: Sequence[Indices], number: int) -> None:
+        (self._samples[ticket],) = batches
         self._numbers[ticket] = number
         self._users[ticket.version] = self._users.get(ticket.version, 0) + 1
 
-    def shorten(self, ticket: Ticket, samples: int) -> Indices:
-        """Only the first samples were computed. Returns the others."""
+    def shorten(self, ticket: Ticket, done: int) -> Indices:
         indices = self._samples[ticket]
+        samples = len(indices) * done // ticket.work.units
         self._samples[ticket] = indices[:samples]
         return indices[samples:]
 
-    def samples(self, ticket: Ticket) -> Indices:
-        return self._samples[ticket]
+    def batches(self, ticket: Ticket) -> Sequence[Indices]:
+        return (self._samples[ticket],)
 
     @property
     def version(self) -> int:
@@ -192,7 +107,7 @@ class LazyGradients:
         for ticket in tickets:
             del self._samples[ticket]
             del self._numbers[ticket]
-            self._spoiled.discard(ticket)
+            self._non_finite.discard(ticket)
             if self._bundles:
                 self._bundles = [bundle for bundle in self._bundles if ticket not in bundle.weights]
             version = ticket.version
@@ -224,7 +139,7 @@ class LazyGradients:
                 ]
                 for each in self._bundles
             ],
-            "spoiled": pack_tickets(sorted(self._spoiled)),
+            "spoiled": pack_tickets(sorted(self._non_finite)),
             "loss": self._loss.state(),
             "fusing": self._fusing.state(),
             "threads": self._threads.state(),
@@ -235,7 +150,7 @@ class LazyGradients:
         samples = unpack_samples(state["samples"], len(self._data))
         numbers = state.get("numbers", [ticket.serial for ticket in samples])  # in older ones seeds went by tickets
         for (ticket, indices), number in zip(samples.items(), numbers, strict=True):
-            self.promise(ticket, indices, whole(number))
+            self.promise(ticket, (indices,), whole(number))
         self._snapshots = {whole(v): self._state.snapshot_from(each) for v, each in state["snapshots"]}
         if missing := self._users.keys() - self._snapshots.keys() - {self._version}:
             raise ValueError(f"model version {min(missing)} is missing")
@@ -248,7 +163,7 @@ class LazyGradients:
             unused = [whole(number) for number in more[1]] if more else []
             sums = like(self._state.gradients, gradients)
             self._bundles.append(_Bundle(unpack_weights(weights), sums, changes, unused))
-        self._spoiled.update(unpack_tickets(state["spoiled"]))
+        self._non_finite.update(unpack_tickets(state["spoiled"]))
         self._loss.restore(state["loss"])
         if "fusing" in state:  # otherwise it was put aside before this was tried
             self._fusing.restore(state["fusing"])
@@ -256,16 +171,16 @@ class LazyGradients:
 
     def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
         """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
-        if self._spoiled and not self._spoiled.isdisjoint(weights):  # kept from a step that left them out already
-            weights = share_out(weights, self._spoiled.intersection(weights))
+        if self._non_finite and not self._non_finite.isdisjoint(weights):  # kept from a step that left them out already
+            weights = share_out(weights, self._non_finite.intersection(weights))
         result = self._sum(weights, keep)
         if not result.finite:
-            spoiled = [ticket for ticket in sorted(weights) if not self._sum({ticket: Fraction(1)}, ()).finite]
-            self._spoiled.update(spoiled)
+            non_finite = [ticket for ticket in sorted(weights) if not self._sum({ticket: Fraction(1)}, ()).finite]
+            self._non_finite.update(non_finite)
             self._bundles = []
-            rest = share_out(weights, spoiled)
+            rest = share_out(weights, non_finite)
             result = self._sum(rest, [ticket for ticket in keep if ticket in rest])
-            result.spoiled = spoiled
+            result.non_finite = non_finite
         return result
 
     def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
@@ -273,7 +188,7 @@ class LazyGradients:
         for flat in state.gradients:
             flat.zero_()
         counts = state.counts()
-        result = Evaluated([], [], [], 0.0, True)
+        result = Evaluated()
         known = [(bundle, _ratio(weights, bundle.weights)) for bundle in self._bundles]
         bundled = {ticket for bundle, ratio in known if ratio for ticket in bundle.weights}
         tickets = [ticket for ticket in weights if ticket not in bundled] if bundled else list(weights)
@@ -337,7 +252,7 @@ class LazyGradients:
             return
         losses = self._loss.each(outputs, targets)
         torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
-        result.passes.append(Pass(tickets, sizes, numbers(losses)))
+        result.passes.append(Pass(tickets, batches, numbers(losses)))
         if before:
             result.buffers.append(BufferChange(sum((weights[t] for t in tickets), Fraction()), before, own_buffers))
 
@@ -364,12 +279,12 @@ class LazyGradients:
             self._backward_hooked(whole, float(weight))
         else:
             torch.autograd.backward(whole, torch.full_like(whole, float(weight)))
-        count = len(self._samples[ticket])
+        batch = self._samples[ticket]
         if each is None:
-            of_batch = self._loss.sum_and_weight(whole, outputs, targets, count)
-            result.passes.append(Pass([ticket], [count], numbers(whole.reshape(1)), *of_batch))
+            of_batch = self._loss.sum_and_weight(whole, outputs, targets, len(batch))
+            result.passes.append(Pass((ticket,), (batch,), numbers(whole.reshape(1)), *of_batch))
         else:
-            result.passes.append(Pass([ticket], [count], numbers(each)))
+            result.passes.append(Pass((ticket,), (batch,), numbers(each)))
         if before:
             result.buffers.append(BufferChange(weight, before, own_buffers))
 
@@ -415,21 +330,6 @@ class LazyGradients:
 def evaluation_of(contributions: object) -> str | None:
     """How gradients are computed, and why, where that is this process's to choose."""
     return contributions.evaluation if isinstance(contributions, LazyGradients) else None
-
-
-def share_out(weights: Weights, spoiled: Collection[Ticket]) -> dict[Ticket, Fraction]:
-    """Leave tickets out and share their weight equally among the others of the same model version and weight.
-
-    The mean over a round so becomes the mean over those of the round that are finite. Where no other has the same
-    weight, those of the same version share it; where a version has no others, its weight is lost.
-    """
-    rest = {ticket: weight for ticket, weight in weights.items() if ticket not in spoiled}
-    for ticket in spoiled:
-        of_version = [other for other in rest if other.version == ticket.version]
-        others = [other for other in of_version if weights[other] == weights[ticket]] or of_version
-        for other in others:
-            rest[other] += weights[ticket] / len(others)
-    return rest
 
 
 def _ratio(weights: Weights, of: Weights) -> Fraction | None:

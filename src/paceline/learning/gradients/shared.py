@@ -14,7 +14,9 @@ import math
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from paceline.core.codec import real, whole
@@ -23,11 +25,25 @@ from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
 from paceline.learning.arena.arena import Brought, ParameterArena
-from paceline.learning.gradients.lazy import Evaluated, Pass, Weights, share_out
-from paceline.learning.gradients.sums import Parts, SlotSums
+from paceline.learning.contributions import (
+    Evaluated,
+    Pass,
+    Promise,
+    Weights,
+    pack_samples,
+    pack_tickets,
+    share_out,
+    unpack_samples,
+    unpack_tickets,
+)
 from paceline.learning.model_state import BufferChange, ModelState, Snapshot, all_finite, like, norm
-from paceline.learning.packing import pack_samples, pack_tickets, unpack_samples, unpack_tickets
 
+Parts = tuple[tuple[int, float], ...]  # numbers of rows in rising order, each with its factor
+Single = tuple[Tensor, float]  # one row, and its factor
+Product = tuple[Tensor, Tensor, Single | None]  # some rows, transposed, and their factors; the row if it is only one
+
+HALF = (torch.bfloat16, torch.float16)
+PLANS = 1000  # are kept; a strategy comes back to the same few
 MODEL_SLOTS = 2
 LONGEST_STEP = 1e12  # a longer one might itself overflow
 LEVELS = 8  # rows a worker: how many of its contributions can be unsettled at once
@@ -38,36 +54,13 @@ def slots_needed(workers: int) -> int:
     return MODEL_SLOTS + workers + LEVELS * workers
 
 
-def free_row(worker: int, workers: int, first: int, taken: Collection[int]) -> int:
+def free_slot(worker: int, workers: int, first: int, taken: Collection[int]) -> int:
     """A row of a worker that is not taken."""
     for level in range(LEVELS):
         row = first + level * workers + worker
         if row not in taken:
             return row
     raise PacelineError(f"worker {worker} has {LEVELS} contributions that the strategy neither uses nor drops")
-
-
-class Promise:
-    """A ticket that is not settled."""
-
-    __slots__ = (
-        "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "number", "row", "samples", "source",
-        "unused", "used",
-    )  # fmt: skip
-
-    def __init__(self, indices: Indices, row: int, source: int, number: int = 0, began: Sequence[Tensor] = ()) -> None:
-        self.indices = indices
-        self.number = number  # of its worker's pieces of work
-        self.began = began  # the buffers that it was given to begin with
-        self.row = row  # its slot
-        self.source = source  # the slot with its weights
-        self.samples = len(indices)  # computed
-        self.handed_in = False
-        self.losses = 0  # handed in: one a sample, or one in all
-        self.loss_sum = 0.0
-        self.loss_weight = 0.0
-        self.used = False
-        self.unused: Collection[int] = ()  # parameters that it has no gradient of
 
 
 class SharedGradients:
@@ -80,14 +73,14 @@ class SharedGradients:
         self._first_row = MODEL_SLOTS + workers
         self._sums = SlotSums(arena.matrices(self._first_row))
         self._norms: dict[int, float] = {}  # of rows that were handed in
-        self._foreseen: Parts = ()
+        self._prepared: Parts = ()
         self._own = state.gradients, [p.grad for p in state.parameters if p.grad is not None]
         self._promises: dict[Ticket, Promise] = {}
         self._taken: set[int] = set()
         self._reading: dict[int, set[Ticket]] = {0: set(), 1: set()}  # running tickets that read a slot itself
         self._partial = False  # has any row no gradient of some parameter?
         self._interrupted: set[int] = set()  # workers that may still be writing for a ticket that was halted
-        self._spoiled: set[Ticket] = set()
+        self._non_finite: set[Ticket] = set()
         self._lent = False  # do the gradients lie in a row?
         self._slot = 0
         self._published = False  # do the slot's buffers equal the model's?
@@ -98,8 +91,9 @@ class SharedGradients:
 
     # A ticket's life: promised, handed in or not, settled.
 
-    def promise(self, ticket: Ticket, indices: Indices, number: int = 0) -> None:
-        row = free_row(ticket.worker, self._workers, self._first_row, self._taken)
+    def promise(self, ticket: Ticket, batches: Sequence[Indices], number: int) -> None:
+        (indices,) = batches
+        row = free_slot(ticket.worker, self._workers, self._first_row, self._taken)
         self._taken.add(row)
         if not self._published:
             self._publish_buffers()
@@ -138,20 +132,20 @@ class SharedGradients:
         """It writes no more: its process is gone."""
         self._interrupted.discard(worker)
 
-    def shorten(self, ticket: Ticket, samples: int) -> Indices:
+    def shorten(self, ticket: Ticket, done: int) -> Indices:
         promise = self._promises[ticket]
-        promise.samples = samples
-        return promise.indices[samples:]
+        promise.samples = len(promise.indices) * done // ticket.work.units
+        return promise.indices[promise.samples :]
 
-    def samples(self, ticket: Ticket) -> Indices:
+    def batches(self, ticket: Ticket) -> Sequence[Indices]:
         promise = self._promises[ticket]
-        return promise.indices[: promise.samples]
+        return (promise.indices[: promise.samples],)
 
     def settle(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
             promise = self._promises.pop(ticket)
             self._taken.discard(promise.row)
-            self._spoiled.discard(ticket)
+            self._non_finite.discard(ticket)
 
     # The model.
 
@@ -201,7 +195,7 @@ class SharedGradients:
                 row: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses, **more}
                 for row, (s, more) in rows.items()
             },
-            "spoiled": pack_tickets(sorted(self._spoiled)),
+            "spoiled": pack_tickets(sorted(self._non_finite)),
         }
 
     def restore(self, state: State) -> None:
@@ -226,20 +220,20 @@ class SharedGradients:
                 own.unused.zero_()
                 own.unused[unused] = 1
                 self.hand_in(ticket, own.brought(promise.losses, weight, unused=len(unused)))
-        self._spoiled.update(unpack_tickets(state["spoiled"]))
+        self._non_finite.update(unpack_tickets(state["spoiled"]))
 
     # A step.
 
     def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
         """Leave the weighted sum in the parameters' ``grad``; leave out, and report, what is not finite."""
-        if self._spoiled and not self._spoiled.isdisjoint(weights):  # kept from a step that left them out already
-            weights = share_out(weights, self._spoiled.intersection(weights))
+        if self._non_finite and not self._non_finite.isdisjoint(weights):  # kept from a step that left them out already
+            weights = share_out(weights, self._non_finite.intersection(weights))
         result = self._sum(weights, keep)
         if not result.finite:
-            spoiled = [ticket for ticket in weights if not self._is_finite(ticket)]
-            self._spoiled.update(spoiled)
-            result = self._sum(share_out(weights, spoiled), keep)
-            result.spoiled = spoiled
+            non_finite = [ticket for ticket in weights if not self._is_finite(ticket)]
+            self._non_finite.update(non_finite)
+            result = self._sum(share_out(weights, non_finite), keep)
+            result.non_finite = non_finite
         for ticket in weights:
             self._promises[ticket].used = True
         return result
@@ -284,7 +278,7 @@ class SharedGradients:
 
     def _brought(self, weights: Weights) -> Evaluated:
         """What the contributions brought besides a gradient: losses, and the buffers of their workers."""
-        result = Evaluated([], [], [], 0.0, True)
+        result = Evaluated()
         promises = self._promises
         for _, ticket in sorted((promises[ticket].row, ticket) for ticket in weights):
             promise = promises[ticket]
@@ -294,32 +288,103 @@ class SharedGradients:
             if promise.used:
                 continue
             losses = row.losses_array[: promise.losses]
-            result.passes.append(Pass((ticket,), (promise.samples,), losses, promise.loss_sum, promise.loss_weight))
+            computed = promise.indices[: promise.samples]
+            result.passes.append(Pass((ticket,), (computed,), losses, promise.loss_sum, promise.loss_weight))
         return result
 
     # A step that needs no sum: the model moves along the rows themselves.
 
-    def foresee(self, weights: Weights, rate: float) -> Evaluated | None:
-        """What ``evaluate`` would tell, where it is sure that a step of this rate is finite. Then ``descend`` takes it.
+    def prepare_step(self, weights: Weights, learning_rate: float) -> Evaluated | None:
+        """What ``evaluate`` would return, where a step of this learning rate is sure to be finite: see ``apply_step``.
 
-        The sum is no longer than what its rows add up to, and each worker told how long its own row is.
+        The sum is no longer than its gradients are together, and each worker has told the norm of its own.
         """
-        if self._spoiled and not self._spoiled.isdisjoint(weights):
+        if self._non_finite and not self._non_finite.isdisjoint(weights):
             return None
-        parts = self._parts(weights, -rate)
+        parts = self._parts(weights, -learning_rate)
         norms = self._norms
         if not sum([abs(factor) * norms.get(row, math.nan) for row, factor in parts]) <= LONGEST_STEP:
             return None
-        self._foreseen = parts
+        self._prepared = parts
         result = self._brought(weights)
         for ticket in weights:
             self._promises[ticket].used = True
         return result
 
-    def descend(self) -> None:
+    def apply_step(self) -> None:
         """Move the model, in one pass over memory: to the other slot while somebody still reads this one."""
         slot = 1 - self._slot if self._reading[self._slot] else self._slot
-        self._sums.add(self._foreseen, self._arena[self._slot].vectors, self._arena[slot].vectors)
+        self._sums.add(self._prepared, self._arena[self._slot].vectors, self._arena[slot].vectors)
         if slot != self._slot:
             self._read_from(slot)
         self._published = False
+
+
+class SlotSums:
+    """Sums of slots, each times its factor: one matrix-vector product for each run of neighbouring slots.
+
+    Neighbours only: what lies between two slots that are used may be anything, even NaN. The views and factors of each
+    combination are made only once.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        self._matrices = matrices  # one for each type of number
+        self._plans: dict[Parts, list[list[Product]]] = {}
+
+    def write(self, parts: Parts, into: Sequence[Tensor]) -> None:
+        """Leave the sum in vectors, one for each type of number."""
+        for products, vector in zip(self._plan(parts), into, strict=True):
+            if vector.dtype in HALF:
+                vector.copy_(_in_floats(products, torch.zeros_like(vector, dtype=torch.float32)))
+                continue
+            for number, (rows, factors, _) in enumerate(products):
+                torch.addmv(vector, rows, factors, beta=1.0 if number else 0.0, out=vector)
+            if not products:
+                vector.zero_()
+
+    def add(self, parts: Parts, to: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        """Add the sum to vectors, and leave the result in others or in the same: the same bits in both.
+
+        Which it is depends on timing (who still reads the weights), so the operations must not: ``torch.add`` and a
+        product with a single row round differently on some processors. A product copies the vector first where the
+        result is another, and is the same operation in place.
+        """
+        for products, vector, result in zip(self._plan(parts), to, into, strict=True):
+            if vector.dtype in HALF:
+                result.copy_(_in_floats(products, vector.float()))
+                continue
+            so_far = vector
+            for rows, factors, single in products:
+                if single is not None:
+                    torch.add(so_far, single[0], alpha=single[1], out=result)
+                else:
+                    torch.addmv(so_far, rows, factors, out=result)
+                so_far = result
+
+    def _plan(self, parts: Parts) -> list[list[Product]]:
+        plan = self._plans.get(parts)
+        if plan is None:
+            if len(self._plans) >= PLANS:
+                self._plans.clear()
+            plan = self._plans[parts] = [_products(matrix, parts) for matrix in self._matrices]
+        return plan
+
+
+def _in_floats(products: list[Product], so_far: Tensor) -> Tensor:
+    """The sum in single precision: a factor such as 1/3 of half precision would be off by up to 0.4 %."""
+    for rows, factors, _ in products:
+        so_far = torch.addmv(so_far, rows.float(), factors)
+    return so_far
+
+
+def _products(matrix: Tensor, parts: Parts) -> list[Product]:
+    breaks = [i for i, (one, following) in enumerate(pairwise(parts), start=1) if following[0] != one[0] + 1]
+    neighbours = [parts[begin:end] for begin, end in pairwise([0, *breaks, len(parts)] if parts else [])]
+    return [
+        (
+            matrix[some[0][0] : some[-1][0] + 1].t(),
+            torch.tensor([factor for _, factor in some], dtype=torch.float32 if matrix.dtype in HALF else matrix.dtype),
+            (matrix[some[0][0]], some[0][1]) if len(some) == 1 else None,
+        )
+        for some in neighbours
+    ]

@@ -12,13 +12,12 @@ from paceline.core.codec import whole
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.samples import to_device
-from paceline.learning.cost import Bill
+from paceline.learning.cost import Cost
 from paceline.learning.model_state import BufferChange, like
-from paceline.learning.models.local_training import LocalTrainer
-from paceline.learning.models.local_work import Beginning
+from paceline.learning.models.training import Beginning, LocalTrainer
 from paceline.learning.task import device_of
 from paceline.learning.workload import Workload
-from paceline.strategies.model_averaging import ModelAveraging
+from paceline.strategies.aggregation import AverageModels
 
 
 class Averaging:
@@ -30,22 +29,24 @@ class Averaging:
     Buffers move in the same way (``ModelState.move_buffers``).
     """
 
-    def __init__(self, workload: Workload, strategy: ModelAveraging, trainers: Sequence[LocalTrainer]) -> None:
+    kinds: Collection[str] = ("local_steps",)
+
+    def __init__(self, workload: Workload, settings: AverageModels) -> None:
         self.model: nn.Module = workload.state.model
         self._parameters = [parameter.data for parameter in workload.state.parameters]
         self._workload = workload
-        self._strategy = strategy
-        self._trainers = trainers
+        self._settings = settings
+        self._trainers = workload.trainers
         self._version = 0
-        self._users: Counter[int] = Counter()  # version -> pieces of work that began with it and are not settled
+        self._users: Counter[int] = Counter()  # version -> local work that began with it and is not settled
         self._earlier: dict[int, list[Tensor]] = {}
 
     def started(self, ticket: Ticket) -> None:
         self._users[ticket.version] += 1
 
-    def bill(self, ticket: Ticket) -> Bill:
+    def cost(self, ticket: Ticket) -> Cost:
         size = self._workload.state.message_bytes
-        return Bill(download=size, mini_batches=ticket.work.units, forwards=0.0, upload=size)
+        return Cost(download=size, mini_batches=ticket.work.units, forwards=0.0, upload=size)
 
     def settled(self, ticket: Ticket) -> None:
         self._users[ticket.version] -= 1
@@ -56,7 +57,7 @@ class Averaging:
     def beginning(self, ticket: Ticket) -> Beginning:
         return Beginning(self._begun_with(ticket), [None] * ticket.work.units)
 
-    def combine(self, weights: Mapping[Ticket, Fraction], spoiled: Sequence[Ticket]) -> None:
+    def combine(self, weights: Mapping[Ticket, Fraction], non_finite: Sequence[Ticket]) -> None:
         """In worker order, so that runs repeat bit for bit."""
         ordered = {ticket: weights[ticket] for ticket in sorted(weights, key=lambda ticket: ticket.worker)}
         trainers = [self._trainers[ticket.worker] for ticket in ordered]
@@ -65,10 +66,10 @@ class Averaging:
             self._earlier[self._version] = [value.clone() for value in self._values()]
         self._add_up(ordered)
         self._version += 1
-        if self._strategy.momentum == "averaged" and trainers:
+        if self._settings.momentum == "averaged" and trainers:
             self._average_momenta(trainers)
-        if self._strategy.recalibrate and trainers:
-            inputs = self._mini_batches([ticket.worker for ticket in ordered], self._strategy.recalibrate)
+        if self._settings.recalibrate and trainers:
+            inputs = self._mini_batches([ticket.worker for ticket in ordered], self._settings.recalibrate)
             with torch.random.fork_rng(devices=[]):  # layers such as dropout must not move the run's random numbers
                 recalibrate(self.model, inputs)
 

@@ -1,8 +1,8 @@
-"""Pieces of local training for workers that share memory with the server.
+"""Local models of workers that share memory with the server.
 
-A worker reads what it begins with from a slot of its own, and everything else from the letter with it. It hands its
-model in as a row, and the rest in the row's letter. A row is read only if a step uses it. The server may write for a
-worker that is still at a piece that was halted: what that one reads then is never used.
+A worker reads the values that it begins with from a slot of its own, and everything else from the blob with it. It
+writes its model to another slot, and the rest to that one's blob; they are read only if a step uses them. The server
+may write for a worker that is still at work that was halted: what that one reads then is never used.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,37 +17,47 @@ from paceline.core.stateful import State
 from paceline.data.partition import Indices
 from paceline.learning.arena.arena import Brought, ParameterArena, Slot
 from paceline.learning.arena.blobs import Blobs
-from paceline.learning.gradients.shared import LEVELS, Promise, free_row
+from paceline.learning.contributions import Promise, pack_tickets, unpack_tickets
+from paceline.learning.gradients.shared import LEVELS, free_slot
 from paceline.learning.model_state import like
-from paceline.learning.models.local_training import LocalTrainer, Trained
-from paceline.learning.models.local_work import Assignment, LocalWork, Outcome, Piece, piece_of, take_up
-from paceline.learning.packing import pack_tickets, unpack_tickets
+from paceline.learning.models.training import (
+    LocalTrainer,
+    LocalWork,
+    ModelContributions,
+    Outcome,
+    Trained,
+    adopt,
+    compute,
+    local_work,
+)
+from paceline.learning.workload import Workload
 
-NO_INDICES: Indices = np.zeros(0, dtype=np.int64)  # they are in the letter
+NO_INDICES: Indices = np.zeros(0, dtype=np.int64)  # they are in the blob
 
 
 def slots_needed(workers: int) -> int:
-    """One to begin with and the rows of each worker. Only those that are used take memory."""
+    """One to begin with and ``LEVELS`` to hand in for each worker. Only those that are used take memory."""
     return workers + LEVELS * workers
 
 
-class SharedModels:
-    """Gives every piece a slot to begin with and a row; the server's side."""
+class SharedModels(ModelContributions):
+    """Gives every ticket a slot to begin with and one to hand in; the server's side."""
 
-    def __init__(self, trainers: Sequence[LocalTrainer], arena: ParameterArena, blobs: Blobs) -> None:
-        self._trainers = trainers
+    def __init__(self, workload: Workload, arena: ParameterArena, blobs: Blobs) -> None:
+        super().__init__(workload)
         self._arena = arena
         self._blobs = blobs
         self._promises: dict[Ticket, Promise] = {}
         self._taken: set[int] = set()
 
-    def promise(self, ticket: Ticket, assignment: Assignment) -> None:
-        row = free_row(ticket.worker, len(self._trainers), len(self._trainers), self._taken)
-        self._taken.add(row)
-        self._promises[ticket] = Promise(NO_INDICES, row, source=ticket.worker)
-        values, piece = piece_of(self._trainers[ticket.worker], assignment)
+    def promise(self, ticket: Ticket, batches: Sequence[Indices], number: int) -> None:
+        super().promise(ticket, batches, number)
+        slot = free_slot(ticket.worker, len(self._trainers), len(self._trainers), self._taken)
+        self._taken.add(slot)
+        self._promises[ticket] = Promise(NO_INDICES, slot, source=ticket.worker)
+        values, work = local_work(self._trainers[ticket.worker], batches, self._aggregation.beginning(ticket))
         _copy(_values(self._arena[ticket.worker]), values)
-        self._blobs.put(ticket.worker, ticket.serial, piece)
+        self._blobs.put(ticket.worker, ticket.serial, work)
 
     def promised(self, ticket: Ticket) -> Promise:
         return self._promises[ticket]
@@ -56,25 +66,26 @@ class SharedModels:
         self._promises[ticket].handed_in = True
 
     def halt(self, ticket: Ticket) -> None:
-        """Its worker may still read and write for it, in places that nobody else uses before its next piece."""
+        """Its worker may still read and write for it, in places that nobody else uses before its next work."""
 
     def forget_worker(self, worker: int) -> None:
         """Nothing depends on which process it is."""
 
-    def trained(self, ticket: Ticket, assignment: Assignment) -> Trained:
-        row = self._promises[ticket].row
-        outcome: Outcome = self._blobs.get(row, ticket.serial)
-        return take_up(self._trainers[ticket.worker], _values(self._arena[row]), outcome)
+    def _train(self, ticket: Ticket) -> Trained:
+        slot = self._promises[ticket].row
+        outcome: Outcome = self._blobs.get(slot, ticket.serial)
+        return adopt(self._trainers[ticket.worker], _values(self._arena[slot]), outcome)
 
     def settle(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
+            del self._batches[ticket]
             self._taken.discard(self._promises.pop(ticket).row)
 
     def detach(self) -> None:
         """The models are the trainers' own."""
         self._blobs.close()
 
-    # What was handed in is put aside; what was not will be given out again.
+    # A checkpoint has what was handed in; what was not will be given out again.
 
     def state(self) -> State:
         handed_in = [(ticket, promise.row) for ticket, promise in self._promises.items() if promise.handed_in]
@@ -88,7 +99,7 @@ class SharedModels:
         outcome: Outcome = self._blobs.get(row, ticket.serial)
         return {
             "values": _values(self._arena[row]),
-            "aside": outcome.aside,
+            "aside": outcome.carried,
             "losses": outcome.trained.losses,
             "sums": [list(each) for each in outcome.trained.sums],
             "finite": outcome.trained.finite,
@@ -111,25 +122,20 @@ class SharedModels:
                 self._blobs.put(row, ticket.serial, Outcome(trained, saved["aside"]))
 
 
-class RowWork:
-    """A worker's side: a piece out of arena and blobs, and its outcome into them."""
-
-    def __init__(self, work: LocalWork, arena: ParameterArena, blobs: Blobs) -> None:
-        self._work = work
-        self._arena = arena
-        self._blobs = blobs
-
-    def compute(self, serial: int, source: int, row: int, units: int, go_on: Callable[[int], bool]) -> int:
-        """Returns how many steps were made: all of them, or none that count."""
-        piece: Piece | None = self._blobs.get(source, serial)
-        if piece is None:
-            return 0  # it was halted, and the next one is being written
-        outcome = self._work.train(_values(self._arena[source]), piece, go_on)
-        if outcome is None:
-            return 0
-        _copy(_values(self._arena[row]), self._work.values)
-        self._blobs.put(row, serial, outcome)
-        return units
+def compute_shared(
+    trainer: LocalTrainer, arena: ParameterArena, blobs: Blobs, *,
+    serial: int, source: int, slot: int, go_on: Callable[[int], bool],
+) -> bool:  # fmt: skip
+    """On the worker: do the local work of a slot and its blob, and write the outcome to another. Was it done?"""
+    work: LocalWork | None = blobs.get(source, serial)
+    if work is None:
+        return False  # it was halted, and the next one is being written
+    outcome = compute(trainer, _values(arena[source]), work, go_on)
+    if outcome is None:
+        return False
+    _copy(_values(arena[slot]), list(trainer.values()))
+    blobs.put(slot, serial, outcome)
+    return True
 
 
 def _values(slot: Slot) -> list[Tensor]:

@@ -1,10 +1,12 @@
-"""EC-DNN and E-DNN: the workers' outputs are aggregated, and distilled back into their models."""
+"""EC-DNN and E-DNN: the workers' outputs make an ensemble, which is distilled back into their models."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,22 +14,93 @@ from paceline.core.codec import plain_ticket, real, ticket_from, whole
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
-from paceline.learning.cost import Bill
-from paceline.learning.models.distillation import Distillation, Diversity, SoftLabels, soft_labels
-from paceline.learning.models.ensemble import Ensemble
-from paceline.learning.models.local_training import LocalTrainer
-from paceline.learning.models.local_work import Beginning
-from paceline.learning.models.relabelling import Relabelled, Weighing, relabel
+from paceline.learning.cost import Cost
+from paceline.learning.models.ensemble import Ensemble, Relabelled, Weighing, relabel
+from paceline.learning.models.training import Beginning
 from paceline.learning.workload import Workload
-from paceline.strategies.ensemble_compression import EnsembleCompression
+from paceline.strategies.aggregation import EnsembleModels
 
 FORWARD_SHARE = 1 / 3  # of the time of a training step; a backward pass takes about twice as long as a forward pass
-NOTHING = Bill(0, 0, 0.0, 0)
+NOTHING = Cost(0, 0, 0.0, 0)
+TINY = 1e-12  # keeps the gradient of a distance of 0 finite
 log = logging.getLogger("paceline")
 
 
+@dataclass(frozen=True, slots=True)
+class SoftLabels:
+    """A distribution over the classes for some of the samples: ``rows[i]`` is the row of sample i, or -1."""
+
+    rows: Indices
+    labels: Tensor
+
+    def of(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Which of the samples have labels (their places in ``indices``), and those."""
+        rows = self.rows[indices]
+        places = np.flatnonzero(rows >= 0)
+        return torch.from_numpy(places), self.labels[torch.from_numpy(rows[places])]
+
+    @property
+    def samples(self) -> Indices:
+        """Those that have labels, in the order of ``labels``."""
+        having = np.flatnonzero(self.rows >= 0)
+        return having[np.argsort(self.rows[having])]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Packed without a place for every sample that has none."""
+        return soft_labels, (self.samples, self.labels, len(self.rows))
+
+
+def soft_labels(samples: Indices, labels: Tensor, of: int) -> SoftLabels:
+    """Labels for these samples out of so many."""
+    rows = np.full(of, -1, dtype=np.int64)
+    rows[samples] = np.arange(len(samples))
+    return SoftLabels(rows, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    r"""$\beta$ times the cross entropy against the ensemble's outputs, Eq. (10).
+
+    $$\beta\, L(f, \bar y) = -\beta \sum_c \bar y_c \log f_c,$$
+
+    where $f$ are softmax outputs and $\bar y$ the pseudo labels. A sample without one adds nothing; the mean is over
+    the whole mini-batch.
+    """
+
+    weight: float
+    labels: SoftLabels
+
+    def __call__(self, outputs: Tensor, indices: Indices) -> Tensor:
+        places, labels = self.labels.of(indices)
+        if not len(places):
+            return outputs.new_zeros(())
+        logarithms = torch.log_softmax(outputs[places.to(outputs.device)], dim=1)
+        return -self.weight * (labels.to(outputs.device) * logarithms).sum() / len(indices)
+
+
+@dataclass(frozen=True, slots=True)
+class Diversity:
+    r"""$\alpha$ times the negative distance to the mean of the compressed models' outputs, Eq. (9).
+
+    $$\alpha L_{sim}(f, \bar z) = -\alpha \lVert f - \bar z \rVert_2 \quad\text{(or, squared, its square)}.$$
+    """
+
+    weight: float
+    centres: SoftLabels
+    squared: bool = False
+
+    def __call__(self, outputs: Tensor, indices: Indices) -> Tensor:
+        places, centres = self.centres.of(indices)
+        if not len(places):
+            return outputs.new_zeros(())
+        apart = torch.softmax(outputs[places.to(outputs.device)], dim=1) - centres.to(outputs.device)
+        squares = apart.square().sum(dim=1)
+        distances = squares if self.squared else (squares + TINY).sqrt()
+        return -self.weight * distances.sum() / len(indices)
+
+
 class Given(NamedTuple):
-    """The labels that a worker was given for its piece of work: of the ensemble, of the compressed models."""
+    """The labels that a worker was given for its local work: of the ensemble, of the compressed models."""
 
     labels: SoftLabels | None
     centres: SoftLabels | None
@@ -36,22 +109,24 @@ class Given(NamedTuple):
 class Ensembling:
     """Keeps who is in the ensemble, and what its outputs are for the samples of each worker."""
 
-    def __init__(self, workload: Workload, strategy: EnsembleCompression, trainers: Sequence[LocalTrainer]) -> None:
+    kinds: Collection[str] = ("local_steps", "distilled_steps")
+
+    def __init__(self, workload: Workload, settings: EnsembleModels) -> None:
         self._workload = workload
-        self._strategy = strategy
-        self._trainers = trainers
+        self._settings = settings
+        self._trainers = trainers = workload.trainers
         self._round = 0
         self._members: Sequence[int] = list(range(len(trainers)))
         self._coefficients: Tensor | None = None
         self._chosen: list[Indices] = []  # the samples that each worker labels
         self._labels: list[SoftLabels] = []  # the ensemble's outputs for them
         self._centres: list[SoftLabels] = []  # the mean outputs of the compressed models
-        self._owed: dict[int, Bill] = {}  # what the last exchange cost a worker, charged to its next piece
+        self._owed: dict[int, Cost] = {}  # what the last exchange cost a worker, charged to its next work
         self._given: dict[Ticket, Given] = {}
         relabel(
             [trainers[0].model], workload.unaugmented, [workload.shards[0][:1]], Weighing()
         )  # refuses what has no classes
-        if not strategy.same_start and not sum(trainer.start_afresh() for trainer in trainers):
+        if not settings.same_start and not sum(trainer.start_afresh() for trainer in trainers):
             log.warning("no layer of the model knows how to draw its weights anew: all workers begin with the same")
 
     @property
@@ -64,39 +139,39 @@ class Ensembling:
             self._labels[worker] if self._labels else None, self._centres[worker] if self._centres else None
         )
 
-    def bill(self, ticket: Ticket) -> Bill:
+    def cost(self, ticket: Ticket) -> Cost:
         exchange = self._owed.pop(ticket.worker, NOTHING)
         return exchange._replace(mini_batches=ticket.work.units, upload=self._workload.state.message_bytes)
 
     def settled(self, ticket: Ticket) -> None:
-        """A worker goes on with its own model, whatever became of its last piece."""
+        """A worker continues with its own model, whatever became of its last work."""
         del self._given[ticket]
 
     def beginning(self, ticket: Ticket) -> Beginning:
-        """Every worker goes on from its own model: first come the steps that distil the ensemble, then the others."""
-        (labels, centres), steps, strategy = self._given[ticket], ticket.work.units, self._strategy
-        distilled = min(strategy.compressed, steps) if ticket.work.kind == "distilled_steps" else 0
-        label = Distillation(strategy.distillation, labels) if labels else None
-        apart = Diversity(strategy.diversity, centres, strategy.squared) if centres else None
+        """Every worker continues from its own model: first come the steps that distil the ensemble, then the others."""
+        (labels, centres), steps, settings = self._given[ticket], ticket.work.units, self._settings
+        distilled = settings.distils(steps) if ticket.work.kind == "distilled_steps" else 0
+        label = Distillation(settings.distillation, labels) if labels else None
+        apart = Diversity(settings.diversity, centres, settings.squared) if centres else None
         return Beginning(None, [label] * distilled + [apart] * (steps - distilled))
 
-    def combine(self, weights: Mapping[Ticket, Fraction], spoiled: Sequence[Ticket]) -> None:
-        strategy = self._strategy
+    def combine(self, weights: Mapping[Ticket, Fraction], non_finite: Sequence[Ticket]) -> None:
+        settings = self._settings
         self._admit([ticket.worker for ticket in weights])
-        self._reset([ticket.worker for ticket in spoiled])
-        compressed = strategy.exchanges_twice and self._round % 2 == 1
+        self._reset([ticket.worker for ticket in non_finite])
+        compressed = settings.exchanges_twice and self._round % 2 == 1
         self._round += 1
-        ends = self._round == strategy.rounds
+        ends = self._round == settings.rounds
         if ends:
             self._end()
         elif compressed:
             self._labels, self._centres = [], self._soft(self._exchange("simple"))
         else:
             self._choose()
-            if strategy.weights == "regression" or (strategy.distillation > 0 and strategy.compressed > 0):
-                found = self._exchange(strategy.weights)
+            if settings.weights == "regression" or (settings.distillation > 0 and settings.compressed != 0):
+                found = self._exchange(settings.weights)
                 self._coefficients, self._labels = found.coefficients, self._soft(found)
-            if strategy.diversity > 0 and not strategy.compressed:  # the models stay as they are
+            if settings.diversity > 0 and settings.compressed == 0:  # the models stay as they are
                 self._centres = self._soft(self._exchange("simple"))
 
     def state(self) -> State:
@@ -116,7 +191,7 @@ class Ensembling:
                 [plain_ticket(ticket), *(None if each is None else place[id(each)] for each in pair)]
                 for ticket, pair in self._given.items()
             ],
-            "owed": {str(worker): list(bill) for worker, bill in self._owed.items()},
+            "owed": {str(worker): list(cost) for worker, cost in self._owed.items()},
         }
 
     def restore(self, state: State) -> None:
@@ -135,16 +210,16 @@ class Ensembling:
         for ticket, *pair in state["given"]:
             self._given[ticket_from(ticket)] = Given(*(None if each is None else soft[whole(each)] for each in pair))
         for worker, (download, mini_batches, forwards, upload) in state["owed"].items():
-            self._owed[int(worker)] = Bill(whole(download), whole(mini_batches), real(forwards), whole(upload))
+            self._owed[int(worker)] = Cost(whole(download), whole(mini_batches), real(forwards), whole(upload))
 
     def check_restored(self, tickets: Collection[Ticket], updates: int) -> None:
         if self._round != updates or self._given.keys() != {*tickets}:
             raise ValueError("what labels were given out for does not fit the work that is not settled")
 
     def _end(self) -> None:
-        """Coefficients of the last models; there is no next piece of work to charge this to."""
+        """Coefficients of the last models; there is no next work to charge this to."""
         self._labels, self._centres = [], []
-        if self._strategy.weights == "regression":
+        if self._settings.weights == "regression":
             self._choose()
             self._coefficients = self._relabel("regression").coefficients
 
@@ -154,32 +229,32 @@ class Ensembling:
         self._coefficients = self._coefficients if members == self._members else None
         self._members = members
 
-    def _reset(self, spoiled: Sequence[int]) -> None:
+    def _reset(self, non_finite: Sequence[int]) -> None:
         """A model that is not finite becomes a copy of the ensemble's first member that is."""
-        finite = [worker for worker in [*self._members, *range(len(self._trainers))] if worker not in spoiled]
-        for worker in spoiled:
+        finite = [worker for worker in [*self._members, *range(len(self._trainers))] if worker not in non_finite]
+        for worker in non_finite:
             self._trainers[worker].load(list(self._trainers[finite[0]].values()))
 
     def _choose(self) -> None:
         pairs = zip(self._trainers, self._workload.shards, strict=True)
-        self._chosen = [trainer.choose(shard, self._strategy.relabel) for trainer, shard in pairs]
+        self._chosen = [trainer.choose(shard, self._settings.relabel) for trainer, shard in pairs]
 
     def _exchange(self, rule: str) -> Relabelled:
         """Every worker gets the members' models and passes its chosen samples through all of them."""
         for worker, chosen in enumerate(self._chosen):
             foreign = len(self._members) - (worker in self._members)
             forwards = FORWARD_SHARE * len(self._members) * len(chosen) / self._workload.batch_size
-            self._owed[worker] = Bill(foreign * self._workload.state.message_bytes, 0, forwards, 0)
+            self._owed[worker] = Cost(foreign * self._workload.state.message_bytes, 0, forwards, 0)
         return self._relabel(rule)
 
     def _relabel(self, rule: str) -> Relabelled:
         models = [self._trainers[worker].model for worker in self._members]
-        weighing = Weighing(rule, self._strategy.pooled, self._strategy.non_negative)
+        weighing = Weighing(rule, self._settings.pooled, self._settings.non_negative)
         return relabel(models, self._workload.unaugmented, self._chosen, weighing)
 
     def _soft(self, found: Relabelled) -> list[SoftLabels]:
         """The labels by sample; nothing where none were chosen."""
-        if not self._strategy.relabel:
+        if not self._settings.relabel:
             return []
         samples = len(self._workload.unaugmented)
         return [soft_labels(*pair, samples) for pair in zip(self._chosen, found.labels, strict=True)]

@@ -1,0 +1,182 @@
+"""What carries a run's instructions out on the model: the protocol, and what both servers have in common."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.core.codec import whole
+from paceline.core.errors import ConfigError, Diverged
+from paceline.core.messages import Joined, Left, Step, Ticket
+from paceline.core.stateful import State
+from paceline.data.batches import Batches, ObservesLosses, ObservesMembership
+from paceline.learning.contributions import Contributions, Evaluated, pack_tickets, unpack_tickets
+from paceline.learning.generators import PieceNumbers
+from paceline.learning.optimizers import check_as_made
+
+if TYPE_CHECKING:
+    from torch import nn
+
+log = logging.getLogger("paceline")
+
+
+class Learner(Protocol):
+    """Carries instructions out on the model, which it holds, and counts what it took."""
+
+    updates: int
+    samples: int
+    non_finite: list[Ticket]  # what was left out so far
+
+    @property
+    def model(self) -> "nn.Module": ...
+
+    @property
+    def contributions(self) -> Contributions: ...
+
+    def attend(self, event: Joined | Left, /) -> None:
+        """A worker joined or left."""
+        ...
+
+    def start(self, ticket: Ticket, /) -> None:
+        """Draw the mini-batches of a ticket that is given out."""
+        ...
+
+    def shorten(self, ticket: Ticket, done: int, /) -> None:
+        """Only some units of a ticket were handed in."""
+        ...
+
+    def drop(self, ticket: Ticket, /) -> None:
+        """A ticket will never be used: its mini-batches are drawn again."""
+        ...
+
+    def step(self, step: Step, /) -> Sequence[Ticket]:
+        """Update the model. Returns the contributions that were left out because they are not finite."""
+        ...
+
+    def evaluated(self, loss: float, accuracy: float, /) -> None:
+        """The model was evaluated: a scheduler that waits for that may lower the learning rate."""
+        ...
+
+    def training_loss(self) -> float:
+        """The mean loss of the samples used since the last call."""
+        ...
+
+    def best_local(self) -> "nn.Module | None":
+        """The best of the workers' own models, where they have any."""
+        ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State, /) -> None: ...
+
+
+class Server:
+    """What a server does whatever is handed in: it draws mini-batches, counts, and leaves out what is not finite."""
+
+    kinds: Collection[str]  # of work that it can use
+    handed_in: str  # what a contribution is called in messages
+    kept_when_diverged: str = ""
+
+    def __init__(self, contributions: Contributions, batches: Batches, workers: int, made: Mapping[str, Any]) -> None:
+        self.updates = 0
+        self.samples = 0
+        self.non_finite: list[Ticket] = []
+        self.contributions = contributions
+        self._batches = batches
+        self._observer = batches if isinstance(batches, ObservesLosses) else None
+        self._workers = workers
+        self._made = made  # the settings that the optimizer was made with
+        self._kept: set[Ticket] = set()
+        self._numbers = PieceNumbers()
+        self._non_finite_in_a_row = 0
+        self._loss_sum, self._loss_weight = 0.0, 0.0
+
+    def attend(self, event: Joined | Left) -> None:
+        if isinstance(self._batches, ObservesMembership):
+            (self._batches.joined if isinstance(event, Joined) else self._batches.left)(event.worker)
+
+    def refuse(self, ticket: Ticket) -> ConfigError:
+        """Why work of a ticket's kind cannot be handed in."""
+        return ConfigError(
+            f"the strategy assigns {ticket.work.kind} to worker {ticket.worker}, and its first work was "
+            f"{' or '.join(self.kinds)}: a run has one kind of work, which its first assignments decide"
+        )
+
+    def shorten(self, ticket: Ticket, done: int) -> None:
+        self._batches.put_back(ticket.worker, self.contributions.shorten(ticket, done))
+
+    def drop(self, ticket: Ticket) -> None:
+        if ticket in self._kept:
+            self._kept.discard(ticket)
+        else:
+            self._numbers.take_back(ticket)
+            for indices in reversed(self.contributions.batches(ticket)):
+                self._batches.put_back(ticket.worker, indices)
+        self.contributions.settle((ticket,))
+
+    def training_loss(self) -> float:
+        mean = self._loss_sum / self._loss_weight if self._loss_weight else float("nan")
+        self._loss_sum, self._loss_weight = 0.0, 0.0
+        return mean
+
+    def best_local(self) -> "nn.Module | None":
+        return None
+
+    def state(self) -> State:
+        """The counts. The batches and the contributions have states of their own."""
+        return {
+            "made": self._made,
+            "counts": [self.updates, self.samples, self._non_finite_in_a_row],
+            "loss": [self._loss_sum, self._loss_weight],
+            "kept": pack_tickets(sorted(self._kept)),
+            "spoiled": pack_tickets(self.non_finite),
+            "numbers": self._numbers.state(),
+        }
+
+    def restore(self, state: State) -> None:
+        check_as_made(self._made, state["made"])
+        self.updates, self.samples, self._non_finite_in_a_row = map(whole, state["counts"][:3])
+        # in older checkpoints the losses are divided by their number, the fourth of the counts
+        old = len(state["counts"]) > 3
+        self._loss_sum, self._loss_weight = map(float, (state["loss"], state["counts"][3]) if old else state["loss"])
+        self._kept.update(unpack_tickets(state.get("kept", ())))
+        self.non_finite += unpack_tickets(state["spoiled"])
+        if "numbers" in state:  # older checkpoints have none: seeds went by tickets
+            self._numbers.restore(state["numbers"])
+
+    def _observe(self, result: Evaluated) -> None:
+        """Count the samples and hand their losses out, each sample's once."""
+        kept, observer = self._kept, self._observer
+        for each in result.passes:
+            # those that were kept were computed once before
+            first = each if kept.isdisjoint(each.tickets) else each.without(kept)
+            self.samples += first.samples
+            self._loss_sum += first.total
+            self._loss_weight += first.weight
+            if observer is not None:
+                for ticket, indices, losses in first.of_tickets():
+                    observer.observe(ticket.worker, indices, losses)
+
+    def _count_non_finite(self, new: Sequence[Ticket], non_finite: Sequence[Ticket]) -> None:
+        """An update of which nothing new is finite ends the run; single ones, when all workers' in a row are not."""
+        if not non_finite:
+            self._non_finite_in_a_row = 0
+            return
+        self.non_finite += non_finite
+        finite = any(ticket not in non_finite for ticket in new)
+        self._non_finite_in_a_row = 0 if finite else self._non_finite_in_a_row + len(non_finite)
+        for ticket in non_finite:
+            log.warning(
+                "update %d leaves out worker %d: its %s is not finite %s",
+                self.updates + 1, ticket.worker, self.handed_in, self._details(ticket),
+            )  # fmt: skip
+        if not finite and (len(new) > 1 or self._non_finite_in_a_row >= self._workers):
+            oldest = min(new, key=lambda ticket: ticket.version)
+            raise Diverged(
+                f"diverged at update {self.updates + 1}: none of the last {self._non_finite_in_a_row} "
+                f"{self.handed_in}s is finite {self._details(oldest)}{self.kept_when_diverged}",
+                [*non_finite],
+            )
+
+    def _details(self, ticket: Ticket) -> str:
+        """What a message tells of a contribution that is not finite."""
+        raise NotImplementedError

@@ -1,0 +1,349 @@
+"""Local training: what a worker does that trains a model of its own, wherever it runs.
+
+Nothing stays with a worker. Its work comes with everything that it depends on, and the outcome holds everything that
+the next one will: the model, the state of the optimizer and its scheduler, and the worker's random numbers. So work
+that is halted, dropped, or lost with its worker leaves no trace, and a replacement continues from the last model that
+was used. The same work gives the same bits wherever it is computed.
+
+    trainers  one ``LocalTrainer`` a worker, on the server: what each has come to. They train only in a simulation
+    start     ``local_work(trainer, batches, beginning)`` is sent to the worker: the values to begin with, and the rest
+    worker    ``compute(trainer, values, work, go_on)``, with a trainer made there once, of the same workload; the
+              outcome, and the values of its trainer, are sent back
+    step      ``adopt(trainer, values, outcome)`` on the server, only if and when the work is used
+
+``LazyModels`` trains in this process when a step asks for it; ``paceline.learning.models.shared`` is for workers that
+share memory with the server.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paceline.core.codec import whole
+from paceline.core.errors import IllegalDecision
+from paceline.core.messages import Ticket
+from paceline.core.stateful import State
+from paceline.data.batches import Losses
+from paceline.data.partition import Indices
+from paceline.data.samples import to_device
+from paceline.learning.contributions import Evaluated, Pass, Weights
+from paceline.learning.generators import piece_seed, seed_numpy_and_python
+from paceline.learning.loss import numbers
+from paceline.learning.model_state import all_finite, computes_weights, make_dense
+from paceline.learning.optimizers import as_made, check_states, optimizer_state, restore_optimizer, step_of
+from paceline.learning.task import device_of
+from paceline.learning.threads import Threads
+from paceline.learning.workload import Workload, state_of
+from paceline.randomness import restore_stream, stream, stream_state
+
+log = logging.getLogger("paceline")
+
+
+class Addition(Protocol):
+    """What is added to the loss of a mini-batch, given the model's outputs for the samples of these indices."""
+
+    def __call__(self, outputs: Tensor, indices: Indices, /) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of local training."""
+
+    losses: list[Losses]  # of each mini-batch: of each sample, or of the whole where those cannot be told
+    sums: list[tuple[float, float]]  # of each mini-batch: the sum of the losses, and what it is divided by
+    finite: bool  # the losses and the model; training stops at the first loss that is not
+
+
+class LocalTrainer:
+    """A worker's model, optimizer, scheduler and random numbers, which carry over from one local work to the next.
+
+    The model is a copy of the workload's, unless it is given one for itself.
+    """
+
+    def __init__(self, workload: Workload, worker: int, seed: int, model: nn.Module | None = None) -> None:
+        recipe = workload.recipe
+        assert recipe is not None  # workers that train models are given one
+        self.model, self.loss = workload.for_a_worker() if model is None else (model, workload.loss)
+        self._state = state_of(self.model, self.loss.whole)
+        self.parameters = self._state.parameters
+        self.optimizer, self._schedule = recipe.make(self.parameters)
+        self._workload = workload
+        self._worker = worker
+        self._device = device_of(self.model)
+        self._clip_norm = recipe.clip_norm
+        self._step = step_of(self.optimizer)
+        self._generator = stream(seed, "local", worker)
+        self._random = torch.Generator().manual_seed(int(self._generator.integers(2**62))).get_state()
+        self._begun = 0  # how often it was given local work
+        self.made = as_made(self.optimizer, self._schedule.scheduler)
+        # a mask may be infinite from the start
+        self._finite_buffers = [b for b in self._state.buffers if b.is_floating_point() and all_finite([b])]
+
+    def start_afresh(self) -> int:
+        """Draw the weights anew, in layers that know how (``reset_parameters``) and are trained. Returns how many."""
+        drawn = 0
+        with self._own_random_numbers():
+            for module in self.model.modules():
+                reset = getattr(module, "reset_parameters", None)
+                if not callable(reset):
+                    continue
+                if computes_weights(module):
+                    log.warning(
+                        "worker %d: the weights of a %s are computed of others, and begin as they are",
+                        self._worker,
+                        type(module).__name__,
+                    )
+                elif all(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+                    reset()
+                    drawn += 1
+        return drawn
+
+    def values(self) -> Iterator[Tensor]:
+        """Parameters and buffers, in a fixed order."""
+        yield from (parameter.data for parameter in self.parameters)
+        yield from self._state.buffers
+
+    def load(self, values: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for own, value in zip(self.values(), values, strict=True):
+                own.copy_(value)
+
+    def choose(self, samples: Indices, fraction: float) -> Indices:
+        """A random part of some samples."""
+        count = round(fraction * len(samples))
+        return np.sort(self._generator.choice(samples, size=count, replace=False)) if count else samples[:0]
+
+    def carried(self) -> State:
+        """What carries over from one local work to the next, besides the model: not copied."""
+        return {
+            "optimizer": optimizer_state(self.optimizer),
+            "scheduler": self._schedule.state(),
+            "random": self._random,
+            "begun": self._begun,
+        }
+
+    def carry_on(self, carried: State, *, of_worker: bool = False) -> None:
+        """Continue from there. What evaluations have made of the learning rate meanwhile, a worker does not know."""
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        restore_optimizer(self.optimizer, carried["optimizer"])
+        if of_worker and self._schedule.by_metric:
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+        else:
+            self._schedule.restore(carried["scheduler"])
+        self._random = carried["random"]
+        self._begun = whole(carried.get("begun", 0))  # older checkpoints do not tell
+
+    def evaluated(self, updates: int, loss: float, accuracy: float) -> None:
+        self._schedule.evaluated(updates, loss, accuracy)
+
+    def state(self) -> State:
+        return {"model": self._state.state(), "chosen": stream_state(self._generator), "aside": self.carried()}
+
+    def restore(self, state: State) -> None:
+        torch.Generator().set_state(state["aside"]["random"])  # refuses what cannot be one
+        self._state.restore(state["model"])
+        restore_stream(self._generator, state["chosen"])
+        carried = state["aside"]
+        check_states(self.optimizer, self._schedule.scheduler, carried["optimizer"], carried["scheduler"])
+        self.carry_on(carried)
+
+    def train(
+        self, batches: Sequence[Indices], additions: Sequence[Addition | None],
+        go_on: Callable[[int], bool] = lambda step: True,
+    ) -> Trained:  # fmt: skip
+        """One step for each mini-batch, on the task's loss and what is added to it, for as long as it may go on."""
+        losses: list[Losses] = []
+        sums: list[tuple[float, float]] = []
+        with self._own_random_numbers():
+            for step, (indices, addition) in enumerate(zip(batches, additions, strict=True)):
+                own = self._train_one(indices, addition, sums) if go_on(step) else None
+                if own is None:
+                    break
+                losses.append(own)
+        self.optimizer.zero_grad(set_to_none=True)  # one gradient in memory, not one for each worker
+        finite = len(losses) == len(batches) and all_finite(self._to_be_finite())
+        if not finite:
+            self.optimizer.state.clear()  # what is not finite may still be in its momentum
+        return Trained(losses, sums, finite)
+
+    def _to_be_finite(self) -> list[Tensor]:
+        return [*(p.data for p in self.parameters if p.is_floating_point()), *self._finite_buffers]
+
+    def fetch(self, indices: Indices) -> tuple[Any, Any]:
+        """Inputs and targets, where the model is."""
+        inputs, targets = to_device(self._workload.samples.fetch(indices), self._device)
+        return inputs, targets
+
+    def _train_one(self, indices: Indices, addition: Addition | None, sums: list[tuple[float, float]]) -> Losses | None:
+        """The losses of the samples; nothing, and no step, if the loss is not finite."""
+        inputs, targets = self.fetch(indices)
+        self.optimizer.zero_grad(set_to_none=True)
+        outputs: Any = self.model(inputs)
+        whole, each = self.loss.mean(outputs, targets)
+        minimised = whole if addition is None else whole + addition(outputs, indices)
+        if not math.isfinite(float(minimised.detach())):
+            return None
+        torch.autograd.backward(minimised)
+        make_dense(self.parameters)
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+        self._step()
+        self._schedule.stepped()
+        if each is None:
+            sums.append(self.loss.sum_and_weight(whole, outputs, targets, len(indices)))
+            return numbers(whole.reshape(1))
+        losses = numbers(each)
+        sums.append((float(losses.sum(dtype=np.float64)), len(losses)))
+        return losses
+
+    @contextmanager
+    def _own_random_numbers(self) -> Iterator[None]:
+        """Let torch draw from the worker's own stream (dropout), whoever trained before; seed numpy and Python anew.
+
+        Torch continues where the worker's last local work ended, so that work may be cut in two. The seed of the
+        others is not drawn from it, which would change that: it follows from the stream's seed and ``_begun``.
+        """
+        before = torch.get_rng_state()
+        torch.set_rng_state(self._random)
+        seed_numpy_and_python(piece_seed(torch.initial_seed(), self._worker, self._begun))
+        self._begun += 1
+        try:
+            yield
+        finally:
+            self._random = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+
+class Beginning(NamedTuple):
+    """The values that local work begins with, or nothing for the worker's own, and what each step's loss is added."""
+
+    values: Sequence[Tensor] | None
+    additions: Sequence[Addition | None]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """Local work as a worker is told of it, besides the values to begin with."""
+
+    batches: Sequence[Indices]
+    additions: Sequence[Addition | None]
+    carried: State  # of the worker's trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of local work, besides the model."""
+
+    trained: Trained
+    carried: State
+
+
+def local_work(
+    trainer: LocalTrainer, batches: Sequence[Indices], beginning: Beginning
+) -> tuple[Sequence[Tensor], LocalWork]:
+    """What a worker has to be sent: the values to begin with, and the rest."""
+    values = list(trainer.values()) if beginning.values is None else beginning.values
+    return values, LocalWork(batches, beginning.additions, trainer.carried())
+
+
+def compute(
+    trainer: LocalTrainer, values: Sequence[Tensor], work: LocalWork, go_on: Callable[[int], bool]
+) -> Outcome | None:
+    """On the worker: one step for each mini-batch; nothing if ``go_on(step)`` says no. The trainer has the model."""
+    stopped = False
+
+    def watched(step: int) -> bool:
+        nonlocal stopped
+        stopped = not go_on(step)
+        return not stopped
+
+    trainer.load(values)
+    trainer.carry_on(work.carried)
+    trained = trainer.train(work.batches, work.additions, watched)
+    return None if stopped else Outcome(trained, trainer.carried())
+
+
+def adopt(trainer: LocalTrainer, values: Sequence[Tensor], outcome: Outcome) -> Trained:
+    """Let the server's trainer become what its worker handed in."""
+    trainer.load(values)
+    trainer.carry_on(outcome.carried, of_worker=True)
+    return outcome.trained
+
+
+class ModelContributions:
+    """Local training that is not settled yet, wherever it is done."""
+
+    def __init__(self, workload: Workload) -> None:
+        assert workload.aggregation is not None  # workers that train models have one
+        self._trainers = workload.trainers
+        self._aggregation = workload.aggregation
+        self._batches: dict[Ticket, Sequence[Indices]] = {}
+
+    def expect(self, ticket: Ticket, batches: Sequence[Indices]) -> None:
+        """A ticket was given out on these mini-batches, here or before a run was resumed."""
+        self._batches[ticket] = batches
+
+    def promise(self, ticket: Ticket, batches: Sequence[Indices], number: int) -> None:
+        self.expect(ticket, batches)
+
+    def batches(self, ticket: Ticket) -> Sequence[Indices]:
+        return self._batches[ticket]
+
+    def open_tickets(self) -> Collection[Ticket]:
+        return self._batches.keys()
+
+    def shorten(self, ticket: Ticket, done: int) -> Indices:
+        raise IllegalDecision(f"{ticket} was recalled, but a model cannot be handed in by parts")
+
+    def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
+        """Let the trainers of these workers become what was handed in, in the order of the workers."""
+        result = Evaluated()
+        for ticket in sorted(weights, key=lambda ticket: ticket.worker):
+            trained = self._train(ticket)
+            of_batches = zip(self._batches[ticket], trained.losses, trained.sums, strict=False)  # it may stop early
+            result.passes += [Pass((ticket,), (batch,), losses, *sums) for batch, losses, sums in of_batches]
+            if not trained.finite:
+                result.non_finite.append(ticket)
+        return result
+
+    def settle(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            del self._batches[ticket]
+
+    def before_update(self) -> None:
+        """The aggregation keeps what somebody still works on."""
+
+    def _train(self, ticket: Ticket) -> Trained:
+        """A step uses a ticket: let its worker's trainer become what comes of it."""
+        raise NotImplementedError
+
+
+class LazyModels(ModelContributions):
+    """Local models that are trained when a step asks for them: work that ends up dropped is never done."""
+
+    def __init__(self, workload: Workload, threads: Threads) -> None:
+        super().__init__(workload)
+        self._threads = threads
+
+    def _train(self, ticket: Ticket) -> Trained:
+        trainer, beginning = self._trainers[ticket.worker], self._aggregation.beginning(ticket)
+        if beginning.values is not None:
+            trainer.load(beginning.values)
+        batches = self._batches[ticket]
+        self._threads.choose(trainer.model, lambda: trainer.fetch(batches[0])[0], len(batches[0]))
+        return trainer.train(batches, beginning.additions)
+
+    def state(self) -> State:
+        return {"threads": self._threads.state()}
+
+    def restore(self, state: State) -> None:
+        if "threads" in state:  # older checkpoints have none
+            self._threads.restore(state["threads"])
