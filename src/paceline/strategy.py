@@ -33,7 +33,7 @@ from paceline.core.messages import (
 from paceline.strategies.aggregation import AverageModels, EnsembleModels
 
 __all__ = [
-    "Arrived", "Assign", "AverageModels", "ConfigError", "Decision", "Drop", "EnsembleModels", "Event", "Groups", "IllegalDecision", "ImpossibleEvent",
-    "Joined", "Ledger", "Left", "Rang", "Recall", "Regroup", "Remember", "Step", "Strategy", "Ticket", "WakeAt",
-    "Within", "Work", "distilled_steps", "gradient", "local_steps",
+    "Arrived", "Assign", "AverageModels", "ConfigError", "Decision", "Drop", "EnsembleModels", "Event", "Groups",
+    "IllegalDecision", "ImpossibleEvent", "Joined", "Ledger", "Left", "Rang", "Recall", "Regroup", "Remember", "Step",
+    "Strategy", "Ticket", "WakeAt", "Within", "Work", "distilled_steps", "gradient", "local_steps",
 ]  # fmt: skip

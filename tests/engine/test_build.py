@@ -11,10 +11,21 @@ import torch
 
 import paceline as pl
 from paceline import delays
-from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step, WakeAt, Work, distilled_steps, gradient, local_steps
 from paceline.engine.build import first_work
-from paceline.strategies.aggregation import AverageModels, EnsembleModels
+from paceline.strategy import (
+    Assign,
+    AverageModels,
+    Decision,
+    EnsembleModels,
+    Ledger,
+    Step,
+    Strategy,
+    WakeAt,
+    Work,
+    distilled_steps,
+    gradient,
+    local_steps,
+)
 from support.digits import weights
 from support.local_models import fleet, members, mlp, run, sgd
 from support.own_rules import Together
@@ -30,7 +41,7 @@ class Settled(Together):
 
 
 @dataclass(frozen=True)
-class Changing(pl.Strategy):
+class Changing(Strategy):
     """Another kind of work in each round."""
 
     kinds: tuple[Work, ...]
@@ -40,7 +51,7 @@ class Changing(pl.Strategy):
 
 
 @dataclass(frozen=True)
-class Unlike(pl.Strategy):
+class Unlike(Strategy):
     """Two kinds of work at once."""
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
@@ -48,10 +59,10 @@ class Unlike(pl.Strategy):
 
 
 @dataclass(frozen=True)
-class Wrapped(pl.Strategy):
+class Wrapped(Strategy):
     """A rule around another, that does not tell what the other wants to be made of models."""
 
-    inside: pl.Strategy
+    inside: Strategy
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
         return self.inside.decide(ledger)
@@ -72,7 +83,7 @@ class Wrapped(pl.Strategy):
     ],
     ids=repr,
 )
-def test_a_rule_is_asked_what_its_workers_do(strategy: pl.Strategy, kind: str, groups: object) -> None:
+def test_a_rule_is_asked_what_its_workers_do(strategy: Strategy, kind: str, groups: object) -> None:
     assert first_work(strategy, 4) == (kind, groups)
 
 
@@ -86,7 +97,7 @@ def test_a_rule_of_one_s_own_that_assigns_local_steps_averages_models(steps: int
     assert own.local is not None
 
 
-def on_processes(strategy: pl.Strategy, **options: Any) -> pl.Run:
+def on_processes(strategy: Strategy, **options: Any) -> pl.Run:
     return run(strategy, on=pl.ProcessFleet(2), updates=3, **options)  # type: ignore[arg-type]
 
 
@@ -141,7 +152,7 @@ def test_groups_around_a_rule_that_hands_in_models_average_as_the_rule_around_gr
     ],
     ids=repr,
 )
-def test_models_of_one_round_are_refused_in_groups_with_the_reason(inside: pl.Strategy, reason: str) -> None:
+def test_models_of_one_round_are_refused_in_groups_with_the_reason(inside: Strategy, reason: str) -> None:
     for outer in (pl.Grouped(GROUPS, inside=inside), pl.Regrouped(inside=inside)):
         nested = pl.Grouped([[0, 1, 2, 3]], inside=outer) if isinstance(outer, pl.Grouped) else outer
         for strategy in (outer, nested):
@@ -163,7 +174,7 @@ def test_models_of_one_round_are_refused_in_groups_with_the_reason(inside: pl.St
     ],
     ids=repr,
 )
-def test_another_kind_of_work_is_refused_in_one_line(strategy: pl.Strategy, said: str) -> None:
+def test_another_kind_of_work_is_refused_in_one_line(strategy: Strategy, said: str) -> None:
     with pytest.raises(pl.ConfigError, match=said) as refused:
         run(strategy, on=fleet(2), updates=6)
     assert "\n" not in str(refused.value)
@@ -171,7 +182,7 @@ def test_another_kind_of_work_is_refused_in_one_line(strategy: pl.Strategy, said
 
 def test_a_rule_that_assigns_nothing_at_first_hands_in_gradients() -> None:
     @dataclass(frozen=True)
-    class Late(pl.Strategy):
+    class Late(Strategy):
         def decide(self, ledger: Ledger) -> Sequence[Decision]:
             if ledger.now < 1:
                 return [] if ledger.alarms or not ledger.workers else [WakeAt(1.0)]

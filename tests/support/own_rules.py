@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-import paceline as pl
-from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step, Work
+from paceline.strategy import Assign, Decision, Ledger, Step, Strategy, Work
 
 
 @dataclass(frozen=True)
-class Together(pl.Strategy):
+class Together(Strategy):
     """All do the same work, and the mean of what they hand in is the next model."""
 
     work: Work
