@@ -4,8 +4,8 @@
 
 pattern   weights by ``ray.put`` once an update, gradients as numpy arrays, ``ray.wait``: as in Ray's documentation, the
           driver being the server
-near      ``RayFleet``: workers on the server's machine share its memory
-far       ``RayFleet(share_memory=False)``: as workers on other machines do, everything goes through Ray. Both nodes are
+local     ``RayFleet``: workers on the server's machine share its memory
+remote    ``RayFleet(share_memory=False)``: as workers on other machines do, everything goes through Ray. Both nodes are
           on this machine, so a network would come on top, for the pattern as well
 
 speed     how many times as many updates a second as the pattern, two workers; and how many times as many rounds a
@@ -45,7 +45,7 @@ BARS = {
 }
 WORKERS = 2
 NODE_OF = 4
-ROWS = [f"{how}, {place}" for how in BARS for place in ("near", "far")]
+ROWS = [f"{how}, {place}" for how in BARS for place in ("local", "remote")]
 CARRYING, CEILING = "carrying", "synchronous, pattern that only carries"
 
 
@@ -142,8 +142,8 @@ def speeds(address: str, rounds: int) -> dict[str, dict[str, float]]:
     table: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         fleets = {
-            "near": stack.enter_context(pl.RayFleet(WORKERS, address=address).persistent()),
-            "far": stack.enter_context(pl.RayFleet(WORKERS, address=address, share_memory=False).persistent()),
+            "local": stack.enter_context(pl.RayFleet(WORKERS, address=address).persistent()),
+            "remote": stack.enter_context(pl.RayFleet(WORKERS, address=address, share_memory=False).persistent()),
         }
         for name, case in CASES.items():
             with closing(Pattern(case)) as pattern:
@@ -183,9 +183,9 @@ def over_pure(address: str, rounds: int) -> dict[str, float]:
     return found
 
 
-def milliseconds_to_notice(address: str, near: bool) -> float:
+def milliseconds_to_notice(address: str, local: bool) -> float:
     """From kill -9 of a worker that has nothing to do to the event."""
-    fleet = pl.RayFleet(WORKERS, address=address, share_memory=near)
+    fleet = pl.RayFleet(WORKERS, address=address, share_memory=local)
     group, _ = fleet.launch(workload_of(trivial(), [], 8), seed=0)
     noticed = []
     with closing(group):
@@ -205,18 +205,18 @@ def trivial() -> pl.Task:
     )  # fmt: skip
 
 
-def driver_milliseconds(address: str, near: bool) -> dict[str, dict[str, float]]:
+def driver_milliseconds(address: str, local: bool) -> dict[str, dict[str, float]]:
     """Processor time of the driver for each update, asynchronous, by how many workers there are."""
     found: dict[str, dict[str, float]] = {}
     for workers in (2, 8, 32):
-        fleet = pl.RayFleet(workers, {"CPU": 0.1}, address=address, share_memory=near)
-        with fleet.persistent() as standing:
-            spend(trivial(), standing, 10 * workers)
-            found.setdefault("trivial", {})[f"{workers} workers"] = spend(trivial(), standing, 600)
+        fleet = pl.RayFleet(workers, {"CPU": 0.1}, address=address, share_memory=local)
+        with fleet.persistent() as persistent:
+            spend(trivial(), persistent, 10 * workers)
+            found.setdefault("trivial", {})[f"{workers} workers"] = spend(trivial(), persistent, 600)
             for name, case in CASES.items() if workers == WORKERS else ():
                 task = pl.Task(case.make(), cross_entropy, case.data(), evaluate=lambda model: {"loss": 0.0})
-                found.setdefault(name, {})[f"{workers} workers"] = spend(task, standing, 4 * STEPS[name])
-        print("near" if near else "far", found, flush=True)
+                found.setdefault(name, {})[f"{workers} workers"] = spend(task, persistent, 4 * STEPS[name])
+        print("local" if local else "remote", found, flush=True)
     return found
 
 
@@ -245,15 +245,15 @@ def main() -> None:
     torch.set_num_threads(1)
     with cluster(cpus=4) as address:
         if arguments.scaling:
-            result = {place: driver_milliseconds(address, place == "near") for place in ("near", "far")}
+            result = {place: driver_milliseconds(address, place == "local") for place in ("local", "remote")}
             write("ray_fleet_scaling", {"driver milliseconds an update": result}, save=arguments.save)
             return
         result = {
             "bars": BARS,
             "speed": speeds(address, arguments.rounds),
-            "synchronous, four workers near, over computing alone": over_pure(address, arguments.rounds),
+            "synchronous, four local workers, over computing alone": over_pure(address, arguments.rounds),
             "death noticed after, ms": {
-                place: milliseconds_to_notice(address, place == "near") for place in ("near", "far")
+                place: milliseconds_to_notice(address, place == "local") for place in ("local", "remote")
             },
         }
         write("ray_fleet", result, save=arguments.save)

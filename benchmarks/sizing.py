@@ -240,7 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results")
     parser.add_argument("--markdown", action="store_true", help="print the tables as docs/cluster.md has them")
-    parser.add_argument("--place", choices=("near", "far"), default="far", help="of the measured workers")
+    parser.add_argument("--place", choices=("local", "remote"), default="remote", help="of the measured workers")
     parser.add_argument("--server-ms", nargs="+", metavar="MODEL=MS", help="instead of what was measured")
     arguments = parser.parse_args()
     times = given(arguments.server_ms) if arguments.server_ms else measured(arguments.place)

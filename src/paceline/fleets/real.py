@@ -1,4 +1,4 @@
-"""What the descriptions of real workers have in common, wherever they run."""
+"""Checks and limits that ``ProcessFleet`` and ``RayFleet`` share."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ Slow = Mapping[int, float | Delay]
 
 
 def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[str]) -> None:
-    """Raise ``ConfigError`` for what no fleet of real workers can be."""
+    """Raise ``ConfigError`` if a fleet of real workers cannot have these settings."""
     if workers < 1:
         raise ConfigError(f"a fleet of {workers} workers can do nothing: at least 1")
     check_number(workers)
@@ -37,9 +37,10 @@ def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[s
 
 @contextmanager
 def open_files_for(workers: int, each: int, besides: int) -> Iterator[None]:
-    """See to it that this process may open ``besides`` files more and ``each`` for a worker, or say how many it needs.
+    """Make sure that this process may open ``each`` more files for each worker, and ``besides`` more for the rest.
 
-    The soft limit is raised if need be, as far as the hard one allows.
+    The soft limit is raised if necessary. Raises ``ConfigError`` with the number that is needed if the hard limit is
+    too low, or if files run out inside the ``with``.
     """
     present = len(os.listdir("/proc/self/fd"))
     needed = present + besides + each * workers
@@ -62,6 +63,6 @@ def open_files_for(workers: int, each: int, besides: int) -> Iterator[None]:
 
 
 def medians_of(slow: Slow, workers: int) -> tuple[float, ...]:
-    """How long a mini-batch takes each worker: in seconds if all have a ``Delay``, else only in proportion."""
+    """How long a mini-batch takes each worker: in seconds if all have a ``Delay``, otherwise relative to each other."""
     slowness = [slow.get(worker, 1.0) for worker in range(workers)]
     return tuple(float(each) if isinstance(each, int | float) else each.median for each in slowness)

@@ -1,8 +1,8 @@
-"""What every worker is given at the start: the model, the loss and the data, in memory that all of them share.
+"""Serialization of what every worker gets at the start: the model, the loss and the data, in memory that all share.
 
-Functions are packed by value where they have no name to import them by, so lambdas, closures and whatever a script or a
-notebook defines can be sent. Large tensors are laid beside the parcel and shared, not copied; trained parameters are
-not packed at all, since their values lie in the arena.
+Functions without an importable name are pickled by value, so lambdas, closures and whatever a script or a notebook
+defines can be sent. Large tensors are not pickled: they are copied once into the shared memory, and all workers use
+them there. Trained parameters are not pickled at all: their values are in the arena.
 """
 
 import io
@@ -25,12 +25,12 @@ HEADER = 8  # bytes that say where the index begins
 
 
 def pack(content: object, parameters: Sequence[nn.Parameter]) -> SharedMemory:
-    """Pack something that refers to these parameters."""
+    """Serialize an object; ``parameters`` are only referred to, by their position."""
     packed = io.BytesIO()
     packer = _Packer(packed, parameters)
     try:
         packer.dump(content)
-    except Exception as error:  # whatever an object's own way of being pickled may raise
+    except Exception as error:  # an object's own ``__reduce__`` may raise anything
         raise ConfigError(f"the task cannot be sent to worker processes: {' '.join(str(error).split())}") from error
     places, end = [], aligned(HEADER)
     for tensor in packer.tensors:
@@ -45,8 +45,8 @@ def pack(content: object, parameters: Sequence[nn.Parameter]) -> SharedMemory:
     return memory
 
 
-class Packed(Protocol):
-    """Memory with a parcel in it."""
+class SerializedMemory(Protocol):
+    """Memory that holds a serialized object."""
 
     @property
     def bytes(self) -> memoryview: ...
@@ -54,8 +54,8 @@ class Packed(Protocol):
     def tensor(self, dtype: torch.dtype = torch.uint8, begin: int = 0, count: int = -1) -> Tensor: ...
 
 
-def unpack(memory: Packed, parameters: Sequence[nn.Parameter]) -> Any:
-    """What was packed; the parameters take the place of those that it was packed with."""
+def unpack(memory: SerializedMemory, parameters: Sequence[nn.Parameter]) -> Any:
+    """The object that was packed; ``parameters`` take the places of those that it was packed with."""
     begin = int.from_bytes(memory.bytes[:HEADER], "little")
     places, packed = pickle.loads(memory.bytes[begin:])
     tensors = [memory.tensor(dtype, begin, shape.numel()).view(shape) for begin, dtype, shape in places]
@@ -63,7 +63,7 @@ def unpack(memory: Packed, parameters: Sequence[nn.Parameter]) -> Any:
 
 
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
-    """Names parameters and large tensors instead of packing them."""
+    """Refers to parameters and large tensors instead of pickling them."""
 
     def __init__(self, file: io.BytesIO, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(file)
@@ -86,10 +86,10 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _parametrized(kind: type[nn.Module]) -> nn.Module:
-    """A module with parametrizations (``torch.nn.utils.parametrizations.weight_norm``) is of a class of its own.
+    """Make a module that had parametrizations (such as ``torch.nn.utils.parametrizations.weight_norm``) again.
 
-    Torch refuses to pickle it, for the class has no name to be found by. It is made again from the class that the
-    module was of.
+    Torch gives such a module a class of its own, which has no importable name, and refuses to pickle it. It is made
+    from its original class instead.
     """
     return kind.__new__(kind)
 
