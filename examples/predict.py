@@ -1,7 +1,7 @@
-"""Before a run: how fast, how stale, and up to which step does it converge?  python examples/predict.py
+"""Before a run: how fast, how stale, and up to which learning rate does it converge?  python examples/predict.py
 
-Eight workers, two of them slow. For each strategy the largest stable step is predicted from the fleet and the model's
-curvature; then the prediction is tried: linear regression, a quarter below it and a quarter beyond.
+Eight workers, two of them slow. For each strategy the largest stable learning rate is predicted from the fleet and
+the model's curvature; then the prediction is tried: linear regression, a quarter below it and a quarter beyond.
 """
 
 import logging
@@ -30,11 +30,12 @@ def main() -> None:
         paceline.Asynchronous(),
     ):
         found = paceline.predict(strategy, fleet, descent=paceline.Descent(momentum=0.9), curvature=sharpest.value)
-        assert found.largest_step is not None
-        speed, staleness, largest = found.runtime.updates_per_second, found.runtime.mean_staleness, found.largest_step
+        assert found.largest_learning_rate is not None
+        speed, staleness = found.runtime.updates_per_second, found.runtime.mean_staleness
+        largest = found.largest_learning_rate
         print(
             f"{type(strategy).__name__:12}  {speed.value:5.2f} updates/s ({speed.source}), staleness "
-            f"{staleness.value:.0f} ({staleness.source}), largest step {largest.value:.4f} ({largest.source})"
+            f"{staleness.value:.0f} ({staleness.source}), largest learning rate {largest.value:.4f} ({largest.source})"
         )
         for share in (0.75, 1.25):
             print(f"              at {share:.0%} of it: {final_loss(task, strategy, fleet, share * largest.value)}")

@@ -135,7 +135,7 @@ def test_compare_shows_a_table_and_writes_figure_and_json(tiny: Path, capsys: py
         assert word in output.out
     runs, warning = output.err.splitlines()
     assert runs == "20 runs in 1 process ..."
-    assert warning.startswith("warning: asgd: the step 0.5 is beyond ")  # the others are not stale, or little
+    assert warning.startswith("warning: asgd: the learning rate 0.5 is beyond ")  # the others are not stale, or little
     assert Path("curves.png").read_bytes().startswith(b"\x89PNG")
     told = json.loads(Path("out.json").read_text())
     assert told["complete"]

@@ -59,7 +59,7 @@ def test_the_predicted_steps_are_where_training_turns(capsys: pytest.CaptureFixt
     printed = run_here("predict.py", capsys)
     assert len(re.findall(r"at 75% of it: loss 0\.\d+$", printed, re.M)) == 3
     assert printed.count("at 125% of it: diverges") == 3
-    assert [float(step) for step in re.findall(r"largest step ([\d.]+)", printed)] == [0.4211, 0.0113, 0.0020]
+    assert [float(rate) for rate in re.findall(r"largest learning rate ([\d.]+)", printed)] == [0.4211, 0.0113, 0.0020]
 
 
 def test_the_theory_tells_which_learning_rate_runs_off(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.fleets.simulated.fleet import SimulatedFleet as SimulatedFleet
     from paceline.learning.curvature import curvature as curvature
     from paceline.learning.task import Task as Task
-    from paceline.prediction.answer import predict as predict
-    from paceline.prediction.descent import Descent as Descent
+    from paceline.prediction.predict import Descent as Descent
+    from paceline.prediction.predict import predict as predict
     from paceline.prediction.profile import profile as profile
     from paceline.pruning.samplers import FinePruning as FinePruning
     from paceline.pruning.samplers import RandomPruning as RandomPruning
@@ -78,8 +78,7 @@ _NAMES = {
     "paceline.fleets.simulated.fleet": ("Network", "SimulatedFleet"),
     "paceline.learning.curvature": ("curvature",),
     "paceline.learning.task": ("Task",),
-    "paceline.prediction.answer": ("predict",),
-    "paceline.prediction.descent": ("Descent",),
+    "paceline.prediction.predict": ("Descent", "predict"),
     "paceline.prediction.profile": ("profile",),
     "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning", "WithIndices"),
     "paceline.storage.saved_models": ("load",),

@@ -14,11 +14,9 @@ from paceline.cli.main import main
 from paceline.config.file import Config, parse_config
 from paceline.core.errors import ConfigError
 from paceline.learning.curvature import Curvature
-from paceline.prediction.answer import Wishes, predict
-from paceline.prediction.answers import answer
-from paceline.prediction.descent import Descent, descent_of
-from paceline.prediction.inquiry import read_inquiry
-from paceline.prediction.rate_check import quick_curvature, step_warning
+from paceline.prediction.predict import Descent, descent_of, predict
+from paceline.prediction.rate_check import quick_curvature, rate_warning
+from paceline.prediction.sources import predict_all, read_source
 from paceline.theory import critical_step
 from paceline.trace.measure import measure
 from support.quadratic import quadratic
@@ -68,7 +66,7 @@ def test_a_fleet_alone_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert together["seconds_to_epsilon"]["value"] > 0
 
 
-def test_a_model_gives_steps(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_gives_learning_rates(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = rows(str(tiny), "--strategy", "ssgd", "--strategy", "lgc:quorum=2,blocks=4", "--margin", "0.25")
     synchronous, compensated = told["rows"]["ssgd"], told["rows"]["lgc:quorum=2,blocks=4"]
     found = told["looked_at"]["curvature"]
@@ -85,17 +83,30 @@ def test_a_model_gives_steps(tiny: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_what_is_predicted_happens() -> None:
-    """Linear regression, whose curvature stays: a fifth below the largest step ASGD converges, a quarter beyond not.
+    """Linear regression, whose curvature stays: a fifth below the largest rate ASGD converges, a quarter beyond not.
 
     Sixteen workers in turn, so that every gradient is 15 updates old; F(x) = (x - 1)^2 / 2, from x = 0.
     """
     fleet = pl.SimulatedFleet([pl.delays.Constant(1.0)] * 16)
     for momentum in (0.0, 0.9):
         found = predict(pl.Asynchronous(), fleet, descent=Descent(momentum), curvature=1.0)
-        assert found.largest_step is not None
-        assert found.largest_step.value == pytest.approx(critical_step(15, momentum), rel=5e-3)
+        assert found.largest_learning_rate is not None
+        assert found.largest_learning_rate.value == pytest.approx(critical_step(15, momentum), rel=5e-3)
         for share, ends in ((0.8, True), (1.25, False)):
-            assert ends == (abs(_after(momentum, share * found.largest_step.value)) < 1)
+            assert ends == (abs(_after(momentum, share * found.largest_learning_rate.value)) < 1)
+
+
+def test_a_task_brings_its_curvature_and_the_size_of_its_model() -> None:
+    """F(x) = (x - 1)^2 / 2: curvature 1, and with one worker every learning rate below 2 is stable."""
+    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0)], network=pl.Network(bandwidth=4.0))
+    found = predict("ssgd", fleet, task=quadratic(b=[1.0] * 16))
+    assert found.curvature == pytest.approx(1.0)
+    assert found.largest_learning_rate is not None
+    assert found.largest_learning_rate.value == pytest.approx(2.0)
+    assert found.runtime.seconds_per_update.value == pytest.approx(1.0 + 2 * 8 / 4.0)
+    assert predict("ssgd", fleet, curvature=4.0, message_bytes=0).runtime.updates_per_second.value == 1.0
+    with pytest.raises(ConfigError, match="a curvature of 0 bounds no learning rate"):
+        predict("ssgd", fleet, curvature=0.0)
 
 
 def _after(momentum: float, lr: float) -> float:
@@ -108,13 +119,13 @@ def _after(momentum: float, lr: float) -> float:
         batch_size=1,
         every=pl.Every(updates=900),
     )
-    return run.history[-1].loss - 1  # judging the quadratic tells x
+    return run.history[-1].loss - 1  # evaluating the quadratic gives x
 
 
 def test_the_time_to_an_error_is_that_of_the_recursion() -> None:
     """One worker, no momentum: x shrinks by 1 - 1/100 an update of 2 seconds in a direction 100 times flatter."""
     fleet = pl.SimulatedFleet([pl.delays.Constant(2.0)])
-    found = predict(pl.Synchronous(), fleet, wishes=Wishes(margin=0.5, epsilon=0.01, condition=100.0))
+    found = predict(pl.Synchronous(), fleet, margin=0.5, epsilon=0.01, condition=100.0)
     assert found.seconds_to_epsilon is not None
     assert found.seconds_to_epsilon.value == pytest.approx(2 * math.log(0.01) / math.log(0.99))
 
@@ -131,7 +142,7 @@ def test_a_recorded_run_is_a_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert told["rows"]["ssgd"]["updates_per_second"]["value"] < 1 / 2
     assert rows("run/trace.jsonl", "--strategy", "ssgd")["rows"].keys() == {"as recorded", "ssgd"}
     assert rows("run")["rows"].keys() == {"as recorded"}
-    fleet = read_inquiry(Path("run")).fleet
+    fleet = read_source(Path("run")).fleet
     assert fleet.network.latency == pytest.approx(0.05)
     assert fleet.medians[3] > 2 * fleet.medians[0]
 
@@ -150,7 +161,7 @@ def test_a_run_of_the_command_line_brings_its_model_along(tiny: Path) -> None:
         (["--epsilon", "0"], "epsilon=0 cannot be asked for: between 0 and 1"),
         (["--condition", "0.5"], "condition=0.5 cannot be asked for: at least 1"),
         (["--momentum", "1"], "a momentum of 1.0 never forgets"),
-        (["--curvature", "-3"], "a curvature of -3 bounds no step"),
+        (["--curvature", "-3"], "a curvature of -3 bounds no learning rate"),
         (["--strategy", "k-sgd:quorum=5"], "strategy 'k-sgd:quorum=5': a quorum of 5 does not fit 4 workers"),
         (["--strategy", "asgdd"], "unknown strategy 'asgdd': did you mean 'asgd'?"),
         (["--json", "out.txt"], "out.txt must end with .json"),
@@ -184,7 +195,7 @@ def test_a_trace_of_models_predicts_by_mini_batches(tmp_path: Path) -> None:
     """Workers of 1 s a mini-batch, recorded in pieces of 16: SSGD makes an update a second, averaging one in 16."""
     fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=4)
     pl.simulate(pl.ModelAveraging(every=16), fleet, pl.Stop(updates=20), trace=tmp_path / "trace.jsonl")
-    found = answer(read_inquiry(tmp_path, ["ssgd", "asgd", "ma:every=16"])).predictions
+    found = predict_all(read_source(tmp_path, ["ssgd", "asgd", "ma:every=16"])).by_strategy
     rates = {label: each.runtime.updates_per_second for label, each in found.items()}
     assert {label: rate.value for label, rate in rates.items()} == pytest.approx(
         {"as recorded": 1 / 16, "ssgd": 1.0, "asgd": 4.0, "ma:every=16": 1 / 16}
@@ -211,7 +222,7 @@ def test_missing_files_and_empty_traces_are_refused(
 def test_notes_say_what_the_numbers_leave_out(tiny: Path) -> None:
     changed(tiny, 'name = "SGD"', 'name = "Adam"')
     assert any(
-        "Adam scales its steps by itself" in note for note in rows(str(tiny), "--no-model", "-s", "ssgd")["notes"]
+        "Adam scales its updates by itself" in note for note in rows(str(tiny), "--no-model", "-s", "ssgd")["notes"]
     )
     changed(tiny, "[partition]", "[fleet.network]\nbandwidth = 1e6\n[partition]")
     assert any("messages have no size" in note for note in rows(str(tiny), "--no-model", "-s", "ssgd")["notes"])
@@ -238,11 +249,11 @@ def test_a_warning_has_the_numbers_and_only_where_it_is_due() -> None:
     measures = measure(pl.simulate(pl.Asynchronous(), fleet, pl.Stop(updates=5_500)))
     found = Curvature(value=2.0, error=0.0, converged=True, products=3, samples=256)
     limit = critical_step(10, 0.9) / 2
-    assert step_warning("asgd", tiny_config(0.9), 0.99 * limit, measures, found) is None
-    warning = step_warning("asgd", tiny_config(0.9), 0.1, measures, found)
+    assert rate_warning("asgd", tiny_config(0.9), 0.99 * limit, measures, found) is None
+    warning = rate_warning("asgd", tiny_config(0.9), 0.1, measures, found)
     assert warning is not None
     for part in (
-        "warning: asgd: the step 0.1 is beyond 0.0057,",
+        "warning: asgd: the learning rate 0.1 is beyond 0.0057,",
         "staleness (mean 10.0) and momentum 0.9",
         "below 0.0114",
         "curvature at the initial weights is 2 (256 samples)",
@@ -250,8 +261,8 @@ def test_a_warning_has_the_numbers_and_only_where_it_is_due() -> None:
     ):
         assert part in warning
     assert "\n" not in warning
-    assert step_warning("asgd", tiny_config(0.9, "RMSprop"), 0.1, measures, found) is None
-    assert step_warning("asgd", tiny_config(0.9), 0.1, measures, None) is None
+    assert rate_warning("asgd", tiny_config(0.9, "RMSprop"), 0.1, measures, found) is None
+    assert rate_warning("asgd", tiny_config(0.9), 0.1, measures, None) is None
 
 
 def test_the_quick_curvature_is_cheap_and_near() -> None:
@@ -265,7 +276,7 @@ def test_train_warns(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = ["train", str(tiny), "--strategy", "asgd", "--lr", "5"]
     assert main(train) == 0
     told = capsys.readouterr().err
-    assert re.fullmatch(r"warning: asgd: the step 5 is beyond 0\.\d+, .*\n", told)
+    assert re.fullmatch(r"warning: asgd: the learning rate 5 is beyond 0\.\d+, .*\n", told)
     assert main([*train, "--no-check-step"]) == 0
     assert capsys.readouterr().err == ""
     assert main([*train[:-1], "0.01"]) == 0

@@ -34,7 +34,9 @@ Strategies = Annotated[
     ),
 ]
 Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; auto for this machine's.")]
-CheckStep = Annotated[bool, typer.Option("--check-step/--no-check-step", help="Warn of a step beyond its limit.")]
+CheckStep = Annotated[
+    bool, typer.Option("--check-step/--no-check-step", help="Warn of a learning rate beyond its limit.")
+]
 
 
 def config_of(file: Path, chosen: Sequence[str] | None) -> "Config":

@@ -41,12 +41,27 @@ def compare(  # noqa: PLR0917 - typer names the options
     comparison = _run_all(config, processes, json_file)
     _show(comparison)
     if check_step:
-        from paceline.prediction.rate_check import warnings_of
-
-        for warning in warnings_of(comparison, processes, time.monotonic() - began):
+        for warning in _rate_warnings(comparison, processes, time.monotonic() - began):
             told(warning)
     _write(comparison, json_file, figure)
     typer.echo(_next_steps(file, comparison))
+
+
+def _rate_warnings(comparison: "Comparison", processes: int, seconds: float) -> list[str]:
+    """One for each strategy that is shown with a learning rate beyond its limit; the comparison took ``seconds``.
+
+    The curvature is found where the runs were, so that this process need not import torch.
+    """
+    from paceline.comparison.jobs import aside
+    from paceline.prediction.rate_check import quick_curvature, rate_warning
+
+    config = comparison.config
+    found = aside(processes, quick_curvature, config, config.seeds[0], seconds)
+    warnings = []
+    for entry in comparison.entries:
+        middle = sorted(entry.outcomes, key=lambda each: each.measures.mean_staleness)[len(entry.outcomes) // 2]
+        warnings.append(rate_warning(entry.label, config, entry.lr, middle.measures, found))
+    return [warning for warning in warnings if warning is not None]
 
 
 def _run_all(config: "Config", processes: int, json_file: Path | None) -> "Comparison":

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from paceline.learning.curvature import Curvature
-    from paceline.prediction.answers import Answers
+    from paceline.prediction.sources import Predictions
 
 
 def predict(  # noqa: PLR0917 - typer names the options
@@ -25,31 +25,30 @@ def predict(  # noqa: PLR0917 - typer names the options
     momentum: Annotated[float | None, typer.Option(help="Of plain SGD, instead of the file's optimizer.")] = None,
     curvature: Annotated[float | None, typer.Option(help="The largest of the loss, if you know it.")] = None,
     model: Annotated[bool, typer.Option("--model/--no-model", help="Look at the file's model.")] = True,
-    margin: Annotated[float, typer.Option(help="The recommended step, as a share of the largest.")] = 0.5,
+    margin: Annotated[float, typer.Option(help="The recommended learning rate, as a share of the largest.")] = 0.5,
     epsilon: Annotated[float, typer.Option(help="The time is that to this share of the first error ...")] = 0.01,
     condition: Annotated[float, typer.Option(help="... along a direction so many times flatter.")] = 100.0,
 ) -> None:
-    """Predict, without training: updates a second, staleness, and steps that are stable, each with its source."""
+    """Predict, without training: updates a second, staleness, and stable learning rates, each with its source."""
     from paceline.files import check_writable, write_atomically
-    from paceline.prediction.answer import Wishes
-    from paceline.prediction.answers import answer
-    from paceline.prediction.inquiry import read_inquiry
+    from paceline.prediction.predict import Goal
+    from paceline.prediction.sources import predict_all, read_source
 
-    wishes = Wishes(margin, epsilon, condition)
+    goal = Goal(margin, epsilon, condition)
     if json_file is not None:
         check_writable(json_file, ".json")
-    inquiry = read_inquiry(source or Path(__file__).parent.with_name("demo.toml"), strategy)
+    read = read_source(source or Path(__file__).parent.with_name("demo.toml"), strategy)
     with _watched() as progress:
-        answers = answer(inquiry, wishes, momentum=momentum, curvature=curvature, look=model, progress=progress)
-    _show(answers)
+        found = predict_all(read, goal, momentum=momentum, curvature=curvature, look_at_model=model, progress=progress)
+    _show(found)
     if json_file is not None:
-        write_atomically(json_file, json.dumps(answers.table(), allow_nan=False) + "\n")
+        write_atomically(json_file, json.dumps(found.table(), allow_nan=False) + "\n")
         typer.echo(f"Everything in numbers: {json_file}")
 
 
 @contextmanager
 def _watched() -> "Iterator[Callable[[Curvature], None] | None]":
-    """A line that tells how far the search for the curvature is, where somebody watches."""
+    """On a terminal, a line that says how far the search for the curvature is."""
     from paceline.comparison.tables import console
 
     terminal = console(stderr=True)
@@ -64,18 +63,18 @@ def _watched() -> "Iterator[Callable[[Curvature], None] | None]":
         yield progress
 
 
-def _show(answers: "Answers") -> None:
+def _show(found: "Predictions") -> None:
     from paceline.comparison.tables import console
     from paceline.prediction.table import SOURCES, STABLE, prediction_table, title
 
     terminal = console()
-    terminal.print(title(answers), markup=False)
+    terminal.print(title(found), markup=False)
     terminal.print()
-    terminal.print(prediction_table(answers.predictions, answers.descent, answers.wishes))
-    wishes = answers.wishes
+    terminal.print(prediction_table(found.by_strategy, found.descent, found.goal))
+    goal = found.goal
     time = (
-        f"Time to {wishes.epsilon:g}: until the mean error is that share of the first one, at the recommended step, "
-        f"in a direction {wishes.condition:g} times flatter than the sharpest; noise is left aside."
+        f"Time to {goal.epsilon:g}: until the mean error is that share of the first one, at the recommended rate, "
+        f"in a direction {goal.condition:g} times flatter than the sharpest; noise is left aside."
     )
-    for line in (STABLE, time, SOURCES, *answers.notes()):
+    for line in (STABLE, time, SOURCES, *found.notes()):
         terminal.print(line, style="dim", markup=False)

@@ -216,12 +216,12 @@ def _config(table: dict[str, Any]) -> Config:
     sections: dict[str, Any] = {
         "task": build(TaskChoice, as_table(table["task"], "task"), "task"),
         "fleet": read_fleet(as_table(table["fleet"], "fleet")),
-        "strategies": _strategies(table["strategy"]),
-        "optimizer": _chosen(table["optimizer"], "optimizer"),
+        "strategies": read_strategies(table["strategy"]),
+        "optimizer": read_chosen(table["optimizer"], "optimizer"),
         "stop": build(Stop, as_table(table["stop"], "stop"), "stop"),
     }
     if "scheduler" in table:
-        sections["scheduler"] = _chosen(table["scheduler"], "scheduler")
+        sections["scheduler"] = read_chosen(table["scheduler"], "scheduler")
     for key, kind in (("tune", Tune), ("every", Every), ("checkpoint", Every)):
         if key in table:
             sections[key] = build(kind, as_table(table[key], key), key)
@@ -232,14 +232,16 @@ def _config(table: dict[str, Any]) -> Config:
     return Config(**sections, **{key: read_value(kind, table[key], key) for key, kind in plain.items() if key in table})
 
 
-def _strategies(value: Any) -> tuple[StrategyChoice, ...]:
+def read_strategies(value: Any) -> tuple[StrategyChoice, ...]:
+    """One strategy, or a list of them, as a TOML file has them."""
     listed = value if isinstance(value, list) else [value]
     if not listed:
         raise ConfigError('strategy: the list is empty: name at least one, such as strategy = ["ssgd"]')
     return tuple(read_strategy(each, f"strategy[{number}]") for number, each in enumerate(listed))
 
 
-def _chosen(value: Any, where: str) -> Chosen:
+def read_chosen(value: Any, where: str) -> Chosen:
+    """A class of torch with its options, as a TOML file has them."""
     table = dict(as_table(value, where))
     if not isinstance(name := table.pop("name", None), str):
         raise ConfigError(f"{where}: name must be the name of a class of torch, not {shown(name)}")

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from paceline.prediction.answer import TAIL, Prediction, Wishes
-from paceline.prediction.answers import Answers
-from paceline.prediction.descent import Descent
+from paceline.prediction.predict import TAIL, Descent, Goal, Prediction
+from paceline.prediction.sources import Predictions
 from paceline.theory.estimate import Estimate
 
 SOURCES = (
@@ -16,11 +15,11 @@ SOURCES = (
 )
 STABLE = (
     "Limits: stable in mean square, near an optimum, for ages drawn independently. The curvature is that of the "
-    "initial weights; it changes on the way."
+    "initial weights; it changes on the way. Rates are learning rates."
 )
 
 
-def prediction_table(predictions: Mapping[str, Prediction], descent: Descent, wishes: Wishes) -> Table:
+def prediction_table(predictions: Mapping[str, Prediction], descent: Descent, goal: Goal) -> Table:
     """One row a strategy."""
     table = Table(pad_edge=False, box=None, header_style="bold", padding=(0, 2, 1, 0))
     table.add_column("strategy", overflow="fold", max_width=30)
@@ -29,11 +28,11 @@ def prediction_table(predictions: Mapping[str, Prediction], descent: Descent, wi
         "updates\na second",
         f"staleness\nmean / {TAIL:.0%}",
         "wasted\nwork",
-        "limit of step x\ncurvature",
+        "limit of rate x\ncurvature",
         f"limit {momentum.replace(' momentum', chr(10) + 'momentum')}",
-        "largest\nstep",
-        f"recommended\n({wishes.margin:.0%} of it)",
-        f"time to\n{wishes.epsilon:g}",
+        "largest\nrate",
+        f"recommended\n({goal.margin:.0%} of it)",
+        f"time to\n{goal.epsilon:g}",
     ):
         table.add_column(heading, justify="right")
     for label, prediction in predictions.items():
@@ -51,8 +50,8 @@ def _cells(prediction: Prediction) -> list[str]:
         f"{waste.value:.0%}\n{_under(waste.source)}",
         _cell(prediction.limit),
         _cell(prediction.limit_as_optimized),
-        _cell(prediction.largest_step),
-        _cell(prediction.recommended),
+        _cell(prediction.largest_learning_rate),
+        _cell(prediction.recommended_learning_rate),
         _cell(prediction.seconds_to_epsilon, unit=" s"),
     ]
 
@@ -70,16 +69,15 @@ def _under(source: str) -> str:
     return f"[dim]{first if first == second or not second else source}[/]"
 
 
-def title(answers: Answers) -> str:
+def title(found: Predictions) -> str:
     """What the numbers are about."""
-    inquiry, looked = answers.inquiry, answers.looked
-    told = f"{inquiry.source}: {inquiry.fleet.workers} workers"
-    if looked is not None and answers.curvature == looked.curvature.value:
-        found = looked.curvature
+    about = f"{found.source.name}: {found.source.fleet.workers} workers"
+    if found.model is not None and found.curvature == found.model.curvature.value:
+        curvature = found.model.curvature
         return (
-            f"{told}; largest curvature of the model's loss {found.value:.4g} (+- {found.error:.1g}), from "
-            f"{found.products} products on {found.samples:,} samples"
+            f"{about}; largest curvature of the model's loss {curvature.value:.4g} (+- {curvature.error:.1g}), from "
+            f"{curvature.products} products on {curvature.samples:,} samples"
         )
-    if answers.curvature is not None:
-        return f"{told}; largest curvature {answers.curvature:.4g}, as given"
-    return f"{told}; no curvature is known, so steps are told times curvature only"
+    if found.curvature is not None:
+        return f"{about}; largest curvature {found.curvature:.4g}, as given"
+    return f"{about}; no curvature is known, so learning rates are given times curvature only"
