@@ -218,6 +218,17 @@ def test_help_and_version_import_nothing_heavy() -> None:
     assert "paceline 0." in done.stdout
 
 
+def test_the_demo_without_scikit_learn_says_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['sklearn'] = None; from paceline.cli.main import main;"
+        "sys.exit(main(['compare', '--jobs', '1', '--figure', 'curves.png']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("the data set \"digits\" needs scikit-learn: pip install 'paceline[demo]'\n")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_simulated_file_can_be_trained_on_processes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changed(tiny, "value = 3.0", "value = 0.03")
     tiny.write_text(tiny.read_text().replace("median = 1.0", "median = 0.01").replace("seconds = 12", "updates = 30"))

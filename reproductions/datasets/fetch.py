@@ -1,7 +1,7 @@
 """Public data sets, fetched as their authors published them.
 
 A file is downloaded as ``NAME.partial`` and gets its own name only when its size and its SHA-256 are right. What an
-interrupted download left is gone on with, from any mirror. Standard library only.
+interrupted download left is continued, from any mirror. Standard library only.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class Patience:
 
 
 class _Broken(Exception):
-    """A transfer that may go on at the next attempt."""
+    """A transfer that the next attempt may continue."""
 
 
 class _Refused(Exception):
@@ -55,7 +55,7 @@ def fetch(name: str, to: Path | str, base_url: str | None = None, progress: Prog
     """Bring a data set into ``to/name`` and return that folder; what is there already, and right, is left alone.
 
     ``base_url`` is a folder of the web that has the files, instead of the public ones. ``progress(file, bytes,
-    of_bytes)`` is told of every piece.
+    of_bytes)`` is called for every piece.
     """
     check_name(name)
     if base_url is not None and not (base_url.startswith(("http://", "https://")) and urlsplit(base_url).hostname):
@@ -143,7 +143,7 @@ class _Source:
                 return partial
             troubles.append(f"{urlsplit(mirror).netloc}: {trouble}")
         kept = _length(partial)
-        rest = f" ({kept:,} of {file.size:,} bytes are kept: the same command goes on from there)" if kept else ""
+        rest = f" ({kept:,} of {file.size:,} bytes are kept: the same command continues from there)" if kept else ""
         raise ConfigError(f"cannot fetch {file.name}: {'; '.join(troubles)}{rest}")
 
     def _from_mirror(self, url: str, file: PublishedFile, partial: Path) -> str | None:
@@ -172,7 +172,7 @@ class _Source:
             inherited, furthest = False, 0  # what was there before may have been wrong: all of it from this mirror
 
     def _transfer(self, url: str, file: PublishedFile, partial: Path) -> None:
-        """Go on with the partial file until it is as long as the file; from the start if the server will have it so."""
+        """Continue the partial file to its end, or begin again if the server sends the whole file."""
         begin = _length(partial)
         if begin >= file.size:
             return
@@ -207,7 +207,7 @@ def _answer(request: Request, timeout: float, partial: Path) -> HTTPResponse:
         error.close()
         if error.code == 416:  # there is nothing after what we have: then that is no part of this file
             partial.unlink()
-            raise _Broken("it cannot go on with what is there") from None
+            raise _Broken("it cannot continue what is there") from None
         kind = _Broken if error.code in PASSING else _Refused
         raise kind(f"HTTP {error.code} {error.reason}".strip()) from None
     except URLError as error:

@@ -72,7 +72,7 @@ def pruned_seconds(n: int, n_prune: int, batch_seconds: float, b_prune: float, o
 
 
 def pruned_seconds_corrected(n: int, batch_seconds: float, b_prune: float, overhead: float) -> float:
-    r"""Formula 6 corrected: $n\,T\,b_\text{prune} + n\,t_0$, for losses are watched in every epoch."""
+    r"""Formula 6 corrected: $n\,T\,b_\text{prune} + n\,t_0$, for losses are observed in every epoch."""
     return n * batch_seconds * b_prune + n * overhead
 
 

@@ -1,6 +1,6 @@
 """What *Group SGD* claims, checked.
 
-The paper's losses are only in its figures, and how long it trained is not told. So its claims about training are
+The paper's losses are only in its figures, and it does not say how long it trained. So its claims about training are
 orders. How they are checked was settled before the runs:
 
 - At the end, an order must be there in every seed: the seeds share no data order, so it is not one draw's luck.

@@ -20,8 +20,9 @@ from math import sqrt
 from statistics import fmean
 from typing import Any, Literal
 
-from paceline import FastestK, LiveCompensation, SimulatedFleet, Stop, Strategy, Synchronous, simulate
+from paceline import FastestK, LiveCompensation, SimulatedFleet, Stop, Synchronous, simulate
 from paceline.delays import ShiftedExponential
+from paceline.strategy import Strategy
 from paceline.theory.runtime.order_statistics import exponential_order_statistic
 from paceline.trace.reading import Trace
 from reproductions.pipeline.claims import Claim, within

@@ -16,20 +16,10 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 
-from paceline import (
-    Every,
-    FastestK,
-    LiveCompensation,
-    Pathological,
-    SimulatedFleet,
-    Stop,
-    Strategy,
-    Synchronous,
-    Task,
-    train,
-)
+from paceline import Every, FastestK, LiveCompensation, Pathological, SimulatedFleet, Stop, Synchronous, Task, train
 from paceline.delays import Delay, Empirical, ShiftedExponential
 from paceline.randomness import stream
+from paceline.strategy import Strategy
 from reproductions.datasets.cifar import ChannelsLast, cifar10
 from reproductions.lgc.timing import BLOCKS, MEAN, QUORUM, SHIFT, WORKERS
 from reproductions.models.convolutional import lenet, vgg11

@@ -1,4 +1,4 @@
-"""Downloads that break off, go on, and are never half there: against a server of our own."""
+"""Downloads that break off, continue, and are never half there: against a server of our own."""
 
 import hashlib
 import io
@@ -145,15 +145,15 @@ def files_in(folder: Path) -> dict[str, bytes]:
 WHOLE = {"numbers/numbers.gz": CONTENT}
 
 
-def test_a_file_is_fetched_and_every_piece_is_told(tmp_path: Path, server: Serve) -> None:
+def test_a_file_is_fetched_and_every_piece_is_reported(tmp_path: Path, server: Serve) -> None:
     how = server(Behaviour())
-    told: list[tuple[str, int, int]] = []
-    folder = fetch_published(NUMBERS, tmp_path, mirrors=[how.url], progress=lambda *each: told.append(each))
+    reported: list[tuple[str, int, int]] = []
+    folder = fetch_published(NUMBERS, tmp_path, mirrors=[how.url], progress=lambda *each: reported.append(each))
     assert folder == tmp_path / "numbers"
     assert files_in(tmp_path) == WHOLE
-    assert told[0] == ("numbers.gz", 0, len(CONTENT))
-    assert told[-1] == ("numbers.gz", len(CONTENT), len(CONTENT))
-    assert told == sorted(told)
+    assert reported[0] == ("numbers.gz", 0, len(CONTENT))
+    assert reported[-1] == ("numbers.gz", len(CONTENT), len(CONTENT))
+    assert reported == sorted(reported)
 
 
 def test_a_connection_that_breaks_off_half_way_is_gone_on_with(tmp_path: Path, server: Serve) -> None:
@@ -202,7 +202,7 @@ def test_a_server_that_ignores_ranges_and_always_breaks_off_is_given_up(tmp_path
 
 def test_a_fetch_that_failed_keeps_its_part_and_the_next_goes_on(tmp_path: Path, server: Serve) -> None:
     how = server(Behaviour(breaks=(HALF, 0)))
-    with pytest.raises(ConfigError, match=r"\(128,000 of 256,000 bytes are kept: the same command goes on from there"):
+    with pytest.raises(ConfigError, match=r"\(128,000 of 256,000 bytes are kept: the same command continues"):
         get(tmp_path, how)
     assert files_in(tmp_path) == {"numbers/numbers.gz.partial": CONTENT[:HALF]}
     again = server(Behaviour())
@@ -297,7 +297,7 @@ def test_a_part_that_is_long_enough_is_checked_without_asking(tmp_path: Path, se
 @pytest.mark.parametrize("announces", [True, False])
 def test_something_of_another_size_is_refused(tmp_path: Path, server: Serve, content: bytes, announces: bool) -> None:
     how = server(Behaviour(content=content, announces=announces))
-    with pytest.raises(ConfigError, match=r"its file has \d+ bytes, not the 256000|sends more than|cannot go on"):
+    with pytest.raises(ConfigError, match=r"its file has \d+ bytes, not the 256000|sends more than|cannot continue"):
         get(tmp_path, how)
     assert not (tmp_path / "numbers/numbers.gz").exists()
 
@@ -373,7 +373,7 @@ def test_no_folders_are_left_where_nothing_came(tmp_path: Path, server: Serve) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_in_the_place_of_the_folder_is_told(tmp_path: Path, server: Serve) -> None:
+def test_a_file_in_the_place_of_the_folder_is_reported(tmp_path: Path, server: Serve) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(ConfigError, match=r"cannot write to .*taken/numbers: Not a directory"):
         get(tmp_path / "taken", server(Behaviour()))
@@ -393,7 +393,7 @@ def test_two_fetches_do_not_write_to_the_same_part(tmp_path: Path, server: Serve
         os.close(other)
 
 
-def test_an_unknown_name_or_address_is_told() -> None:
+def test_an_unknown_name_or_address_is_reported() -> None:
     with pytest.raises(ConfigError, match="no data set 'minst': did you mean 'mnist'"):
         fetch("minst", "anywhere")
     with pytest.raises(ConfigError, match="'file:///etc' is no address to fetch from"):

@@ -62,7 +62,7 @@ def test_nin_has_nine_convolutions_and_its_parameters(width: float, count: int) 
 
 
 def test_weights_of_nin_are_drawn_anew_as_they_were_at_first() -> None:
-    """7,200 weights: a standard deviation of them is told to 1 %."""
+    """7,200 weights: their standard deviation is known to 1 %."""
     torch.manual_seed(0)
     convolution = nin(1 / 8)[8]
     assert isinstance(convolution, nn.Conv2d)
