@@ -57,11 +57,11 @@ def first_step() -> float:
     began = time.monotonic()
     at: list[float] = []
 
-    def judge(model: torch.nn.Module) -> dict[str, float]:
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
         at.append(time.monotonic() - began)
         return {"loss": 0.0}
 
-    train("LeNet", pl.Synchronous(), 1, evaluate=judge)
+    train("LeNet", pl.Synchronous(), 1, evaluate=evaluate)
     return at[1]
 
 
@@ -112,13 +112,13 @@ def memory(strategy: pl.strategy.Strategy) -> float:
     used: list[float] = []
     weights = sum(p.numel() * p.element_size() for p in CASES["MLP of 10 M"].make().parameters())
 
-    def judge(model: torch.nn.Module) -> dict[str, float]:
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
         lines = Path("/proc/self/smaps").read_text().split("memfd:paceline")[1:]
         used.append(sum(1024 * int(text.split("Rss:")[1].split()[0]) for text in lines))
         return {"loss": 0.0}
 
     data = sum(t.numel() * t.element_size() for t in CASES["MLP of 10 M"].data())
-    train("MLP of 10 M", strategy, 12, evaluate=judge, slow={3: 3.0})
+    train("MLP of 10 M", strategy, 12, evaluate=evaluate, slow={3: 3.0})
     return (used[-1] - data) / weights + 1
 
 

@@ -78,14 +78,14 @@ def alternatives(make: Callable[[], nn.Module], shape: tuple[int, ...], updates:
     fleet = pl.SimulatedFleet(delays, workers=WORKERS, threads=torch.get_num_threads())
     judged: list[float] = []
 
-    def judge(model: nn.Module) -> dict[str, float]:
+    def evaluate(model: nn.Module) -> dict[str, float]:
         judged.append(time.perf_counter())
         return {"loss": 0.0}
 
     def simulated() -> float:
         judged.clear()
         pl.train(
-            pl.Task(model, cross_entropy, (inputs, targets), evaluate=judge), strategy=pl.Synchronous(), fleet=fleet,
+            pl.Task(model, cross_entropy, (inputs, targets), evaluate=evaluate), strategy=pl.Synchronous(), fleet=fleet,
             optimizer=lambda p: torch.optim.SGD(p, lr=0.01), batch_size=BATCH, progress=False,
             stop=pl.Stop(updates=BEFORE + updates), every=pl.Every(updates=BEFORE),
         )  # fmt: skip

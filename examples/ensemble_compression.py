@@ -34,7 +34,7 @@ def main() -> None:
         train=(x[:1000], y[:1000]),
         test=(x[1000:], y[1000:]),
     )
-    judge = task.judge()
+    judge = task.evaluator()
     fleet = paceline.SimulatedFleet(
         delays=[LogNormal(median=0.01, sigma=0.2)] * 3 + [LogNormal(median=0.02, sigma=0.2)],
         network=paceline.Network(latency=0.001, bandwidth=1e6),

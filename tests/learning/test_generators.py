@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 import paceline as pl
 from paceline.core.messages import Ticket
-from paceline.learning.generators import Generators, PieceNumbers, own_generators, piece_seed, seed_generators
+from paceline.learning.generators import Generators, WorkNumbers, own_generators, seed_generators, work_seed
 from support.digits import weights
 from support.shaken import Shaken
 
@@ -165,20 +165,20 @@ def test_generators_are_put_aside_and_taken_up_where_they_stood() -> None:
 
 
 def test_seeds_of_pieces_do_not_meet() -> None:
-    seeds = {piece_seed(seed, worker, number) for seed in range(5) for worker in range(20) for number in range(50)}
+    seeds = {work_seed(seed, worker, number) for seed in range(5) for worker in range(20) for number in range(50)}
     assert len(seeds) == 5 * 20 * 50
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert piece_seed(1, 11, 1) != piece_seed(11, 1, 1) != piece_seed(1, 1, 11)
+    assert work_seed(1, 11, 1) != work_seed(11, 1, 1) != work_seed(1, 1, 11)
 
 
 def test_a_piece_that_is_dropped_gives_its_number_to_the_next_and_no_two_pieces_share_one() -> None:
-    numbers = PieceNumbers()
+    numbers = WorkNumbers()
     first, second, other, third, fourth = (Ticket(serial, int(serial == 2), 0) for serial in range(5))
     assert [numbers.give(first), numbers.give(second), numbers.give(other)] == [0, 1, 0]
     numbers.take_back(second)
     assert numbers.give(third) == 1
     numbers.take_back(first)  # the worker has a later piece: its number stays taken
-    taken_up = PieceNumbers()
+    taken_up = WorkNumbers()
     taken_up.restore(numbers.state())
     for each in (numbers, taken_up):
         each.take_back(third)

@@ -74,7 +74,7 @@ def test_an_evaluation_is_the_loss_of_all_samples_at_once(name: str) -> None:
     task = pl.Task(net, loss, train=data(8), test=(x, y))
     with torch.no_grad():
         expected = float(loss(net(x), y))
-    assert task.judge()(net)[0] == pytest.approx(expected, rel=1e-5)
+    assert task.evaluator()(net)[0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_target_that_is_ignored_is_neither_right_nor_wrong() -> None:
@@ -82,7 +82,7 @@ def test_a_target_that_is_ignored_is_neither_right_nor_wrong() -> None:
     net = model()
     told = y >= 0
     expected = float((net(x).argmax(dim=1) == y)[told].double().mean())
-    assert pl.Task(net, functional.cross_entropy, train=(x, y)).judge()(net)[1] == pytest.approx(expected, rel=1e-6)
+    assert pl.Task(net, functional.cross_entropy, train=(x, y)).evaluator()(net)[1] == pytest.approx(expected, rel=1e-6)
 
 
 def test_pixels_that_are_ignored_weigh_nothing() -> None:
@@ -223,11 +223,11 @@ def row_of(
         own.copy_(value.detach())
     work = GradientWork(net, parameters, samples, SampleLoss(loss, samples))
     for _ in range(2):  # the second time it is known what kind of loss it is
-        made, brought = work.compute(
+        made, report = work.compute(
             arena[0], arena[1], np.array(batch), units=units, seed=0, go_on=lambda block: block < done
         )
         assert made == done
-    mean = brought.loss_sum / brought.loss_weight if brought.loss_weight else float("nan")
+    mean = report.loss_sum / report.loss_weight if report.loss_weight else float("nan")
     return torch.cat([values.flatten() for values in arena[1].parameters]), mean
 
 
@@ -240,8 +240,8 @@ def test_a_worker_that_is_recalled_before_its_first_block_brings_nothing() -> No
     samples = TensorSamples(x, y)
     work = GradientWork(net, parameters, samples, SampleLoss(functional.cross_entropy, samples))
     for units in (1, 4):
-        made, brought = work.compute(arena[0], arena[1], np.arange(8), units=units, seed=0, go_on=lambda _: False)
-        assert (made, brought.losses, brought.loss_sum, brought.norm, brought.loss_weight) == (0, 0, 0.0, 0.0, 0.0)
+        made, report = work.compute(arena[0], arena[1], np.arange(8), units=units, seed=0, go_on=lambda _: False)
+        assert (made, report.losses, report.loss_sum, report.norm, report.loss_weight) == (0, 0, 0.0, 0.0, 0.0)
         assert not any(values.any() for values in arena[1].parameters)
 
 

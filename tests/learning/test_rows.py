@@ -111,7 +111,7 @@ class Timing:
 
 
 def kind_of(promise: Promise) -> str:
-    return "row" if promise.source == promise.row else "slot" if promise.source < MODEL_SLOTS else "refuge"
+    return "row" if promise.source == promise.slot else "slot" if promise.source < MODEL_SLOTS else "refuge"
 
 
 PROMPT = Timing("slot", holds_slot=False, holds_other=False, interrupted=False)

@@ -30,7 +30,7 @@ class Evaluator:
         self.server = server
         self.staleness = Staleness()
         self.history: list[Row] = []
-        self._judge = task.judge()
+        self._judge = task.evaluator()
         self._agenda = Interval(every)
         self._overdue: float | None = None  # when the model was to be judged, and could not be
         self._callbacks = callbacks

@@ -101,7 +101,7 @@ def train(
     _check_together(strategy, fleet, batch_size)
     _refuse_without(directory, tensorboard=tensorboard, checkpoint=checkpoint, resume=resume)
     with own_generators(seed):  # data sets may draw random numbers when they are looked at
-        if stop.target is not None and math.isnan(task.judge()(task.model)[1]):
+        if stop.target is not None and math.isnan(task.evaluator()(task.model)[1]):
             raise ConfigError(f"a target of {stop.target} can never be reached: the evaluation tells no accuracy")
         shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
     settings = settings_of(

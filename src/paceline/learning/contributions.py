@@ -16,7 +16,7 @@ from paceline.core.codec import plain_ticket, ticket_from, whole
 from paceline.core.messages import Ticket
 from paceline.data.batches import Losses
 from paceline.data.partition import Indices
-from paceline.learning.arena.arena import Brought
+from paceline.learning.arena.arena import Report
 from paceline.learning.model_state import BufferChange
 
 Weights = Mapping[Ticket, Fraction]
@@ -116,15 +116,15 @@ class Promise:
     """A ticket that is not settled, of a worker that shares memory with the server."""
 
     __slots__ = (
-        "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "number", "row", "samples", "source",
+        "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "number", "samples", "slot", "source",
         "unused", "used",
     )  # fmt: skip
 
-    def __init__(self, indices: Indices, row: int, source: int, number: int = 0, began: Sequence[Any] = ()) -> None:
+    def __init__(self, indices: Indices, slot: int, source: int, number: int = 0, began: Sequence[Any] = ()) -> None:
         self.indices = indices
         self.number = number  # counts the work that its worker was given
         self.began = began  # the buffers that it was given to begin with
-        self.row = row  # the slot that its worker writes to
+        self.slot = slot  # the slot that its worker writes to
         self.source = source  # the slot with its weights
         self.samples = len(indices)  # computed
         self.handed_in = False
@@ -140,12 +140,12 @@ class SharedContributions(Contributions, Protocol):
 
     def promised(self, ticket: Ticket, /) -> Promise: ...
 
-    def hand_in(self, ticket: Ticket, brought: Brought, /) -> None:
+    def hand_in(self, ticket: Ticket, report: Report, /) -> None:
         """A worker has written what it computed."""
         ...
 
     def halt(self, ticket: Ticket, /) -> None:
-        """It will not be handed in; its worker may go on writing until it is given other work."""
+        """It will not be handed in; its worker may continue writing until it is given other work."""
         ...
 
     def forget_worker(self, worker: int, /) -> None:

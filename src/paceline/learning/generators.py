@@ -1,7 +1,7 @@
 """The random numbers that models, data sets and losses draw: the global generators of torch, numpy and Python.
 
-What a worker draws depends on the run's seed, the worker, and how many pieces of work it did before: not on who else
-works, in which order they arrive, or in which process. So all three generators are seeded for each piece of work.
+What a worker draws depends on the run's seed, the worker, and how much work it was given before: not on who else
+works, in which order they arrive, or in which process. So all three generators are seeded for each ticket.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ from paceline.core.stateful import State
 CPU = torch.device("cpu")
 
 
-class PieceNumbers:
-    """Numbers the pieces of work of each worker, from 0 on.
+class WorkNumbers:
+    """Numbers the tickets of each worker, from 0 on.
 
-    A piece that is dropped does not count if it is the worker's last one: its mini-batch goes back, is drawn again, and
-    then meets the same random numbers. So a worker that is lost, or a run that is resumed, changes nothing.
+    A ticket that is dropped does not count if it is the worker's last one: its mini-batch goes back, is drawn again,
+    and then meets the same random numbers. So a worker that is lost, or a run that is resumed, changes nothing.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class PieceNumbers:
         self._last: dict[int, Ticket] = {}
 
     def give(self, ticket: Ticket) -> int:
-        """The number of a piece that is given out."""
+        """The number of a ticket that is given out."""
         worker = ticket.worker
         number = self._next.get(worker, 0)
         self._next[worker] = number + 1
@@ -54,11 +54,11 @@ class PieceNumbers:
         self._next = {whole(worker): whole(number) for worker, number in state["next"]}
         self._last = {ticket.worker: ticket for ticket in map(ticket_from, state["last"])}
         if any(not self._next.get(worker) for worker in self._last):
-            raise ValueError("a worker cannot have a last piece of work without a number")
+            raise ValueError("a worker cannot have a last ticket without a number")
 
 
-def piece_seed(seed: int, worker: int, number: int) -> int:
-    """Of a worker's piece of work with this number, wherever it is computed; below 2^63."""
+def work_seed(seed: int, worker: int, number: int) -> int:
+    """The seed of a worker's ticket with this number, wherever it is computed; below 2^63."""
     digest = hashlib.blake2b(f"{seed} {worker} {number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -117,7 +117,7 @@ class Generators:
         torch.set_rng_state(state["cpu"])
         if state["device"] is not None:
             torch.get_device_module(self._device).set_rng_state(state["device"], self._device)
-        if "numpy" in state:  # otherwise it was put aside before numpy's and Python's counted
+        if "numpy" in state:  # older checkpoints have neither numpy's nor Python's
             key, position, has_gauss, gauss = (state["numpy"][name] for name in ("key", "pos", "has gauss", "gauss"))
             np.random.set_state(("MT19937", key.astype(np.uint32), whole(position), whole(has_gauss), real(gauss)))
             of_python = state["python"]

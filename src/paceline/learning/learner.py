@@ -10,7 +10,7 @@ from paceline.core.messages import Joined, Left, Step, Ticket
 from paceline.core.stateful import State
 from paceline.data.batches import Batches, ObservesLosses, ObservesMembership
 from paceline.learning.contributions import Contributions, Evaluated, pack_tickets, unpack_tickets
-from paceline.learning.generators import PieceNumbers
+from paceline.learning.generators import WorkNumbers
 from paceline.learning.optimizers import check_as_made
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Server:
         self._workers = workers
         self._made = made  # the settings that the optimizer was made with
         self._kept: set[Ticket] = set()
-        self._numbers = PieceNumbers()
+        self._numbers = WorkNumbers()
         self._non_finite_in_a_row = 0
         self._loss_sum, self._loss_weight = 0.0, 0.0
 

@@ -1,4 +1,4 @@
-"""A model's weights and buffers as something that can be put aside and put back without copying."""
+"""A model's weights and buffers as something that can be swapped out and in without copying."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -117,7 +117,7 @@ class ModelState:
             yield name, tensor.data
 
     def snapshot_from(self, state: Mapping[str, Any]) -> Snapshot:
-        """A snapshot that was put aside, laid out in memory as the model is."""
+        """A snapshot of a checkpoint, laid out in memory as the model is."""
         present = self.view()
         return Snapshot(like(present.parameters, state["parameters"]), like(present.buffers, state["buffers"]))
 

@@ -276,7 +276,7 @@ def _check_values(values: Mapping[str, Any]) -> None:
 
 
 def _rehearse(trial: Optimizer) -> None:
-    """Step once with a gradient of 0: whatever it cannot go on with raises an error now."""
+    """Step once with a gradient of 0: whatever it cannot continue with raises an error now."""
     if isinstance(trial, torch.optim.LBFGS):  # it would ask for the loss
         return
     for group in trial.param_groups:
@@ -286,7 +286,7 @@ def _rehearse(trial: Optimizer) -> None:
 
 
 def as_made(optimizer: Optimizer, scheduler: LRScheduler | None) -> dict[str, Any]:
-    """The settings of a new optimizer and its scheduler, by which another run's are told apart."""
+    """The settings of a new optimizer and its scheduler, which must be the same when a run is resumed."""
     settings: dict[str, Any] = {"optimizer": type(optimizer).__name__}
     for number, group in enumerate(optimizer.param_groups):
         where = "optimizer" if len(optimizer.param_groups) == 1 else f"optimizer, group {number}"
@@ -298,7 +298,7 @@ def as_made(optimizer: Optimizer, scheduler: LRScheduler | None) -> dict[str, An
 
 
 def check_as_made(made: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Refuse to go on with other settings: they would be ignored."""
+    """Refuse to resume with other settings: they would be ignored."""
     for name in dict.fromkeys([*saved, *made]):
         before, now = saved.get(name), made.get(name)
         if not _same(before, now):

@@ -1,6 +1,7 @@
-"""What the user brings: a model, a loss, data, and a way to judge the result."""
+"""What the user gives: a model, a loss, data, and how the result is evaluated."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ log = logging.getLogger("paceline")
 
 @dataclass(frozen=True)
 class Task:
-    """Train ``model`` to a small ``loss(outputs, targets)`` on ``train``; judge it on ``test``.
+    """Train ``model`` to a small ``loss(outputs, targets)`` on ``train``; evaluate it on ``test``.
 
     Data are pairs of tensors or numpy arrays, or map-style datasets of (input, target). ``evaluate`` replaces the
-    usual judgement (mean loss and, for class labels, accuracy on ``test``, or on ``train`` without one): it takes the
+    usual evaluation (mean loss and, for class labels, accuracy on ``test``, or on ``train`` without one): it takes the
     model in eval mode and returns a mapping with ``loss`` and ``accuracy``. Where ``train`` augments its samples,
     ``unaugmented`` are the same ones as they are, for methods that label them by a model. The model is copied for every
     run; yours stays as it is. It is trained on the device that its parameters are on; modules of it that are in eval
@@ -65,7 +66,12 @@ class Task:
         return plain
 
     def judge(self) -> Callable[[nn.Module], tuple[float, float]]:
-        """A function from a model to its (loss, accuracy); an accuracy that cannot be told is NaN."""
+        """The former name of ``evaluator``."""
+        warnings.warn("Task.judge() is now Task.evaluator()", DeprecationWarning, stacklevel=2)
+        return self.evaluator()
+
+    def evaluator(self) -> Callable[[nn.Module], tuple[float, float]]:
+        """A function from a model to its (loss, accuracy); an accuracy that is not known is NaN."""
         if self.evaluate is not None:
             own = self.evaluate
             return lambda model: _in_eval_mode(model, lambda: _pick(own(model)))
@@ -73,10 +79,10 @@ class Task:
         loss = SampleLoss(self.loss, data)
         modules = [self.loss] if isinstance(self.loss, nn.Module) else []
 
-        def judge(model: nn.Module) -> tuple[float, float]:
+        def evaluate(model: nn.Module) -> tuple[float, float]:
             return _in_eval_mode(model, lambda: loss_and_accuracy(model, data, loss))
 
-        return (lambda model: _in_eval_mode(modules[0], lambda: judge(model))) if modules else judge
+        return (lambda model: _in_eval_mode(modules[0], lambda: evaluate(model))) if modules else evaluate
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -89,9 +95,9 @@ def _pick(values: Mapping[str, float]) -> tuple[float, float]:
     return float(values.get("loss", float("nan"))), float(values.get("accuracy", float("nan")))
 
 
-def _in_eval_mode(model: nn.Module, judge: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+def _in_eval_mode(model: nn.Module, evaluate: Callable[[], tuple[float, float]]) -> tuple[float, float]:
     with eval_mode(model), torch.no_grad():
-        return judge()
+        return evaluate()
 
 
 @contextmanager

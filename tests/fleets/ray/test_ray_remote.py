@@ -26,7 +26,7 @@ from paceline.fleets.ray.remote import (
     chunks_of,
     split,
 )
-from paceline.learning.arena.arena import Brought, Layout, ParameterArena
+from paceline.learning.arena.arena import Layout, ParameterArena, Report
 from paceline.learning.arena.blobs import Blobs
 
 
@@ -89,7 +89,7 @@ class Remote:
         whole = np.zeros(self.arena.layout.losses.end, dtype=np.uint8)
         whole[: row.nbytes] = row.view(torch.uint8).numpy()
         chunks = split(whole, chunks_of(len(whole)))
-        self.calls.made[call][0]([(RemoteResult(done, Brought(4, 0.0, 0.0, 4.0), 0.1, error), chunks[0]), *chunks[1:]])
+        self.calls.made[call][0]([(RemoteResult(done, Report(4, 0.0, 0.0, 4.0), 0.1, error), chunks[0]), *chunks[1:]])
 
     def told(self) -> list[tuple[int, ...]]:
         try:

@@ -17,12 +17,12 @@ from typing import NamedTuple
 from paceline.core.messages import Ticket
 from paceline.data.partition import Indices
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.learning.arena.arena import Brought
+from paceline.learning.arena.arena import Report
 
 SPIN = 500e-6  # seconds that a worker polls: about as long as the server takes for an update of a small model
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
 ERROR_BYTES = 16_384  # for a traceback
-ORDER, ROW, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, MIN_SECONDS, RECEIVED, HEARTBEAT, SECONDS = range(12)
+ORDER, SLOT, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, MIN_SECONDS, RECEIVED, HEARTBEAT, SECONDS = range(12)
 LOSSES, LOSS_SUM, NORM, LOSS_WEIGHT, UNUSED = range(12, 17)
 WORDS = 24
 NONE, QUIT = 0, -1
@@ -38,7 +38,7 @@ class Order(NamedTuple):
 
     serial: int
     units: int
-    row: int  # the slot of the arena that the result goes to
+    slot: int  # the slot of the arena that the result goes to
     source: int  # the slot with the weights
     indices: Indices
     seed: int
@@ -81,7 +81,7 @@ class Channel:
         words = self._words
         words[ORDER] = NONE
         samples = len(order.indices)
-        words[ROW], words[SOURCE], words[UNITS], words[SAMPLES] = order.row, order.source, order.units, samples
+        words[SLOT], words[SOURCE], words[UNITS], words[SAMPLES] = order.slot, order.source, order.units, samples
         words[SEED] = order.seed
         self._reals[MIN_SECONDS] = order.seconds
         self._indices[:samples] = order.indices
@@ -119,10 +119,10 @@ class Channel:
         return self._words[HEARTBEAT]
 
     @property
-    def reported(self) -> Brought:
+    def reported(self) -> Report:
         """Numbers about the row that was handed in last."""
         words, reals = self._words, self._reals
-        return Brought(words[LOSSES], reals[LOSS_SUM], reals[NORM], reals[LOSS_WEIGHT], words[UNUSED])
+        return Report(words[LOSSES], reals[LOSS_SUM], reals[NORM], reals[LOSS_WEIGHT], words[UNUSED])
 
     @property
     def seconds(self) -> float:
@@ -157,7 +157,7 @@ class Channel:
     def _read(self, order: int) -> Order:
         words = self._words
         return Order(
-            order - 1, words[UNITS], words[ROW], words[SOURCE], self._indices[: words[SAMPLES]].copy(), words[SEED],
+            order - 1, words[UNITS], words[SLOT], words[SOURCE], self._indices[: words[SAMPLES]].copy(), words[SEED],
             self._reals[MIN_SECONDS],
         )  # fmt: skip
 
@@ -178,7 +178,7 @@ class Channel:
     def heartbeat(self, block: int) -> None:
         self._words[HEARTBEAT] = block
 
-    def report(self, reported: Brought, seconds: float) -> None:
+    def report(self, reported: Report, seconds: float) -> None:
         """Write the numbers about a row, and how long it took."""
         words, reals = self._words, self._reals
         words[LOSSES], reals[LOSS_SUM], reals[NORM], reals[LOSS_WEIGHT], words[UNUSED] = reported

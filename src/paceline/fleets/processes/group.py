@@ -22,7 +22,7 @@ from paceline.core.stateful import State
 from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
 from paceline.fleets.processes.supervisor import MAX_FAILURES, ServerChannel, Supervisor, WorkerHandle
 from paceline.learning.contributions import SharedContributions
-from paceline.learning.generators import piece_seed
+from paceline.learning.generators import work_seed
 from paceline.trace.format import Computed
 
 CHECK_INTERVAL = 0.25  # seconds between two checks for silent workers
@@ -100,8 +100,8 @@ class ProcessWorkers:
         worker.assign(ticket, self._waited)
         worker.channel.send(
             Order(
-                ticket.serial, ticket.work.units, promise.row, promise.source, promise.indices,
-                piece_seed(self._seed, ticket.worker, promise.number),
+                ticket.serial, ticket.work.units, promise.slot, promise.source, promise.indices,
+                work_seed(self._seed, ticket.worker, promise.number),
                 0.0 if delay is None else sum(islice(delay, ticket.work.mini_batches)),
             )
         )  # fmt: skip

@@ -11,7 +11,7 @@ from paceline.fleets.processes.payload import ComputeFunction, payload_of, share
 from paceline.learning.arena.arena import Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import SharedContributions
-from paceline.learning.generators import piece_seed
+from paceline.learning.generators import work_seed
 from paceline.learning.workload import Workload, state_of
 
 if TYPE_CHECKING:
@@ -44,16 +44,16 @@ class ProcessInlineWorker:
     def hand_in(self, ticket: Ticket, done: int) -> None:
         promise = self._contributions.promised(ticket)
         order = Order(
-            ticket.serial, ticket.work.units, promise.row, promise.source, promise.indices,
-            piece_seed(self._seed, ticket.worker, promise.number), 0.0,
+            ticket.serial, ticket.work.units, promise.slot, promise.source, promise.indices,
+            work_seed(self._seed, ticket.worker, promise.number), 0.0,
         )  # fmt: skip
         ours = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            brought = self._compute(order, lambda block: block < done)[1]
+            report = self._compute(order, lambda block: block < done)[1]
         finally:
             torch.set_num_threads(ours)
-        self._contributions.hand_in(ticket, brought)
+        self._contributions.hand_in(ticket, report)
 
     def halt(self, ticket: Ticket) -> None:
         self._contributions.halt(ticket)

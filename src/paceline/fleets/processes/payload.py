@@ -10,7 +10,7 @@ from torch import nn
 
 from paceline.data.samples import Samples
 from paceline.fleets.processes.channel import Order
-from paceline.learning.arena.arena import NOTHING, Brought, ParameterArena
+from paceline.learning.arena.arena import EMPTY_REPORT, ParameterArena, Report
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.copies import Hung
@@ -24,8 +24,8 @@ from paceline.learning.models.training import LocalTrainer
 from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import Workload, state_of
 
-# from an order, and whether to go on with the next block, to the units done and what is reported with the result
-ComputeFunction = Callable[[Order, Callable[[int], bool]], tuple[int, Brought]]
+# from an order, and whether to continue with the next block, to the units done and what is reported with the result
+ComputeFunction = Callable[[Order, Callable[[int], bool]], tuple[int, Report]]
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class WorkerPayload:
     def _gradients(self, parameters: Sequence[nn.Parameter], arena: ParameterArena) -> ComputeFunction:
         work = GradientWork(self.model, parameters, self.samples, self.loss)
 
-        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
+        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Report]:
             return work.compute(
-                arena[order.source], arena[order.row], order.indices, units=order.units, seed=order.seed, go_on=go_on
+                arena[order.source], arena[order.slot], order.indices, units=order.units, seed=order.seed, go_on=go_on
             )
 
         return compute
@@ -67,11 +67,11 @@ class WorkerPayload:
         # its own random numbers are never used: they come with each work, and so does everything else
         trainer = LocalTrainer(workload, 0, seed=0, model=self.model)
 
-        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
+        def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Report]:
             done = compute_shared(
-                trainer, arena, blobs, serial=order.serial, source=order.source, slot=order.row, go_on=go_on
+                trainer, arena, blobs, serial=order.serial, source=order.source, slot=order.slot, go_on=go_on
             )
-            return order.units if done else 0, NOTHING
+            return order.units if done else 0, EMPTY_REPORT
 
         return compute
 

@@ -10,7 +10,7 @@ from paceline.fleets.processes.channel import Channel, ChannelLayout, Order
 from paceline.fleets.processes.fork_server import FORK_SERVER
 from paceline.fleets.processes.memory import SharedRegions
 from paceline.fleets.processes.timeouts import DurationHistory, SilenceTimeout
-from paceline.learning.arena.arena import Brought
+from paceline.learning.arena.arena import Report
 
 MAX_FAILURES = 5  # a worker that ends this often in a row without handing anything in is not replaced any more
 QUIT_WITHIN = 0.5  # seconds that workers have to quit by themselves when the run is over
@@ -61,7 +61,7 @@ class ServerChannel(Protocol):
     def last_heartbeat(self) -> int: ...
 
     @property
-    def reported(self) -> Brought: ...
+    def reported(self) -> Report: ...
 
     @property
     def seconds(self) -> float: ...

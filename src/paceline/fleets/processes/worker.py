@@ -18,7 +18,7 @@ from paceline.fleets.processes.channel import FAILED, READY, RECORD, Channel, Ch
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.processes.payload import ComputeFunction, WorkerPayload
 from paceline.fleets.processes.serialization import unpack
-from paceline.learning.arena.arena import Brought, Layout, ParameterArena
+from paceline.learning.arena.arena import Layout, ParameterArena, Report
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.copies import hang
 
@@ -97,7 +97,7 @@ class WorkerChannel(Protocol):
     def sleep(self, seconds: float, serial: int, /) -> None: ...
 
 
-def run_order(order: Order, compute: ComputeFunction, channel: WorkerChannel, slowness: float) -> tuple[int, Brought]:
+def run_order(order: Order, compute: ComputeFunction, channel: WorkerChannel, slowness: float) -> tuple[int, Report]:
     """Compute an order until it is done, halted or recalled. Returns the units done, and numbers about the row."""
     serial = order.serial
     throttle = _throttle(order, channel, slowness)

@@ -20,7 +20,7 @@ from paceline.fleets.processes.worker import main
 from paceline.fleets.ray.connection import this_node
 from paceline.fleets.ray.local import machine_id, receive_descriptors
 from paceline.fleets.ray.remote import Bytes, RemoteOrder, RemoteResult, RemoteWorker, split
-from paceline.learning.arena.arena import NOTHING
+from paceline.learning.arena.arena import EMPTY_REPORT
 
 # Freed memory is kept for the next mini-batch, as the fork server does by environment variables.
 MALLOC = {-1: 2**31 - 1, -2: 2**24, -4: 0}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX
@@ -90,7 +90,7 @@ class Actor:
             result = self._remote.compute(order, weights)
             row = split(self._remote.row, chunks) if result.done else [None] * chunks
         except BaseException:  # even what user code raises to leave
-            row, result = [None] * chunks, RemoteResult(0, NOTHING, 0.0, traceback.format_exc())
+            row, result = [None] * chunks, RemoteResult(0, EMPTY_REPORT, 0.0, traceback.format_exc())
         return (result, row[0]) if chunks == 1 else [(result, row[0]), *row[1:]]
 
     def heartbeat(self) -> int:

@@ -29,7 +29,7 @@ from paceline.fleets.processes.payload import WorkerPayload
 from paceline.fleets.processes.serialization import unpack
 from paceline.fleets.processes.worker import WorkerConfig, run_order
 from paceline.fleets.ray.connection import CONTROL, ActorGone, Connection, this_node
-from paceline.learning.arena.arena import NOTHING, Brought, ParameterArena
+from paceline.learning.arena.arena import EMPTY_REPORT, ParameterArena, Report
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.copies import hang
 
@@ -63,7 +63,7 @@ class RemoteResult(NamedTuple):
     """How much of a ticket was done. The row itself follows in chunks."""
 
     done: int
-    reported: Brought
+    reported: Report
     seconds: float
     error: str  # the traceback, if something was raised
     blob: bytes | None = None  # what comes with the row
@@ -111,7 +111,7 @@ class RemoteChannel:
         self, worker: "WorkerHandle", process: "ActorProcess", run: int, context: "SharedContext", weights: WeightSender
     ) -> None:
         self.last_received = 0  # the number of results so far
-        self.reported = NOTHING
+        self.reported = EMPTY_REPORT
         self.seconds = 0.0
         self.error = ""
         self._worker = worker
@@ -208,12 +208,12 @@ class RemoteChannel:
             self._process.ended("ended")
             return
         if result.done:
-            row, begin = self._arena.bytes(order.row).numpy(), 0
+            row, begin = self._arena.bytes(order.slot).numpy(), 0
             for chunk in (first, *rest):
                 row[begin : begin + len(chunk)] = chunk
                 begin += len(chunk)
         if result.blob is not None:
-            self._blobs.put_packed(order.row, order.serial, result.blob)
+            self._blobs.put_packed(order.slot, order.serial, result.blob)
         self.reported, self.seconds = result.reported, result.seconds
         os.write(self._results, RECORD.pack(self._worker.number, result.done, order.serial))
 

@@ -103,11 +103,11 @@ class SimulatedFleet:
 
     def __repr__(self) -> str:
         """Leave ``server_seconds`` and ``threads`` out where they have their defaults, as older run directories do."""
-        told = [each.name for each in fields(self) if each.repr]
+        given = [each.name for each in fields(self) if each.repr]
         for name, unasked in (("server_seconds", 0.0), ("threads", None)):
             if getattr(self, name) == unasked:
-                told.remove(name)
-        return f"SimulatedFleet({', '.join(f'{name}={getattr(self, name)!r}' for name in told)})"
+                given.remove(name)
+        return f"SimulatedFleet({', '.join(f'{name}={getattr(self, name)!r}' for name in given)})"
 
     def _check_changes(self) -> None:
         for change in self.changes:
@@ -125,7 +125,7 @@ class SimulatedFleet:
 
     @property
     def medians(self) -> tuple[float, ...]:
-        """What a mini-batch typically takes each worker, transfers left aside."""
+        """What a mini-batch typically takes each worker, without transfers."""
         return tuple(delay.median for delay in self._delays)
 
     def open(self, seed: int, message_bytes: int = 0, cost: Callable[[Ticket], Cost] | None = None) -> SimulatedWorkers:

@@ -4,7 +4,7 @@ Time is counted in whole picoseconds, so that instants that are equal on paper a
 ties are broken by a stated rule rather than by rounding.
 
 Where the server takes time, a contribution that reaches it waits for its turn, and arrives when the server has dealt
-with it. The server takes up the next at the end of an instant, when everybody was told of what happened and has
+with it. The server begins with the next at the end of an instant, when everybody was told of what happened and has
 answered: whoever is stopped by then takes none of its time.
 """
 
@@ -40,7 +40,7 @@ class SimulatedWorkers:
         self, fleet: "SimulatedFleet", seed: int, message_bytes: int, cost: Callable[[Ticket], Cost] | None
     ) -> None:
         self.costs = Costs()
-        self.announce: Callable[[WorkCost], None] = lambda billed: None
+        self.announce: Callable[[WorkCost], None] = lambda cost: None
         self._fleet = fleet
         self._cost = cost or _time_alone
         self._has_costs = cost is not None
@@ -100,7 +100,7 @@ class SimulatedWorkers:
                     self.costs.add(self._times.pop(entry.ticket))
                 return Arrived(tick / TICKS, entry.ticket, entry.done)
             if entry is None:
-                self._take_up_next(tick)
+                self._begin_next(tick)
                 continue
             if isinstance(entry, _Running):
                 if entry.serial == serial:
@@ -121,7 +121,7 @@ class SimulatedWorkers:
         if not self._engaged:
             self._turn_at(tick)
 
-    def _take_up_next(self, tick: int) -> None:
+    def _begin_next(self, tick: int) -> None:
         """The server deals with the first that waits; what was halted meanwhile takes no time."""
         self._engaged, waiting = False, self._waiting
         while waiting and waiting[0].serial < 0:

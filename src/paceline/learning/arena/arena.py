@@ -1,7 +1,7 @@
-"""Memory in which whole models lie: the weights that are trained, and one row for each contribution.
+"""Memory of slots for whole models: the weights that are trained, and one slot for each contribution.
 
-All slots have the same layout, so that any combination of rows is one matrix-vector product, and a worker can read
-the weights of its ticket from the very row that it will hand its gradient in with.
+All slots have the same layout, so that any combination of them is one matrix-vector product, and a worker can read
+the weights of its ticket from the very slot that it will write its gradient to.
 """
 
 from collections.abc import Sequence
@@ -56,21 +56,21 @@ class Layout:
         end = aligned(self.unused.end)
         wide = torch.promote_types(self.vectors[0].dtype, torch.float32).to_real()
         self.losses = Place(end, wide, samples)
-        # an odd number of cache lines: rows then do not compete for the same places of the cache
+        # an odd number of cache lines: slots then do not compete for the same places of the cache
         self.stride = (aligned(self.losses.end) // ALIGNMENT | 1) * ALIGNMENT
 
 
-class Brought(NamedTuple):
-    """What is known of a row when it is handed in."""
+class Report(NamedTuple):
+    """What a worker reports of a gradient that it hands in."""
 
     losses: int  # how many: one a sample, or one in all
     loss_sum: float
     norm: float  # of the gradient; infinite or NaN if it is not finite, or overflows
     loss_weight: float  # what the sum of the losses is divided by
-    unused: int = 0  # parameters without a gradient: they are marked in the row
+    unused: int = 0  # parameters without a gradient: they are marked in the slot
 
 
-NOTHING = Brought(0, 0.0, 0.0, 0.0)
+EMPTY_REPORT = Report(0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ class Slot:
         for own, others in zip(self.vectors + self.buffers, other.vectors + other.buffers, strict=True):
             own.copy_(others)
 
-    def brought(self, losses: int, of_batch: float | None = None, *, unused: int = 0) -> Brought:
-        """Of a row with so many losses: one a sample, or one in all of a batch of a weight."""
+    def report(self, losses: int, of_batch: float | None = None, *, unused: int = 0) -> Report:
+        """What is reported of a gradient with so many losses: one a sample, or one in all of a batch of a weight."""
         loss_sum = float(self.losses_array[:losses].sum(dtype=np.float64))
         if of_batch is None:
-            return Brought(losses, loss_sum, norm(self.vectors), losses, unused)
-        return Brought(losses, loss_sum * of_batch, norm(self.vectors), of_batch, unused)
+            return Report(losses, loss_sum, norm(self.vectors), losses, unused)
+        return Report(losses, loss_sum * of_batch, norm(self.vectors), of_batch, unused)
 
 
 class ParameterArena:
@@ -122,19 +122,19 @@ class ParameterArena:
             self._made[number] = self._views(self._bytes[number])
         return self._made[number]
 
-    def _views(self, row: Tensor) -> Slot:
+    def _views(self, memory: Tensor) -> Slot:
         layout = self.layout
-        vectors = [row[place.begin : place.end].view(place.dtype) for place in layout.vectors]
+        vectors = [memory[place.begin : place.end].view(place.dtype) for place in layout.vectors]
         parameters = [
             vectors[which][begin : begin + shape.numel()].view(shape)
             for (which, begin), shape in zip(layout.slices, layout.shapes, strict=True)
         ]
         buffers = [
-            row[place.begin : place.end].view(place.dtype).view(shape)
+            memory[place.begin : place.end].view(place.dtype).view(shape)
             for place, shape in zip(layout.buffers, layout.buffer_shapes, strict=True)
         ]
-        losses = row[layout.losses.begin : layout.losses.end].view(layout.losses.dtype)
-        unused = row[layout.unused.begin : layout.unused.end]
+        losses = memory[layout.losses.begin : layout.losses.end].view(layout.losses.dtype)
+        unused = memory[layout.unused.begin : layout.unused.end]
         return Slot(vectors, parameters, buffers, unused, losses, losses.numpy())
 
 

@@ -1,7 +1,7 @@
-"""Things of any size that go from one process to another beside the arena: one letter for each slot at a time.
+"""Blobs: objects of any size that go from one process to another beside the arena, one for each slot at a time.
 
-They lie in a file in memory, far apart: only pages that are written take memory. A letter bears a number, which is put
-on it last and taken off first. Whoever reads one that is being replaced notices, and has nothing.
+They lie in a file in memory, far apart: only pages that are written take memory. A blob has a number, which is written
+last and erased first. Whoever reads a blob that is being replaced notices, and gets nothing.
 """
 
 import io
@@ -32,19 +32,19 @@ class Blobs:
         self.put_packed(slot, number, packed.getbuffer())
 
     def put_packed(self, slot: int, number: int, body: bytes | bytearray | memoryview) -> None:
-        """A letter as it lies in another file."""
+        """Put a blob as it lies in another file."""
         place = slot * APART
         self._write(NONE, place)
         self._write(body, place + HEADER.size)
         self._write(HEADER.pack(number, len(body)), place)
 
     def get(self, slot: int, number: int) -> Any:
-        """The letter of that number; nothing if it is not there, or no longer."""
+        """The content of the blob of that number; nothing if it is not there, or no longer."""
         body = self.packed(slot, number)
         return None if body is None else pickle.loads(body)
 
     def packed(self, slot: int, number: int) -> bytearray | None:
-        """The same as it lies there."""
+        """The blob of that number as it lies there."""
         place = slot * APART
         header = os.pread(self.descriptor, HEADER.size, place)
         if len(header) < HEADER.size or HEADER.unpack(header)[0] != number:

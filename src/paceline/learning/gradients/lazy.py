@@ -33,7 +33,7 @@ from paceline.learning.contributions import (
 )
 from paceline.learning.copies import has_backward_hooks
 from paceline.learning.fusing import Fusing
-from paceline.learning.generators import piece_seed, seed_generators
+from paceline.learning.generators import seed_generators, work_seed
 from paceline.learning.loss import numbers
 from paceline.learning.model_state import BufferChange, Snapshot, all_finite, like, mixes_samples, norm
 from paceline.learning.task import device_of
@@ -68,7 +68,7 @@ class LazyGradients:
         self._threads = threads
         self._version = 0
         self._samples: dict[Ticket, Indices] = {}
-        self._numbers: dict[Ticket, int] = {}  # of each one's worker's pieces of work
+        self._numbers: dict[Ticket, int] = {}  # how many its worker was given before
         self._snapshots: dict[int, Snapshot] = {}
         self._users: dict[int, int] = {}  # model version -> how many promises refer to it
         self._bundles: list[_Bundle] = []
@@ -117,7 +117,7 @@ class LazyGradients:
                 self._snapshots.pop(version, None)
 
     def before_update(self) -> None:
-        """The model is about to change: put this version aside if somebody still works on it."""
+        """The model is about to change: copy this version if somebody still works on it."""
         if self._version in self._users:
             self._snapshots[self._version] = self._state.copy()
         self._version += 1
@@ -165,7 +165,7 @@ class LazyGradients:
             self._bundles.append(_Bundle(unpack_weights(weights), sums, changes, unused))
         self._non_finite.update(unpack_tickets(state["spoiled"]))
         self._loss.restore(state["loss"])
-        if "fusing" in state:  # otherwise it was put aside before this was tried
+        if "fusing" in state:  # older checkpoints have neither
             self._fusing.restore(state["fusing"])
             self._threads.restore(state["threads"])
 
@@ -302,20 +302,20 @@ class LazyGradients:
 
     def _draw_for(self, ticket: Ticket) -> None:
         """What is drawn now belongs to a ticket."""
-        seed_generators(piece_seed(self._seed, ticket.worker, self._numbers[ticket]), self._device)
+        seed_generators(work_seed(self._seed, ticket.worker, self._numbers[ticket]), self._device)
 
     def _spread(self, tickets: list[Ticket], batches: list[Indices], weights: Weights, like: Tensor) -> Tensor:
         """Each ticket's weight, spread evenly over its samples."""
-        pieces: list[Tensor] = []
+        parts: list[Tensor] = []
         begin = 0
         while begin < len(tickets):
             weight, size = weights[tickets[begin]], len(batches[begin])
             end = begin + 1
             while end < len(tickets) and weights[tickets[end]] is weight and len(batches[end]) == size:
                 end += 1
-            pieces.append(self._evenly(weight, size, end - begin, like))
+            parts.append(self._evenly(weight, size, end - begin, like))
             begin = end
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _evenly(self, weight: Fraction, size: int, count: int, like: Tensor) -> Tensor:
         key = weight, size, count

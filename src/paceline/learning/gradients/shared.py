@@ -1,12 +1,13 @@
-"""Contributions that workers compute and hand in, each in a row of a matrix: a step is one product with its weights.
+"""Gradients that workers write to shared memory, each to a slot of its own: a step is one product with the weights.
 
-The model's weights lie in one of two slots. A ticket is given the slot itself to read where that is safe: nothing is
+Slots lie one after the other, so that those of gradients are the rows of a matrix. The model's weights lie in one of
+two slots. A ticket is given the slot itself to read where that is safe: nothing is
 copied then, and a synchronous run never copies weights at all. When the model is about to change while somebody still
 reads its slot, the model moves to the other slot first. While that other one is still read too, a ticket gets a copy of
-the weights, in the row that its own gradient will take. So every worker computes on exactly the version that its ticket
-names, however long it takes, and no weights are ever read while they change.
+the weights, in the slot that its own gradient will take. So every worker computes on exactly the version that its
+ticket names, however long it takes, and no weights are ever read while they change.
 
-Which row a ticket gets depends on nothing but the order of promises and settlements, and rows are summed up by worker:
+Which slot a ticket gets depends on nothing but the order of promises and settlements, and slots are summed by worker:
 who was first to arrive makes no difference to the sum.
 """
 
@@ -24,7 +25,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
-from paceline.learning.arena.arena import Brought, ParameterArena
+from paceline.learning.arena.arena import ParameterArena, Report
 from paceline.learning.contributions import (
     Evaluated,
     Pass,
@@ -38,7 +39,7 @@ from paceline.learning.contributions import (
 )
 from paceline.learning.model_state import BufferChange, ModelState, Snapshot, all_finite, like, norm
 
-Parts = tuple[tuple[int, float], ...]  # numbers of rows in rising order, each with its factor
+Parts = tuple[tuple[int, float], ...]  # rows of the matrix in rising order, each with its factor
 Single = tuple[Tensor, float]  # one row, and its factor
 Product = tuple[Tensor, Tensor, Single | None]  # some rows, transposed, and their factors; the row if it is only one
 
@@ -46,25 +47,25 @@ HALF = (torch.bfloat16, torch.float16)
 PLANS = 1000  # are kept; a strategy comes back to the same few
 MODEL_SLOTS = 2
 LONGEST_STEP = 1e12  # a longer one might itself overflow
-LEVELS = 8  # rows a worker: how many of its contributions can be unsettled at once
+LEVELS = 8  # gradient slots a worker: how many of its contributions can be unsettled at once
 
 
 def slots_needed(workers: int) -> int:
-    """Two slots, a refuge and the rows of each worker. Only those that are used take memory."""
+    """Two for the model; for each worker a spare one to read from and ``LEVELS`` to write to."""
     return MODEL_SLOTS + workers + LEVELS * workers
 
 
 def free_slot(worker: int, workers: int, first: int, taken: Collection[int]) -> int:
-    """A row of a worker that is not taken."""
+    """A slot of a worker, to write to, that is not taken."""
     for level in range(LEVELS):
-        row = first + level * workers + worker
-        if row not in taken:
-            return row
+        slot = first + level * workers + worker
+        if slot not in taken:
+            return slot
     raise PacelineError(f"worker {worker} has {LEVELS} contributions that the strategy neither uses nor drops")
 
 
 class SharedGradients:
-    """Gives every ticket a row and weights to read, and sums rows up."""
+    """Gives every ticket weights to read and a slot to write to, and sums gradients up."""
 
     def __init__(self, state: ModelState, arena: ParameterArena, workers: int) -> None:
         self._state = state
@@ -72,16 +73,16 @@ class SharedGradients:
         self._workers = workers
         self._first_row = MODEL_SLOTS + workers
         self._sums = SlotSums(arena.matrices(self._first_row))
-        self._norms: dict[int, float] = {}  # of rows that were handed in
+        self._norms: dict[int, float] = {}  # of gradients that were handed in, by row
         self._prepared: Parts = ()
         self._own = state.gradients, [p.grad for p in state.parameters if p.grad is not None]
         self._promises: dict[Ticket, Promise] = {}
         self._taken: set[int] = set()
         self._reading: dict[int, set[Ticket]] = {0: set(), 1: set()}  # running tickets that read a slot itself
-        self._partial = False  # has any row no gradient of some parameter?
+        self._partial = False  # has any contribution no gradient of some parameter?
         self._interrupted: set[int] = set()  # workers that may still be writing for a ticket that was halted
         self._non_finite: set[Ticket] = set()
-        self._lent = False  # do the gradients lie in a row?
+        self._lent = False  # do the parameters' gradients lie in a contribution's slot?
         self._slot = 0
         self._published = False  # do the slot's buffers equal the model's?
         self._began: Sequence[Tensor] = ()  # those of the model
@@ -93,8 +94,8 @@ class SharedGradients:
 
     def promise(self, ticket: Ticket, batches: Sequence[Indices], number: int) -> None:
         (indices,) = batches
-        row = free_slot(ticket.worker, self._workers, self._first_row, self._taken)
-        self._taken.add(row)
+        slot = free_slot(ticket.worker, self._workers, self._first_row, self._taken)
+        self._taken.add(slot)
         if not self._published:
             self._publish_buffers()
         other = 1 - self._slot
@@ -102,22 +103,22 @@ class SharedGradients:
             source = self._slot
             self._reading[source].add(ticket)
         else:
-            source = MODEL_SLOTS + ticket.worker if ticket.worker in self._interrupted else row
+            source = MODEL_SLOTS + ticket.worker if ticket.worker in self._interrupted else slot
             self._arena[source].take(self._arena[self._slot])
-        self._promises[ticket] = Promise(indices, row, source, number, self._began)
+        self._promises[ticket] = Promise(indices, slot, source, number, self._began)
 
     def promised(self, ticket: Ticket) -> Promise:
         return self._promises[ticket]
 
-    def hand_in(self, ticket: Ticket, brought: Brought) -> None:
-        """The row of a ticket was written."""
+    def hand_in(self, ticket: Ticket, report: Report) -> None:
+        """The gradient of a ticket was written."""
         promise = self._promises[ticket]
-        promise.losses, promise.loss_sum, promise.loss_weight = brought.losses, brought.loss_sum, brought.loss_weight
+        promise.losses, promise.loss_sum, promise.loss_weight = report.losses, report.loss_sum, report.loss_weight
         promise.handed_in = True
-        self._norms[promise.row - self._first_row] = brought.norm
-        if brought.unused:
+        self._norms[promise.slot - self._first_row] = report.norm
+        if report.unused:
             self._partial = True
-            promise.unused = self._arena[promise.row].unused.nonzero().flatten().tolist()
+            promise.unused = self._arena[promise.slot].unused.nonzero().flatten().tolist()
         self._interrupted.discard(ticket.worker)
         if promise.source < MODEL_SLOTS:
             self._reading[promise.source].discard(ticket)
@@ -144,7 +145,7 @@ class SharedGradients:
     def settle(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
             promise = self._promises.pop(ticket)
-            self._taken.discard(promise.row)
+            self._taken.discard(promise.slot)
             self._non_finite.discard(ticket)
 
     # The model.
@@ -178,38 +179,38 @@ class SharedGradients:
     def open_tickets(self) -> Collection[Ticket]:
         return self._promises.keys()
 
-    # Put aside and taken up again. A ticket keeps its row: the order in which rows are summed up is that of their
-    # places. What was not handed in is kept without a row, for its samples are to be put back.
+    # Checkpoints. A ticket keeps its slot: gradients are summed in the order of their places. What was not handed in
+    # is stored without one, for its samples are to be put back.
 
     def state(self) -> State:
         promises = self._promises.items()
-        rows = {
-            str(p.row): (self._arena[p.row], {"began": list(p.began), "unused": list(p.unused)})
+        written = {
+            str(p.slot): (self._arena[p.slot], {"began": list(p.began), "unused": list(p.unused)})
             for _, p in promises
             if p.handed_in
         }
         return {
             "samples": pack_samples({ticket: promise.indices for ticket, promise in promises}),
-            "promises": [[p.row, p.samples, p.losses, p.handed_in, p.used, p.loss_weight] for _, p in promises],
+            "promises": [[p.slot, p.samples, p.losses, p.handed_in, p.used, p.loss_weight] for _, p in promises],
             "rows": {
-                row: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses, **more}
-                for row, (s, more) in rows.items()
+                number: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses, **more}
+                for number, (s, more) in written.items()
             },
             "spoiled": pack_tickets(sorted(self._non_finite)),
         }
 
     def restore(self, state: State) -> None:
         samples = unpack_samples(state["samples"], sys.maxsize)
-        for (ticket, indices), (row, *rest) in zip(samples.items(), state["promises"], strict=True):
-            if row in self._taken or (row - self._first_row) % self._workers != ticket.worker:
-                raise ValueError(f"{ticket} cannot have the row {row}")
-            promise = self._promises[ticket] = Promise(indices, whole(row), row)
+        for (ticket, indices), (slot, *rest) in zip(samples.items(), state["promises"], strict=True):
+            if slot in self._taken or (slot - self._first_row) % self._workers != ticket.worker:
+                raise ValueError(f"{ticket} cannot have the slot {slot}")
+            promise = self._promises[ticket] = Promise(indices, whole(slot), slot)
             promise.samples, promise.losses = map(whole, rest[:2])
             promise.handed_in, promise.used = map(bool, rest[2:4])
             weight = real(rest[4]) if len(rest) > 4 and rest[4] != promise.losses else None  # older ones have none
-            self._taken.add(row)
+            self._taken.add(slot)
             if promise.handed_in:
-                own, saved = self._arena[row], state["rows"][str(row)]
+                own, saved = self._arena[slot], state["rows"][str(slot)]
                 for views, values in ((own.vectors, saved["vectors"]), (own.buffers, saved["buffers"])):
                     for view, value in zip(views, like(views, values), strict=True):
                         view.copy_(value)
@@ -219,7 +220,7 @@ class SharedGradients:
                 unused = [whole(number) for number in saved.get("unused", ())]
                 own.unused.zero_()
                 own.unused[unused] = 1
-                self.hand_in(ticket, own.brought(promise.losses, weight, unused=len(unused)))
+                self.hand_in(ticket, own.report(promise.losses, weight, unused=len(unused)))
         self._non_finite.update(unpack_tickets(state["spoiled"]))
 
     # A step.
@@ -239,20 +240,20 @@ class SharedGradients:
         return result
 
     def _is_finite(self, ticket: Ticket) -> bool:
-        return all_finite(self._arena[self._promises[ticket].row].vectors)
+        return all_finite(self._arena[self._promises[ticket].slot].vectors)
 
     def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
         parts = self._parts(weights)
         if len(parts) == 1 and parts[0][1] == 1.0 and not keep:  # where it lies; clipping may change it there
-            row = self._arena[parts[0][0] + self._first_row]
-            self._state.use_gradients(row.vectors, row.parameters)
+            only = self._arena[parts[0][0] + self._first_row]
+            self._state.use_gradients(only.vectors, only.parameters)
             self._lent = True
         else:
             if self._lent:
                 self._state.use_gradients(*self._own)
                 self._lent = False
             self._sums.write(parts, self._state.gradients)
-        result = self._brought(weights)
+        result = self._reported(weights)
         if self._partial and weights:
             every = [self._promises[ticket].unused for ticket in weights]
             result.unused = sorted(set(every[0]).intersection(*every[1:]))
@@ -261,7 +262,7 @@ class SharedGradients:
         return result
 
     def _parts(self, weights: Weights, factor: float = 1.0) -> Parts:
-        """The rows of tickets, each with its weight times a factor."""
+        """The rows of tickets in the matrix, each with its weight times a factor."""
         parts: list[tuple[int, float]] = []
         last: Fraction | None = None
         number = 0.0
@@ -270,29 +271,31 @@ class SharedGradients:
             if weight is not last:  # most are the same one, and to make a float of it takes longer than all else here
                 last, number = weight, factor * float(weight)
             if promise.samples == (total := len(promise.indices)):
-                parts.append((promise.row - self._first_row, number))
+                parts.append((promise.slot - self._first_row, number))
             else:
-                parts.append((promise.row - self._first_row, factor * float(weight * Fraction(total, promise.samples))))
+                parts.append(
+                    (promise.slot - self._first_row, factor * float(weight * Fraction(total, promise.samples)))
+                )
         parts.sort()
         return tuple(parts)
 
-    def _brought(self, weights: Weights) -> Evaluated:
-        """What the contributions brought besides a gradient: losses, and the buffers of their workers."""
+    def _reported(self, weights: Weights) -> Evaluated:
+        """What the contributions report besides a gradient: losses, and the buffers of their workers."""
         result = Evaluated()
         promises = self._promises
-        for _, ticket in sorted((promises[ticket].row, ticket) for ticket in weights):
+        for _, ticket in sorted((promises[ticket].slot, ticket) for ticket in weights):
             promise = promises[ticket]
-            row = self._arena[promise.row]
-            if row.buffers:
-                result.buffers.append(BufferChange(weights[ticket], promise.began, row.buffers))
+            slot = self._arena[promise.slot]
+            if slot.buffers:
+                result.buffers.append(BufferChange(weights[ticket], promise.began, slot.buffers))
             if promise.used:
                 continue
-            losses = row.losses_array[: promise.losses]
+            losses = slot.losses_array[: promise.losses]
             computed = promise.indices[: promise.samples]
             result.passes.append(Pass((ticket,), (computed,), losses, promise.loss_sum, promise.loss_weight))
         return result
 
-    # A step that needs no sum: the model moves along the rows themselves.
+    # A step that needs no sum: the model moves along the gradients themselves.
 
     def prepare_step(self, weights: Weights, learning_rate: float) -> Evaluated | None:
         """What ``evaluate`` would return, where a step of this learning rate is sure to be finite: see ``apply_step``.
@@ -306,7 +309,7 @@ class SharedGradients:
         if not sum([abs(factor) * norms.get(row, math.nan) for row, factor in parts]) <= LONGEST_STEP:
             return None
         self._prepared = parts
-        result = self._brought(weights)
+        result = self._reported(weights)
         for ticket in weights:
             self._promises[ticket].used = True
         return result

@@ -1,4 +1,4 @@
-"""What a worker does with a ticket: the gradient of a mini-batch, block by block, handed in as one row."""
+"""What a worker does with a ticket: the gradient of a mini-batch, block by block, written to one slot of the arena."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from torch.autograd.graph import _engine_run_backward
 from paceline.core.errors import ConfigError
 from paceline.data.partition import Indices
 from paceline.data.samples import Samples
-from paceline.learning.arena.arena import NOTHING, Brought, Slot
+from paceline.learning.arena.arena import EMPTY_REPORT, Report, Slot
 from paceline.learning.generators import seed_generators
 from paceline.learning.loss import SampleLoss, copied, joined
 from paceline.learning.model_state import make_dense
@@ -25,7 +25,7 @@ def _backward(values: Tensor, factors: Tensor) -> None:
 class GradientWork:
     r"""Computes $\frac1n \sum_{i \le n} \nabla \ell_i$ over the samples of a mini-batch, in blocks.
 
-    After $r$ of $s$ blocks the row holds what they contribute to the whole, not their own mean: whoever uses the row
+    After $r$ of $s$ blocks the slot holds what they contribute to the whole, not their own mean: whoever uses the slot
     of an unfinished batch multiplies it by (samples of the batch) / (samples computed).
 
     Where the mean is one by other weights than the number of samples (class weights, targets that are ignored), blocks
@@ -46,23 +46,23 @@ class GradientWork:
         self._factors: dict[tuple[tuple[int, ...], float], Tensor] = {}
 
     def compute(
-        self, source: Slot, row: Slot, indices: Indices, *, units: int, seed: int, go_on: Callable[[int], bool]
-    ) -> tuple[int, Brought]:
-        """Compute at the weights of a slot as many blocks as ``go_on(block)`` allows, and write them to a row.
+        self, source: Slot, slot: Slot, indices: Indices, *, units: int, seed: int, go_on: Callable[[int], bool]
+    ) -> tuple[int, Report]:
+        """Compute as many blocks as ``go_on(block)`` allows, at the weights of one slot, and write the sum to another.
 
-        Returns the number of blocks, and what is to be known of the row.
+        Returns the number of blocks, and what is reported of the gradient.
         """
         self._download(source, seed)
         if not self._in_the_end:
-            done, brought = self._by_blocks(row, indices, units, go_on)
+            done, report = self._by_blocks(slot, indices, units, go_on)
         if self._in_the_end:  # which may have turned out only now
             self._download(source, seed)
-            done, brought = self._together(row, indices, units, go_on)
-        return done, brought
+            done, report = self._together(slot, indices, units, go_on)
+        return done, report
 
-    def _by_blocks(self, row: Slot, indices: Indices, units: int, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
+    def _by_blocks(self, slot: Slot, indices: Indices, units: int, go_on: Callable[[int], bool]) -> tuple[int, Report]:
         total, done, end = len(indices), 0, 0
-        told: list[slice] = []  # of the blocks whose samples' losses are told
+        separate: list[slice] = []  # of the blocks whose samples have losses of their own
         loss_sum, loss_weight = 0.0, 0.0  # of the others
         while done < units and go_on(done):
             begin, end = end, total * (done + 1) // units
@@ -72,30 +72,30 @@ class GradientWork:
             if self._loss.separable(outputs, targets):
                 each = self._loss.each(outputs, targets)
                 _backward(each, self._factor((end - begin,), 1 / total, each))
-                row.losses[begin:end].copy_(each.detach())
-                told.append(slice(begin, end))
+                slot.losses[begin:end].copy_(each.detach())
+                separate.append(slice(begin, end))
                 continue
             weight = self._loss.weight(outputs, targets, end - begin)
             if weight is None and units > 1:
                 self._in_the_end = True
-                return 0, NOTHING
+                return 0, EMPTY_REPORT
             weight = float(total) if weight is None else weight
             mean, _ = self._loss.mean(outputs, targets)
             _backward(mean, self._factor((), weight / total if units > 1 else 1.0, mean))
             loss_sum += float(mean.detach()) * weight
             loss_weight += weight
         if not done:
-            return 0, NOTHING
-        if len(told) == done:
-            unused = self._hand_in(row)
-            return done, row.brought(end, unused=unused)
-        loss_sum += sum(float(row.losses[part].sum()) for part in told)
-        loss_weight += sum(part.stop - part.start for part in told)
+            return 0, EMPTY_REPORT
+        if len(separate) == done:
+            unused = self._hand_in(slot)
+            return done, slot.report(end, unused=unused)
+        loss_sum += sum(float(slot.losses[part].sum()) for part in separate)
+        loss_weight += sum(part.stop - part.start for part in separate)
         if units > 1 and loss_weight:
             self._scale(end / loss_weight)
-        return done, self._hand_in_whole(row, loss_sum / loss_weight if loss_weight else 0.0, loss_weight)
+        return done, self._hand_in_whole(slot, loss_sum / loss_weight if loss_weight else 0.0, loss_weight)
 
-    def _together(self, row: Slot, indices: Indices, units: int, go_on: Callable[[int], bool]) -> tuple[int, Brought]:
+    def _together(self, slot: Slot, indices: Indices, units: int, go_on: Callable[[int], bool]) -> tuple[int, Report]:
         total, done, end = len(indices), 0, 0
         passed: list[tuple[Any, Any]] = []
         sizes: list[int] = []
@@ -106,7 +106,7 @@ class GradientWork:
             passed.append((self._model(copied(inputs)), targets))  # what was fetched is written over by the next block
             sizes.append(end - begin)
         if not done:
-            return 0, NOTHING
+            return 0, EMPTY_REPORT
         pair = joined(passed, sizes)
         if pair is None:
             raise ConfigError(
@@ -115,7 +115,7 @@ class GradientWork:
             )
         mean, _ = self._loss.mean(*pair)
         _backward(mean, self._factor((), end / total, mean))
-        return done, self._hand_in_whole(row, float(mean.detach()), end)
+        return done, self._hand_in_whole(slot, float(mean.detach()), end)
 
     def _scale(self, factor: float) -> None:
         with torch.no_grad():
@@ -123,11 +123,11 @@ class GradientWork:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
 
-    def _hand_in_whole(self, row: Slot, mean: float, weight: float) -> Brought:
-        """Hand in a row of which only the loss of the whole batch is known."""
-        unused = self._hand_in(row)
-        row.losses[0] = mean
-        return row.brought(1, weight, unused=unused)
+    def _hand_in_whole(self, slot: Slot, mean: float, weight: float) -> Report:
+        """Hand in a gradient of which only the loss of the whole batch is known."""
+        unused = self._hand_in(slot)
+        slot.losses[0] = mean
+        return slot.report(1, weight, unused=unused)
 
     def _download(self, source: Slot, seed: int) -> None:
         seed_generators(seed)
@@ -146,16 +146,16 @@ class GradientWork:
             known = self._factors[shape, value] = torch.full(shape, value, dtype=like.dtype)
         return known
 
-    def _hand_in(self, row: Slot) -> int:
-        """Returns how many parameters the loss does not depend on: without a gradient, and marked in the row."""
+    def _hand_in(self, slot: Slot) -> int:
+        """Returns how many parameters the loss does not depend on: without a gradient, and marked in the slot."""
         make_dense(self._parameters)
         missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
         with torch.no_grad():
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
-            torch._foreach_copy_(row.parameters, gradients)
+            torch._foreach_copy_(slot.parameters, gradients)
             if missing:
-                row.unused.zero_()
-                row.unused[missing] = 1
-            for buffer, values in zip(row.buffers, self._buffers, strict=True):
+                slot.unused.zero_()
+                slot.unused[missing] = 1
+            for buffer, values in zip(slot.buffers, self._buffers, strict=True):
                 buffer.copy_(values)
         return len(missing)

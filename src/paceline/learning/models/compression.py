@@ -28,33 +28,33 @@ log = logging.getLogger("paceline")
 
 @dataclass(frozen=True, slots=True)
 class SoftLabels:
-    """A distribution over the classes for some of the samples: ``rows[i]`` is the row of sample i, or -1."""
+    """A distribution over the classes for some samples: ``labels[places[i]]`` for sample i; none where that is -1."""
 
-    rows: Indices
+    places: Indices
     labels: Tensor
 
     def of(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Which of the samples have labels (their places in ``indices``), and those."""
-        rows = self.rows[indices]
-        places = np.flatnonzero(rows >= 0)
-        return torch.from_numpy(places), self.labels[torch.from_numpy(rows[places])]
+        places = self.places[indices]
+        having = np.flatnonzero(places >= 0)
+        return torch.from_numpy(having), self.labels[torch.from_numpy(places[having])]
 
     @property
     def samples(self) -> Indices:
         """Those that have labels, in the order of ``labels``."""
-        having = np.flatnonzero(self.rows >= 0)
-        return having[np.argsort(self.rows[having])]
+        having = np.flatnonzero(self.places >= 0)
+        return having[np.argsort(self.places[having])]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Packed without a place for every sample that has none."""
-        return soft_labels, (self.samples, self.labels, len(self.rows))
+        return soft_labels, (self.samples, self.labels, len(self.places))
 
 
 def soft_labels(samples: Indices, labels: Tensor, of: int) -> SoftLabels:
     """Labels for these samples out of so many."""
-    rows = np.full(of, -1, dtype=np.int64)
-    rows[samples] = np.arange(len(samples))
-    return SoftLabels(rows, labels)
+    places = np.full(of, -1, dtype=np.int64)
+    places[samples] = np.arange(len(samples))
+    return SoftLabels(places, labels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,8 +165,8 @@ def _probabilities(outputs: Any, labels: Any) -> Tensor:
 
 
 def _combined(part: Indices, samples: Samples, models: Sequence[nn.Module], combine: Combine) -> Tensor:
-    pieces = [combine(each, labels) for each, labels in outputs(models, samples, part)]
-    return torch.cat(pieces) if pieces else torch.empty(0, 0)
+    combined = [combine(each, labels) for each, labels in outputs(models, samples, part)]
+    return torch.cat(combined) if combined else torch.empty(0, 0)
 
 
 def _evenly(each: Tensor, labels: Tensor) -> Tensor:
@@ -185,12 +185,12 @@ def _by_regression(
     labels: list[Tensor] = []
     waiting: list[Tensor] = []
     for part in parts:
-        fit, pieces = NormalEquations(len(models)), list[Tensor]()
+        fit, found = NormalEquations(len(models)), list[Tensor]()
         for each, classes in outputs(models, samples, part):
             fit.add(each, classes)
-            pieces.append(each)
+            found.append(each)
         together.join(fit)
-        every = torch.cat(pieces, dim=1) if pieces else torch.empty(len(models), 0, 0)
+        every = torch.cat(found, dim=1) if found else torch.empty(len(models), 0, 0)
         if weighing.pooled:
             waiting.append(every)
         else:

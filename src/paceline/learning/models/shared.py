@@ -15,7 +15,7 @@ from paceline.core.codec import whole
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
-from paceline.learning.arena.arena import Brought, ParameterArena, Slot
+from paceline.learning.arena.arena import ParameterArena, Report, Slot
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import Promise, pack_tickets, unpack_tickets
 from paceline.learning.gradients.shared import LEVELS, free_slot
@@ -62,7 +62,7 @@ class SharedModels(ModelContributions):
     def promised(self, ticket: Ticket) -> Promise:
         return self._promises[ticket]
 
-    def hand_in(self, ticket: Ticket, brought: Brought) -> None:
+    def hand_in(self, ticket: Ticket, report: Report) -> None:
         self._promises[ticket].handed_in = True
 
     def halt(self, ticket: Ticket) -> None:
@@ -72,14 +72,14 @@ class SharedModels(ModelContributions):
         """Nothing depends on which process it is."""
 
     def _train(self, ticket: Ticket) -> Trained:
-        slot = self._promises[ticket].row
+        slot = self._promises[ticket].slot
         outcome: Outcome = self._blobs.get(slot, ticket.serial)
         return adopt(self._trainers[ticket.worker], _values(self._arena[slot]), outcome)
 
     def settle(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
             del self._batches[ticket]
-            self._taken.discard(self._promises.pop(ticket).row)
+            self._taken.discard(self._promises.pop(ticket).slot)
 
     def detach(self) -> None:
         """The models are the trainers' own."""
@@ -88,17 +88,17 @@ class SharedModels(ModelContributions):
     # A checkpoint has what was handed in; what was not will be given out again.
 
     def state(self) -> State:
-        handed_in = [(ticket, promise.row) for ticket, promise in self._promises.items() if promise.handed_in]
+        handed_in = [(ticket, promise.slot) for ticket, promise in self._promises.items() if promise.handed_in]
         return {
             "tickets": pack_tickets(self._promises),
-            "rows": [[promise.row, promise.handed_in] for promise in self._promises.values()],
-            "handed in": {str(row): self._handed_in(ticket, row) for ticket, row in handed_in},
+            "rows": [[promise.slot, promise.handed_in] for promise in self._promises.values()],
+            "handed in": {str(slot): self._handed_in(ticket, slot) for ticket, slot in handed_in},
         }
 
-    def _handed_in(self, ticket: Ticket, row: int) -> State:
-        outcome: Outcome = self._blobs.get(row, ticket.serial)
+    def _handed_in(self, ticket: Ticket, slot: int) -> State:
+        outcome: Outcome = self._blobs.get(slot, ticket.serial)
         return {
-            "values": _values(self._arena[row]),
+            "values": _values(self._arena[slot]),
             "aside": outcome.carried,
             "losses": outcome.trained.losses,
             "sums": [list(each) for each in outcome.trained.sums],
@@ -107,19 +107,19 @@ class SharedModels(ModelContributions):
 
     def restore(self, state: State) -> None:
         workers = len(self._trainers)
-        for ticket, (row, handed_in) in zip(unpack_tickets(state["tickets"]), state["rows"], strict=True):
-            if row in self._taken or whole(row) < workers or (row - workers) % workers != ticket.worker:
-                raise ValueError(f"{ticket} cannot have the row {row}")
-            promise = self._promises[ticket] = Promise(NO_INDICES, row, source=ticket.worker)
+        for ticket, (slot, handed_in) in zip(unpack_tickets(state["tickets"]), state["rows"], strict=True):
+            if slot in self._taken or whole(slot) < workers or (slot - workers) % workers != ticket.worker:
+                raise ValueError(f"{ticket} cannot have the slot {slot}")
+            promise = self._promises[ticket] = Promise(NO_INDICES, slot, source=ticket.worker)
             promise.handed_in = bool(handed_in)
-            self._taken.add(row)
+            self._taken.add(slot)
             if promise.handed_in:
-                own, saved = _values(self._arena[row]), state["handed in"][str(row)]
+                own, saved = _values(self._arena[slot]), state["handed in"][str(slot)]
                 _copy(own, like(own, saved["values"]))
                 losses = list(saved["losses"])
                 sums = saved.get("sums", [[float(each.sum(dtype=np.float64)), len(each)] for each in losses])
                 trained = Trained(losses, [(float(s), float(w)) for s, w in sums], bool(saved["finite"]))
-                self._blobs.put(row, ticket.serial, Outcome(trained, saved["aside"]))
+                self._blobs.put(slot, ticket.serial, Outcome(trained, saved["aside"]))
 
 
 def compute_shared(

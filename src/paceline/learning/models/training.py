@@ -34,7 +34,7 @@ from paceline.data.batches import Losses
 from paceline.data.partition import Indices
 from paceline.data.samples import to_device
 from paceline.learning.contributions import Evaluated, Pass, Weights
-from paceline.learning.generators import piece_seed, seed_numpy_and_python
+from paceline.learning.generators import seed_numpy_and_python, work_seed
 from paceline.learning.loss import numbers
 from paceline.learning.model_state import all_finite, computes_weights, make_dense
 from paceline.learning.optimizers import as_made, check_states, optimizer_state, restore_optimizer, step_of
@@ -56,7 +56,7 @@ class Addition(Protocol):
 class Trained:
     """What came of local training."""
 
-    losses: list[Losses]  # of each mini-batch: of each sample, or of the whole where those cannot be told
+    losses: list[Losses]  # of each mini-batch: of each sample, or of the whole where those are not known
     sums: list[tuple[float, float]]  # of each mini-batch: the sum of the losses, and what it is divided by
     finite: bool  # the losses and the model; training stops at the first loss that is not
 
@@ -159,7 +159,7 @@ class LocalTrainer:
         self, batches: Sequence[Indices], additions: Sequence[Addition | None],
         go_on: Callable[[int], bool] = lambda step: True,
     ) -> Trained:  # fmt: skip
-        """One step for each mini-batch, on the task's loss and what is added to it, for as long as it may go on."""
+        """One step for each mini-batch, on the task's loss and what is added to it, for as long as ``go_on(step)``."""
         losses: list[Losses] = []
         sums: list[tuple[float, float]] = []
         with self._own_random_numbers():
@@ -213,7 +213,7 @@ class LocalTrainer:
         """
         before = torch.get_rng_state()
         torch.set_rng_state(self._random)
-        seed_numpy_and_python(piece_seed(torch.initial_seed(), self._worker, self._begun))
+        seed_numpy_and_python(work_seed(torch.initial_seed(), self._worker, self._begun))
         self._begun += 1
         try:
             yield
