@@ -326,7 +326,7 @@ def _move(state: dict[Ticket, str], ticket: Ticket, before: str | None, after: s
 
 
 def drive(name: str, on_ray: bool, faults: int, seed: int, place: Path) -> dict[str, Any]:
-    """Have a case run, and kill its process now and then: it goes on from its checkpoint."""
+    """Have a case run, and kill its process now and then: it continues from its checkpoint."""
     place.mkdir(parents=True, exist_ok=True)
     chance, killed = random.Random(f"{seed} {name} server"), place / "killed"
     while not (place / "result.json").exists():

@@ -59,7 +59,7 @@ def test_a_disk_that_is_full_at_the_end_of_a_run_is_told(tiny: Path, capsys: pyt
         assert main([*TRAIN, "--directory", "run"]) == 1
     told = one_line(capsys)
     assert "cannot write run/checkpoint.safetensors: the file would be larger than is allowed here" in told
-    assert "paceline train --resume run goes on from its start, for there is no checkpoint" in told
+    assert "paceline train --resume run continues from its start, for there is no checkpoint" in told
     assert Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
     assert "checkpoint.safetensors" in json.loads(Path("run/summary.json").read_text())["problem"]
     assert main(["train", "--resume", "run", "--no-check-step"]) == 0
@@ -75,7 +75,7 @@ def test_an_older_checkpoint_is_kept_when_there_is_no_room_for_the_last(
     monkeypatch.setattr("paceline.engine.checkpoints.write_checkpoint", _fails_to_write)
     capsys.readouterr()
     assert main(["train", "--resume", "run", "--no-check-step"]) == 1
-    assert "the disk is full; paceline train --resume run goes on from its last checkpoint" in one_line(capsys)
+    assert "the disk is full; paceline train --resume run continues from its last checkpoint" in one_line(capsys)
     assert Path("run/checkpoint.safetensors").read_bytes() == before
 
 
@@ -97,7 +97,7 @@ def test_a_disk_that_gets_full_ends_a_run_that_can_go_on(
         assert main([*TRAIN, "--directory", "run", *every]) == 1
     told = one_line(capsys)
     assert told.startswith("error: cannot write run/trace.jsonl: the file would be larger than is allowed here; ")
-    assert f"--resume run goes on from its {'last checkpoint' if every else 'start'}" in told
+    assert f"--resume run continues from its {'last checkpoint' if every else 'start'}" in told
     assert not Path("run/summary.json").exists()
     assert main(["train", "--resume", "run", "--no-check-step"]) == 0
     assert contents(Path("run")) == contents(Path("whole"))
@@ -203,7 +203,7 @@ def test_an_evaluation_that_raises_loses_nothing(tmp_path: Path, calls: int) -> 
     (note,) = raised.value.__notes__
     assert note == (
         f"the evaluation raised ZeroDivisionError: an own fault: the run ended after {summary['updates']} updates; "
-        f"{run} has its weights; train(..., directory={str(run)!r}, resume=True) goes on from its last checkpoint"
+        f"{run} has its weights; train(..., directory={str(run)!r}, resume=True) continues from its last checkpoint"
     )
     assert summary["problem"] == "the evaluation raised ZeroDivisionError: an own fault"
     assert summary["loss"] is None
@@ -231,7 +231,7 @@ def test_the_directory_of_a_run_is_met_with_resume(tiny: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert main([*TRAIN, "--directory", "run"]) == 2
     assert one_line(capsys) == (
-        "error: run holds a run already: go on with it (paceline train --resume run, or train(..., resume=True) in "
+        "error: run holds a run already: resume it (paceline train --resume run, or train(..., resume=True) in "
         "Python), or choose another directory\n"
     )
     assert contents(Path("run")) == before

@@ -99,7 +99,7 @@ def test_sigterm_ends_a_run_with_one_line_that_says_how_to_go_on(
         main([*TRAIN, "--directory", "run"])
     assert ended.value.code == 143
     assert one_line(capsys) == (
-        "terminated; everything so far is in run; paceline train --resume run goes on from its last checkpoint\n"
+        "terminated; everything so far is in run; paceline train --resume run continues from its last checkpoint\n"
     )
     assert main(["train", "--resume", "run", "--no-check-step"]) == 0
 
@@ -107,7 +107,7 @@ def test_sigterm_ends_a_run_with_one_line_that_says_how_to_go_on(
 def test_sigterm_before_a_run_has_begun_is_one_line(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.engine.train.launch", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("paceline.engine.setup.launch", lambda *args, **options: os.kill(os.getpid(), signal.SIGTERM))
     assert main([*TRAIN, "--directory", "run"]) == 143
     assert one_line(capsys) == "terminated; nothing was written\n"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_a_run_with_one_line_that_says_how_to_go_on(
         assert main([*TRAIN, "--directory", "run"]) == 130
     finally:
         signal.signal(signal.SIGINT, before)
-    assert "run; paceline train --resume run goes on from its last checkpoint\n" in one_line(capsys)
+    assert "run; paceline train --resume run continues from its last checkpoint\n" in one_line(capsys)
 
 
 def test_in_python_the_log_says_what_ended_a_run(
@@ -134,7 +134,7 @@ def test_in_python_the_log_says_what_ended_a_run(
     (record,) = caplog.records
     assert record.getMessage() == (
         f"SIGTERM: the run ended after 8 updates; {tmp_path}/run has its weights; "
-        f"train(..., directory='{tmp_path}/run', resume=True) goes on from its last checkpoint"
+        f"train(..., directory='{tmp_path}/run', resume=True) continues from its last checkpoint"
     )
 
 

@@ -157,7 +157,7 @@ def test_ctrl_c_before_anything_was_measured(
     def interrupted(*arguments: Any, **named: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profiling, "launch", interrupted)
+    monkeypatch.setattr("paceline.engine.setup.launch", interrupted)
     assert main(["profile", str(three)]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted; nothing was written"
     assert not Path("profiles").exists()
@@ -173,7 +173,7 @@ def test_the_model_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
         servers.append(server)
         return crew, server
 
-    monkeypatch.setattr(profiling, "launch", watched)
+    monkeypatch.setattr("paceline.engine.setup.launch", watched)
     train, test = digits()
     task = pl.Task(linear(), torch.nn.functional.cross_entropy, train, test)
     before = {name: value.clone() for name, value in task.model.state_dict().items()}

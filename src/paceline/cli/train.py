@@ -96,7 +96,7 @@ def _kept(path: Path) -> str:
 
     if not (path / "config.json").exists():
         return "nothing was written"
-    return f"everything so far is in {path}; {RunDirectory(path, {'config.toml': ''}).how_to_go_on()}"
+    return f"everything so far is in {path}; {RunDirectory(path, {'config.toml': ''}).how_to_resume()}"
 
 
 def _tell(run: "Run", label: str) -> "Measures":

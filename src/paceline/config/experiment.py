@@ -19,13 +19,15 @@ from paceline.config.file import Chosen, Config, TaskChoice, read_config, write_
 from paceline.config.toml import nearest, shown
 from paceline.core.errors import ConfigError
 from paceline.data.partition import deal
-from paceline.engine.replay import Replay, replay
+from paceline.engine.replay import Replay, replay_spec
 from paceline.engine.result import Run
-from paceline.engine.train import train
+from paceline.engine.spec import RunSpec
+from paceline.engine.train import Output, run_spec
 from paceline.fleets.base import labels_of
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, refuse_closures
 from paceline.learning.task import Task
 from paceline.randomness import stream
+from paceline.storage.reading import read_run
 from paceline.storage.run_directory import RunDirectory
 from paceline.strategies.checks import check_fits
 from paceline.strategies.names import StrategyChoice
@@ -89,25 +91,8 @@ def run(
     level = log.level
     log.setLevel(logging.ERROR)  # what was left out is in the run, and told at its end
     try:
-        return train(
-            make_task(config.task, seed),
-            strategy=choice.strategy(config.fleet.medians, labels_of(config.fleet)),
-            fleet=config.fleet,
-            optimizer=make_optimizer(config.optimizer, lr),
-            scheduler=make_scheduler(config.scheduler) if config.scheduler else None,
-            stop=config.stop,
-            batch_size=config.batch_size,
-            partition=config.partition,
-            sampling=config.sampling,
-            clip_norm=config.clip_norm,
-            every=config.every,
-            seed=seed,
-            directory=place,
-            checkpoint=config.checkpoint if place else None,
-            resume=resume,
-            tensorboard=tensorboard,
-            progress=progress,
-        )
+        task, spec = prepared(config, choice, seed, lr)
+        return run_spec(task, spec, Output(place, config.checkpoint if place else None, resume, tensorboard, progress))
     finally:
         log.setLevel(level)
 
@@ -115,20 +100,27 @@ def run(
 def replay_run(directory: Path) -> Replay:
     """Make a run again from its trace, as its ``config.toml`` describes it."""
     config = read_config(directory / "config.toml")
-    choice, seed = config.strategies[0], config.seeds[0]
-    return replay(
-        directory,
-        make_task(config.task, seed),
+    return replay_spec(read_run(directory), *prepared(config, config.strategies[0], config.seeds[0]))
+
+
+def prepared(config: Config, choice: StrategyChoice, seed: int, lr: float | None = None) -> tuple[Task, RunSpec]:
+    """The task of one run, and everything else that its result depends on."""
+    task = make_task(config.task, seed)
+    spec = RunSpec.of(
+        task,
         strategy=choice.strategy(config.fleet.medians, labels_of(config.fleet)),
         fleet=config.fleet,
-        optimizer=make_optimizer(config.optimizer),
+        optimizer=make_optimizer(config.optimizer, lr),
         scheduler=make_scheduler(config.scheduler) if config.scheduler else None,
+        stop=config.stop,
         batch_size=config.batch_size,
         partition=config.partition,
         sampling=config.sampling,
         clip_norm=config.clip_norm,
+        every=config.every,
         seed=seed,
     )
+    return task, spec
 
 
 def settled(config: Config, choice: StrategyChoice, seed: int, lr: float | None) -> Config:

@@ -75,7 +75,7 @@ _INDICES: Mapping[str, Callable[[LedgerState], Iterable[Ticket]]] = {
     "running": lambda ledger: ledger.running.values(),
     "recalled": lambda ledger: ledger.recalled,
     "handed in": lambda ledger: ledger.handed_in,
-    "kept": lambda ledger: ledger.kept,
+    "kept": lambda ledger: ledger.kept.keys(),
 }
 
 

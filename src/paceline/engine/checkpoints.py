@@ -6,11 +6,8 @@ from typing import Any
 
 from paceline.core.errors import CannotWrite, ConfigError, PacelineError
 from paceline.core.stateful import State, Stateful, check_stateful
-from paceline.data.batches import Batches
 from paceline.engine.limits import Every, Interval
 from paceline.engine.loop import Loop
-from paceline.fleets.base import WorkerGroup
-from paceline.learning.learner import Learner
 from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
 from paceline.storage.metrics import Row
 from paceline.storage.run_directory import RunDirectory
@@ -22,31 +19,21 @@ log = logging.getLogger("paceline")
 UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def changing_parts(server: Learner, batches: Batches, crew: WorkerGroup, *, needed: bool) -> Mapping[str, object]:
-    """What changes in a run, and can be put aside. None of it if something cannot, unless that is ``needed``."""
-    parts: dict[str, object] = {
-        "server": server, "sampling": batches, "crew": crew, "contributions": server.contributions
-    }  # fmt: skip
-    if not needed and not all(isinstance(part, Stateful) for part in parts.values()):
-        return {}
-    return check_stateful(parts)
-
-
 class Checkpoints:
     """Keeps the parts of a run, each by its name."""
 
     def __init__(
-        self, directory: RunDirectory, trace: TraceWriter, parts: Mapping[str, object], every: Every | None
+        self, directory: RunDirectory, trace: TraceWriter, parts: Mapping[str, Stateful], every: Every | None
     ) -> None:
         self._directory = directory
         self._trace = trace
         self._parts = check_stateful({**parts, "metrics": directory.metrics, "trace": trace})
         self._every = every
-        self._agenda = Interval(every)
+        self._interval = Interval(every)
         self._resumed = False
 
     def due(self, updates: int, seconds: float) -> bool:
-        return self._every is not None and self._agenda.due(updates, seconds)
+        return self._every is not None and self._interval.due(updates, seconds)
 
     def save(self) -> None:
         write_checkpoint(self._directory.checkpoint, {name: part.state() for name, part in self._parts.items()})
@@ -59,7 +46,7 @@ class Checkpoints:
         try:
             self.save()
         except CannotWrite as error:
-            return f"{error}; {self.how_to_go_on()}"
+            return f"{error}; {self.how_to_resume()}"
         except ConfigError as error:
             if self._every is not None:
                 raise
@@ -67,8 +54,8 @@ class Checkpoints:
             log.warning("the run cannot be resumed: %s", error)
         return None
 
-    def how_to_go_on(self) -> str:
-        return self._directory.how_to_go_on()
+    def how_to_resume(self) -> str:
+        return self._directory.how_to_resume()
 
     def resume(self) -> Sequence[Row]:
         """Take up the run where the checkpoint left it; its history. What cannot be is refused, and stays as it is."""

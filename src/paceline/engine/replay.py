@@ -6,7 +6,7 @@ else: the weights must be the same, bit for bit.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,16 @@ from paceline.core.errors import ConfigError, IllegalDecision, ImpossibleEvent
 from paceline.core.messages import Step
 from paceline.data.batches import Sampling, Shuffled
 from paceline.data.partition import Equal, Partition
-from paceline.engine.arguments import check_arguments, strategy_for
 from paceline.engine.limits import AtUpdates, Every, Stop
 from paceline.engine.result import Run
-from paceline.engine.train import settings_of, train
+from paceline.engine.spec import RunSpec
+from paceline.engine.train import Output, run_spec
 from paceline.fleets.base import Fleet
 from paceline.fleets.replayed import Replayed
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task
 from paceline.storage.reading import SavedRun, read_run
-from paceline.storage.run_directory import first_difference
+from paceline.storage.spec_file import spec_difference
 from paceline.trace.reading import Trace
 
 
@@ -66,35 +66,26 @@ def replay(
 
     Nothing is written. The same bits can be expected on the same machine, of a run on processes or of a simulated one.
     """
-    check_arguments(task=task, partition=partition, sampling=sampling)
-    strategy = strategy_for(strategy, fleet)
-    saved = read_run(Path(directory))
-    settings = settings_of(
-        strategy=strategy, fleet=fleet, partition=partition, sampling=sampling,
-        batch_size=batch_size, clip_norm=clip_norm, seed=seed, task=task,
+    spec = RunSpec.of(  # the recorded run tells when it stopped
+        task, strategy=strategy, fleet=fleet, optimizer=optimizer, stop=Stop(updates=1),
+        batch_size=batch_size, partition=partition, sampling=sampling, scheduler=scheduler, clip_norm=clip_norm,
+        seed=seed,
     )  # fmt: skip
-    if (name := first_difference(saved.config, settings)) is not None:
-        raise ConfigError(f"cannot replay {directory}: {name} was {saved.config.get(name)}, and is {settings[name]}")
+    return replay_spec(read_run(Path(directory)), task, spec)
+
+
+def replay_spec(saved: SavedRun, task: Task, spec: RunSpec) -> Replay:
+    """Make a recorded run again from its trace: what ``replay`` does once its arguments are checked."""
+    if found := spec_difference(saved.config, spec, but=("stop", "every")):
+        raise ConfigError(f"cannot replay {saved.path}: the run was begun with {found}")
     updates = _updates(saved)
+    # a scheduler may look at what the evaluations told
+    every = AtUpdates(chosen=tuple(row.updates for row in saved.rows)) if spec.scheduler else Every(updates=updates)
+    again = replace(spec, fleet=Replayed(spec.fleet, saved.trace), stop=Stop(updates=updates), every=every)
     try:
-        run = train(
-            task,
-            strategy=strategy,
-            fleet=Replayed(fleet, saved.trace),
-            optimizer=optimizer,
-            scheduler=scheduler,
-            stop=Stop(updates=updates),
-            # a scheduler may look at what the evaluations told
-            every=AtUpdates(chosen=tuple(row.updates for row in saved.rows)) if scheduler else Every(updates=updates),
-            batch_size=batch_size,
-            partition=partition,
-            sampling=sampling,
-            clip_norm=clip_norm,
-            seed=seed,
-            progress=False,
-        )
+        run = run_spec(task, again, Output(progress=False))
     except (ImpossibleEvent, IllegalDecision) as error:
-        raise ConfigError(f"cannot replay {directory}: it goes another way than its trace ({error})") from None
+        raise ConfigError(f"cannot replay {saved.path}: it goes another way than its trace ({error})") from None
     return Replay(run, _departure(saved.trace, run.trace), *_compared(saved, run.model.state_dict()))
 
 

@@ -36,7 +36,7 @@ class Runner:
         self._pruned = pruned
         self._most_samples = math.inf if stop.epochs is None else stop.epochs * epoch_samples
 
-    def come(self, line: Progress, checkpoints: Checkpoints | None) -> Ended:
+    def run(self, line: Progress, checkpoints: Checkpoints | None) -> Ended:
         judge = self._judge
         self._check_ahead()
         if checkpoints is not None:
@@ -54,7 +54,7 @@ class Runner:
             except EvaluationFailed as failed:
                 ended = Ended("evaluation failed", str(failed), error=failed.error)
             except CannotWrite as error:
-                raise CannotWrite(f"{error}; {checkpoints.how_to_go_on()}" if checkpoints else str(error)) from None
+                raise CannotWrite(f"{error}; {checkpoints.how_to_resume()}" if checkpoints else str(error)) from None
             if checkpoints is not None and ended.why != "diverged" and (unsaved := checkpoints.save_at_end()):
                 ended = replace(ended, problem="; ".join(filter(None, (ended.problem, unsaved))))
             seconds = self._seconds_at_end(ended)

@@ -3,9 +3,8 @@
 import logging
 import math
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.callbacks.base import Callback
@@ -14,35 +13,54 @@ from paceline.callbacks.tensorboard import TensorBoard
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import CannotWrite, ConfigError
 from paceline.data.batches import Sampling, Shuffled
-from paceline.data.partition import Equal, Partition, deal
+from paceline.data.partition import Equal, Partition
 from paceline.engine.arguments import check_arguments, strategy_for, whole
-from paceline.engine.build import launch, warn_of_settings_without_effect
-from paceline.engine.checkpoints import Checkpoints, changing_parts
+from paceline.engine.build import warn_of_settings_without_effect
+from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.evaluation import Evaluator
 from paceline.engine.limits import Every, Stop
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
 from paceline.engine.result import Run
 from paceline.engine.runner import Ended, Runner
+from paceline.engine.setup import Setup, set_up
 from paceline.engine.signals import end_by
+from paceline.engine.spec import RunSpec
 from paceline.fleets.base import Fleet
 from paceline.fleets.replayed import Replayed, ReplayedWorkers
 from paceline.fleets.simulated.fleet import SimulatedFleet, SimulatedWorkers
 from paceline.learning.generators import Generators, own_generators
 from paceline.learning.gradients.lazy import evaluation_of
-from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, Recipe
+from paceline.learning.optimizers import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task, device_of
-from paceline.learning.threads import own_threads
-from paceline.learning.workload import Workload, workload_of
+from paceline.learning.workload import Workload
 from paceline.pruning.record import write_pruning
-from paceline.pruning.shards import pruned_shards
-from paceline.randomness import stream
-from paceline.storage.run_directory import RunDirectory, place_of, plain_repr
+from paceline.storage.run_directory import RunDirectory, place_of
 from paceline.storage.saved_models import save_local
 from paceline.strategies.checks import check_fits
 from paceline.trace.reading import Trace
 from paceline.trace.writing import TraceWriter
 
 log = logging.getLogger("paceline")
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a run leaves besides its result, and what it shows; see ``train``. The result does not depend on it."""
+
+    directory: Path | str | RunDirectory | None = None
+    checkpoint: Every | None = None
+    resume: bool = False
+    tensorboard: bool = False
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_arguments(
+            directory=self.directory, checkpoint=self.checkpoint, resume=self.resume, tensorboard=self.tensorboard,
+            progress=self.progress,
+        )  # fmt: skip
+        for name in ("tensorboard", "checkpoint", "resume"):
+            if (wanted := getattr(self, name)) and self.directory is None:
+                raise ConfigError(f"{name}={wanted} needs a directory")
 
 
 def train(
@@ -90,97 +108,77 @@ def train(
     To ``resume`` a run give the same arguments again; only ``stop``, ``checkpoint``, ``tensorboard`` and ``progress``
     may differ.
     """
-    check_arguments(
-        task=task, scheduler=scheduler, clip_norm=clip_norm, stop=stop, every=every,
-        partition=partition, sampling=sampling, directory=directory, checkpoint=checkpoint, resume=resume,
-        tensorboard=tensorboard, progress=progress,
+    spec = RunSpec.of(
+        task, strategy=strategy, fleet=fleet, optimizer=optimizer, stop=stop, batch_size=batch_size,
+        partition=partition, sampling=sampling, scheduler=scheduler, clip_norm=clip_norm, every=every, seed=seed,
     )  # fmt: skip
-    strategy, batch_size, seed = strategy_for(strategy, fleet), whole("batch_size", batch_size), whole("seed", seed)
-    recipe = Recipe(optimizer, scheduler, None if clip_norm is None else float(clip_norm))
-    stop = _earliest(stop, strategy)
-    _check_together(strategy, fleet, batch_size)
-    _refuse_without(directory, tensorboard=tensorboard, checkpoint=checkpoint, resume=resume)
-    with own_generators(seed):  # data sets may draw random numbers when they are looked at
-        if stop.target is not None and math.isnan(task.evaluator()(task.model)[1]):
-            raise ConfigError(f"a target of {stop.target} can never be reached: the evaluation tells no accuracy")
-        shards = deal(partition, task.training_samples(), fleet.workers, batch_size, stream(seed, "partition"))
-    settings = settings_of(
-        strategy=strategy, fleet=fleet, partition=partition, sampling=sampling,
-        batch_size=batch_size, clip_norm=recipe.clip_norm, seed=seed, task=task,
-    )  # fmt: skip
-    config = {**settings, "stop": repr(stop), "every": repr(every)}
+    return run_spec(task, spec, Output(directory, checkpoint, resume, tensorboard, progress))
+
+
+def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
+    """Train ``task`` as ``spec`` says: what ``train`` does once its arguments are checked."""
+    if not isinstance(spec.fleet, Replayed):  # it was said when that run began
+        warn_of_settings_without_effect(spec.strategy, spec.fleet)
+    _check_target(task, spec)
     with ExitStack() as stack:
-        stack.enter_context(_surroundings(fleet, seed))
-        workload = workload_of(task, shards, batch_size)
-        batches = sampling.open(shards, batch_size, seed)
-        pruned = pruned_shards(batches)
-        crew, server = launch(strategy, fleet, workload, recipe, batches=batches, seed=seed)
-        stack.callback(crew.close)
-        changing = changing_parts(server, batches, crew, needed=checkpoint is not None or resume)
-        opened = None if directory is None else place_of(directory).open(config, resume=resume)
+        setup = stack.enter_context(set_up(task, spec))
+        stateful = setup.stateful(needed=output.checkpoint is not None or output.resume)
+        opened = None if output.directory is None else place_of(output.directory).open(spec, resume=output.resume)
         if opened is not None:
             stack.enter_context(opened)
-        goes_on = opened is not None and opened.goes_on
-        writer = TraceWriter(opened.trace if opened else None, crew.about, resumed=goes_on)
+        resumed = opened is not None and opened.resumed
+        writer = TraceWriter(opened.trace if opened else None, setup.workers.about, resumed=resumed)
         stack.callback(writer.release)
-        if isinstance(crew, SimulatedWorkers | ReplayedWorkers):
-            crew.announce = writer.note
-        loop = Loop(strategy, crew, server, writer, stop.seconds)
-        line = stack.enter_context(Progress(type(strategy).__name__, stop, loop.coordinator.ledger, progress))
-        callbacks: list[Callback] = [line] if opened is None else [opened.metrics, line]
-        judge = Evaluator(replace(task, loss=workload.loss.whole), server, every, callbacks)
+        if isinstance(setup.workers, SimulatedWorkers | ReplayedWorkers):
+            setup.workers.announce = writer.note
+        loop = Loop(spec.strategy, setup.workers, setup.server, writer, spec.stop.seconds)
+        label = type(spec.strategy).__name__
+        progress = stack.enter_context(Progress(label, spec.stop, loop.coordinator.ledger, output.progress))
+        callbacks: list[Callback] = [progress] if opened is None else [opened.metrics, progress]
+        evaluator = Evaluator(replace(task, loss=setup.workload.loss.whole), setup.server, spec.every, callbacks)
         checkpoints = None
-        if opened is not None and changing:
-            parts = {**changing, "loop": loop, "judge": judge, "random": Generators(device_of(server.model))}
-            checkpoints = Checkpoints(opened, writer, parts, checkpoint)
-            if goes_on:
-                judge.history += checkpoints.resume()
-        if opened is not None and tensorboard:
-            after = judge.history[-1].updates if judge.history else None
+        if opened is not None and stateful:
+            stateful |= {"loop": loop, "judge": evaluator, "random": Generators(device_of(setup.server.model))}
+            checkpoints = Checkpoints(opened, writer, stateful, output.checkpoint)
+            if resumed:
+                evaluator.history += checkpoints.resume()
+        if opened is not None and output.tensorboard:
+            after = evaluator.history[-1].updates if evaluator.history else None
             callbacks.append(stack.enter_context(TensorBoard(opened.path / "tensorboard", after)))
-        whole_epoch = sum(len(shard) // batch_size * batch_size for shard in shards)
-        ended = Runner(stop, loop, judge, whole_epoch, pruned).come(line, checkpoints)
-        run = Run(
-            model=server.model,
-            loss=workload.trained_loss,
-            history=judge.history,
-            trace=writer.close(),
-            mean_staleness=judge.staleness.mean,
-            max_staleness=judge.staleness.maximum,
-            ended=ended.why,
-            problem=ended.problem,
-            spoiled=server.non_finite,
-            directory=opened.path if opened else None,
-            evaluation=evaluation_of(server.contributions),
-            local=(local := server.best_local()),
-            costs=crew.costs if local is not None and isinstance(crew, SimulatedWorkers) else None,
-            pruning=pruned.record if pruned else None,
-        )
+        ended = Runner(spec.stop, loop, evaluator, setup.epoch_samples, setup.pruned).run(progress, checkpoints)
+        run = _result(setup, evaluator, writer.close(), ended, opened)
         if opened is not None:
-            _keep(opened, run, workload)
+            _keep(opened, run, setup.workload)
     _raise_what_ended(ended, run, opened)
     return run
 
 
-@contextmanager
-def _surroundings(fleet: Fleet, seed: int) -> Iterator[None]:
-    """Random numbers and threads of a run's own; those of the process are as they were when it ends."""
-    own = fleet.fleet if isinstance(fleet, Replayed) else fleet
-    threads = own_threads(own.threads) if isinstance(own, SimulatedFleet) else nullcontext()
-    with seldom_collecting(), own_generators(seed), threads:
-        yield
+def _check_target(task: Task, spec: RunSpec) -> None:
+    if (target := spec.stop.target) is None:
+        return
+    with own_generators(spec.seed):  # data sets may draw random numbers when they are looked at
+        if math.isnan(task.evaluator()(task.model)[1]):
+            raise ConfigError(f"a target of {target} can never be reached: the evaluation tells no accuracy")
 
 
-def _check_together(strategy: Strategy, fleet: Fleet, batch_size: int) -> None:
-    check_fits(strategy, fleet.workers, batch_size)
-    if not isinstance(fleet, Replayed):  # it was said when that run began
-        warn_of_settings_without_effect(strategy, fleet)
-
-
-def _refuse_without(directory: object, **needing: object) -> None:
-    for name, wanted in needing.items():
-        if wanted and directory is None:
-            raise ConfigError(f"{name}={wanted} needs a directory")
+def _result(setup: Setup, evaluator: Evaluator, trace: Trace, ended: Ended, opened: RunDirectory | None) -> Run:
+    server, workers, pruned = setup.server, setup.workers, setup.pruned
+    return Run(
+        model=server.model,
+        loss=setup.workload.trained_loss,
+        history=evaluator.history,
+        trace=trace,
+        mean_staleness=evaluator.staleness.mean,
+        max_staleness=evaluator.staleness.maximum,
+        ended=ended.why,
+        problem=ended.problem,
+        spoiled=server.non_finite,
+        directory=opened.path if opened else None,
+        evaluation=evaluation_of(server.contributions),
+        local=(local := server.best_local()),
+        costs=workers.costs if local is not None and isinstance(workers, SimulatedWorkers) else None,
+        pruning=pruned.record if pruned else None,
+    )
 
 
 def _keep(opened: RunDirectory, run: Run, workload: Workload) -> None:
@@ -192,17 +190,19 @@ def _keep(opened: RunDirectory, run: Run, workload: Workload) -> None:
             save_local(opened.path, run.local, workload)
         opened.finish(run.model, run.summary(), run.loss)
     except CannotWrite as error:
-        raise CannotWrite(f"{error}; {opened.how_to_go_on()}") from None
+        raise CannotWrite(f"{error}; {opened.how_to_resume()}") from None
 
 
 def _raise_what_ended(ended: Ended, run: Run, opened: RunDirectory | None) -> None:
-    """A run that a signal or the user's own evaluation ended: say what is kept and how to go on, then raise it."""
+    """A run that a signal or the user's own evaluation ended: say what is kept and how to resume, then raise it."""
     if ended.signal is None and ended.error is None:
         if ended.problem is not None and ended.why != "diverged":
             log.warning("%s", ended.problem)
         return
     what = signal.Signals(ended.signal).name if ended.signal else ended.problem
-    kept = f"{opened.path} has its weights; {opened.how_to_go_on()}" if opened else "nothing was kept: give a directory"
+    kept = (
+        f"{opened.path} has its weights; {opened.how_to_resume()}" if opened else "nothing was kept: give a directory"
+    )
     line = f"{what}: the run ended after {run.history[-1].updates:,} updates; {kept}"
     if ended.error is not None:
         ended.error.add_note(line)
@@ -210,27 +210,6 @@ def _raise_what_ended(ended: Ended, run: Run, opened: RunDirectory | None) -> No
     if ended.signal is not None:
         log.warning("%s", line)
         raise end_by(ended.signal)
-
-
-def _earliest(stop: Stop | None, strategy: Strategy) -> Stop:
-    """What was asked for, but no more updates than the strategy makes."""
-    rounds: int | None = getattr(strategy, "rounds", None)
-    if stop is None and rounds is None:
-        raise ConfigError("a run needs an end: give stop=Stop(updates= | epochs= | seconds= | target=)")
-    if stop is None or rounds is None:
-        return stop or Stop(updates=rounds)
-    return replace(stop, updates=rounds if stop.updates is None else min(stop.updates, rounds))
-
-
-def settings_of(
-    *, strategy: Strategy, fleet: Fleet, partition: Partition, sampling: Sampling,
-    batch_size: int, clip_norm: float | None, seed: int, task: Task,
-) -> dict[str, object]:  # fmt: skip
-    """What the result of a run depends on, besides code: as it is kept with the run."""
-    asked = {"strategy": strategy, "fleet": fleet, "partition": partition, "sampling": sampling}
-    numbers = {"batch_size": batch_size, "clip_norm": clip_norm, "seed": seed}
-    samples = len(task.training_samples())
-    return {**{name: plain_repr(value) for name, value in asked.items()}, **numbers, "training_samples": samples}
 
 
 def simulate(
@@ -246,11 +225,11 @@ def simulate(
     if stop.updates is None and stop.seconds is None:
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
     warn_of_settings_without_effect(strategy, fleet)
-    crew = fleet.open(seed)
-    writer = TraceWriter(Path(trace).resolve() if trace else None, crew.about)
-    crew.announce = writer.note
+    workers = fleet.open(seed)
+    writer = TraceWriter(Path(trace).resolve() if trace else None, workers.about)
+    workers.announce = writer.note
     with seldom_collecting():
-        for update in Loop(strategy, crew, NoLearner(), writer, stop.seconds):
+        for update in Loop(strategy, workers, NoLearner(), writer, stop.seconds):
             if update.version + 1 == stop.updates:
                 break
     return writer.close()

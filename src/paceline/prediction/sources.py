@@ -30,6 +30,7 @@ from paceline.fleets.base import labels_of
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.prediction.predict import Descent, Goal, Prediction, conclude, descent_of, prediction_of
 from paceline.prediction.what_if import Survey, recorded_fleet
+from paceline.storage.run_directory import check_files
 from paceline.strategies.names import StrategyChoice, parse_strategy
 from paceline.theory.runtime.costs import runtime
 from paceline.trace.durations import doubts
@@ -95,6 +96,8 @@ def _of_parts(table: dict[str, Any], source: str) -> Source:
 
 
 def _of_trace(path: Path, chosen: tuple[StrategyChoice, ...]) -> Source:
+    if path.is_dir():
+        check_files(path)
     trace = read_trace(path)
     directory = path if path.is_dir() else path.parent
     check_regular(directory / "config.toml")

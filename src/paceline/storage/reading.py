@@ -1,7 +1,5 @@
 """A run as it lies on disk: whole, or as far as it came before it was killed."""
 
-import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +11,8 @@ from paceline.core.errors import ConfigError
 from paceline.files import read_regular
 from paceline.storage.metrics import Row, read_rows
 from paceline.storage.run_directory import check_files
+from paceline.storage.spec_file import LARGEST, field_of, read_object, read_spec, spell_field
 from paceline.trace.reading import Trace, read_trace
-
-LARGEST = 1 << 24  # bytes of a configuration or a summary
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class SavedRun:
 
     @property
     def strategy(self) -> str:
-        return str(self.config.get("strategy", "unknown strategy"))
+        return spell_field(self.config, "strategy") if "strategy" in self.config else "unknown strategy"
 
     @property
     def ended(self) -> str:
@@ -55,8 +52,8 @@ def read_run(path: Path) -> SavedRun:
     check_files(path)
     if not (path / "config.json").is_file():
         raise ConfigError(f"{path} is not the directory of a run: it has no config.json")
-    config = _object(path / "config.json")
-    summary = _object(path / "summary.json") if (path / "summary.json").exists() else None
+    config = read_spec(path / "config.json")
+    summary = read_object(path / "summary.json") if (path / "summary.json").exists() else None
     trace = read_trace(path)
     _ = trace.about
     return SavedRun(path, config, read_rows(path / "metrics.jsonl"), summary, _target(path, config), trace)
@@ -70,16 +67,6 @@ def names_of(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [f"{path} ({number})" for number, path in enumerate(paths, start=1)]
-
-
-def _object(file: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads(read_regular(file, LARGEST))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read {file}: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"cannot read {file}: it holds no JSON object")
-    return value
 
 
 def _target(path: Path, config: Mapping[str, Any]) -> float | None:
@@ -96,9 +83,8 @@ def _target(path: Path, config: Mapping[str, Any]) -> float | None:
 
 
 def _stop(config: Mapping[str, Any], name: str) -> float | None:
-    """A field of ``Stop(...)``, as the configuration spells it."""
-    found = re.search(rf"\b{name}=([0-9.eE+-]+)", str(config.get("stop", "")))
+    """A limit of the run, where its configuration has one."""
     try:
-        return float(real(float(found[1]))) if found else None
-    except ValueError:
+        return None if (value := field_of(config, "stop", name)) is None else float(real(value))
+    except (ValueError, TypeError):
         return None

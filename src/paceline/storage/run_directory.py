@@ -1,9 +1,9 @@
 """What a run leaves on disk.
 
-config.json             what was asked for, everything filled in
+config.json             what the result depends on, see ``spec_file``
 trace.jsonl             events and instructions, as they happen
-metrics.jsonl           a line for each judgement of the model, as they happen
-checkpoint.safetensors  all that is needed to go on: now and then, when the run is interrupted, and at its end
+metrics.jsonl           a line for each evaluation of the model, as they happen
+checkpoint.safetensors  all that is needed to resume: at intervals, when the run is interrupted, and at its end
 model.safetensors       the weights and buffers at the end; pruning.safetensors, which samples were left out, if any
 loss.safetensors        those of a loss that has parameters of its own
 summary.json            how it ended; the last file to be written
@@ -12,7 +12,6 @@ The command line adds config.toml at the start, and a run that hands in models l
 """
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +21,15 @@ from paceline.files import (
     check_parent,
     check_regular,
     is_partial,
-    read_regular,
     remove_partial,
     write_atomically,
     writing,
 )
 from paceline.storage.metrics import MetricsFile
+from paceline.storage.spec_file import read_spec, spec_difference, spec_text
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from torch import nn
 
 MAY_CHANGE = ("stop",)  # between a run and its continuation
@@ -43,59 +43,49 @@ WRITTEN_IN_PLACE = ("trace.jsonl", "metrics.jsonl")
 class RunDirectory:
     """The directory of one run, and further ``notes`` (file name to text) to keep in it.
 
-    ``goes_on`` tells that it holds a checkpoint to resume from. Then nothing is changed until ``cut``, so that a run
+    ``resumed`` tells that it holds a checkpoint to resume from. Then nothing is changed until ``cut``, so that a run
     that cannot be resumed stays as it is.
     """
 
     def __init__(self, path: Path | str, notes: Mapping[str, str] | None = None) -> None:
         self.path = Path(path)
-        self.goes_on = False
+        self.resumed = False
         self._notes = notes or {}
 
-    def open(self, config: Mapping[str, Any], *, resume: bool) -> "RunDirectory":
-        """Begin a run in an empty directory; or find one of the same ``config`` there, to resume."""
-        self._config = config
+    def open(
+        self, spec: "DataclassInstance", *, resume: bool = False, extra: Mapping[str, Any] | None = None
+    ) -> "RunDirectory":
+        """Begin a run of this spec in an empty directory; or find one there, to resume. ``extra`` is kept with it."""
         check_files(self.path, written=True)
         if resume and (self.path / "config.json").is_file():
-            self._check_same()
-            self.goes_on = self.checkpoint.exists()
+            if found := spec_difference(read_spec(self.path / "config.json"), spec, MAY_CHANGE):
+                raise ConfigError(f"cannot resume {self.path}: the run was begun with {found}")
+            self.resumed = self.checkpoint.exists()
         else:
             self.check_empty(resume=resume)
+        self._config = spec_text(spec, extra or {})
         metrics = self.path / "metrics.jsonl"
-        if self.goes_on and not metrics.is_file():
+        if self.resumed and not metrics.is_file():
             raise ConfigError(f"cannot resume {self.path}: it has no metrics.jsonl")
-        if not self.goes_on:
+        if not self.resumed:
             with writing(metrics):
                 self._write_config()
-        self.metrics = MetricsFile(metrics, resumed=self.goes_on)
+        self.metrics = MetricsFile(metrics, resumed=self.resumed)
         return self
 
-    def how_to_go_on(self) -> str:
+    def how_to_resume(self) -> str:
         """What to do with a run that did not come to its end."""
         again = f"train(..., directory={str(self.path)!r}, resume=True)"
         again = f"paceline train --resume {self.path}" if "config.toml" in self._notes else again
         there = self.checkpoint.is_file()
-        return f"{again} goes on from its {'last checkpoint' if there else 'start, for there is no checkpoint'}"
+        return f"{again} continues from its {'last checkpoint' if there else 'start, for there is no checkpoint'}"
 
     def _write_config(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         remove_partial(self.path)
-        write_atomically(self.path / "config.json", _json(self._config))
+        write_atomically(self.path / "config.json", self._config)
         for name, text in self._notes.items():
             write_atomically(self.path / name, text)
-
-    def _check_same(self) -> None:
-        now = {name: value for name, value in self._config.items() if name not in MAY_CHANGE}
-        try:
-            saved = json.loads(read_regular(self.path / "config.json"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"cannot read {self.path / 'config.json'}: {error}") from None
-        if not isinstance(saved, dict):
-            raise ConfigError(f"cannot read {self.path / 'config.json'}: it holds no JSON object")
-        if (name := first_difference(saved, now)) is not None:
-            raise ConfigError(
-                f"cannot resume {self.path}: the run was begun with {name} = {saved.get(name)}, not {now[name]}"
-            )
 
     def check_empty(self, *, resume: bool = False) -> None:
         """Raise ``ConfigError`` if there is something that is no run to resume."""
@@ -111,13 +101,13 @@ class RunDirectory:
 
     def _refuse_another(self) -> None:
         try:
-            profile = "profile" in json.loads(read_regular(self.path / "config.json"))
-        except (ConfigError, OSError, ValueError, TypeError):
+            profile = "profile" in read_spec(self.path / "config.json")
+        except (ConfigError, OSError):
             profile = False
         if profile:
             raise ConfigError(f"{self.path} holds a profile already: choose another directory")
-        go_on = f"go on with it (paceline train --resume {self.path}, or train(..., resume=True) in Python)"
-        raise ConfigError(f"{self.path} holds a run already: {go_on}, or choose another directory")
+        resume = f"resume it (paceline train --resume {self.path}, or train(..., resume=True) in Python)"
+        raise ConfigError(f"{self.path} holds a run already: {resume}, or choose another directory")
 
     @property
     def trace(self) -> Path:
@@ -128,7 +118,7 @@ class RunDirectory:
         return self.path / "checkpoint.safetensors"
 
     def cut(self) -> None:
-        """Forget what was written after the state that was restored."""
+        """Remove what was written after the state that was restored."""
         self._write_config()
         self.metrics.cut()
         with writing(self.path):
@@ -149,11 +139,11 @@ class RunDirectory:
                 values = module.state_dict().items()
                 tensors = {key: value.detach().cpu().contiguous().clone() for key, value in values}
                 write_atomically(self.path / f"{name}.safetensors", save(tensors))
-        write_atomically(self.path / "summary.json", _json(summary))
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
 
 
 def check_files(path: Path, *, written: bool = False) -> None:
-    """Refuse a directory in which a file of a run is a link, a pipe or the like.
+    """Refuse a run directory of a newer format, and one in which a file of a run is a link, a pipe or the like.
 
     Where it is to be ``written``, also one whose files would be changed under a second name.
     """
@@ -163,6 +153,8 @@ def check_files(path: Path, *, written: bool = False) -> None:
         check_regular(path / name, written=written)
     if (path / "tensorboard").is_symlink():
         raise ConfigError(f"{path / 'tensorboard'} is a symbolic link, and none is followed: put a directory there")
+    if (path / "config.json").is_file():
+        read_spec(path / "config.json")  # one of a newer format says nothing that can be relied on
 
 
 def place_of(directory: Path | str | RunDirectory) -> RunDirectory:
@@ -172,18 +164,3 @@ def place_of(directory: Path | str | RunDirectory) -> RunDirectory:
 def _others(path: Path) -> bool:
     """Is there anything that a killed run cannot have left before its first whole file?"""
     return any(not is_partial(each) for each in path.iterdir())
-
-
-def plain_repr(value: object) -> str:
-    """A description; where an object lies in memory is left out, for it says nothing about a run."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
-
-
-def first_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first setting that is another one now."""
-    plain = json.loads(_json(now))
-    return next((name for name in plain if saved.get(name) != plain[name]), None)
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2, sort_keys=True) + "\n"

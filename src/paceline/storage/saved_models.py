@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
 from paceline.files import check_regular, is_there, write_atomically
+from paceline.storage.spec_file import read_spec
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -67,6 +68,8 @@ def load(
            run code of theirs on this machine: say so only of your own runs, or of somebody whose programs you would run
     """
     directory = Path(directory)
+    if (directory / "config.json").is_file():
+        read_spec(directory / "config.json")  # one of a newer format may hold something else
     tensors = _weights(directory, which)
     if model is None:
         _check_architecture(directory, trust=trust)

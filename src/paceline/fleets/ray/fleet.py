@@ -118,7 +118,12 @@ class PersistentRayFleet:
     session: "ClusterSession"
 
     def __repr__(self) -> str:
-        return repr(self.fleet)  # results do not depend on it
+        return repr(self.fleet)
+
+    @property
+    def described_as(self) -> RayFleet:
+        """What a run directory keeps: results do not depend on whether the actors stay."""
+        return self.fleet
 
     @property
     def workers(self) -> int:

@@ -1,0 +1,77 @@
+"""What a run is made of, from its spec: shards, batches, workers and the server; all of it ends with the run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+from paceline.core.stateful import Stateful, check_stateful
+from paceline.data.batches import Batches
+from paceline.data.partition import deal
+from paceline.engine.build import launch
+from paceline.engine.loop import seldom_collecting
+from paceline.engine.spec import RunSpec
+from paceline.fleets.base import Fleet, WorkerGroup
+from paceline.fleets.replayed import Replayed
+from paceline.fleets.simulated.fleet import SimulatedFleet
+from paceline.learning.generators import own_generators
+from paceline.learning.learner import Learner
+from paceline.learning.task import Task
+from paceline.learning.threads import own_threads
+from paceline.learning.workload import Workload, workload_of
+from paceline.pruning.shards import PrunedShards, pruned_shards
+from paceline.randomness import stream
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of a run that has begun. An epoch has ``epoch_samples``: what the shards hold in whole batches."""
+
+    workload: Workload
+    batches: Batches
+    workers: WorkerGroup
+    server: Learner
+    epoch_samples: int
+
+    @property
+    def pruned(self) -> PrunedShards | None:
+        return pruned_shards(self.batches)
+
+    def stateful(self, *, needed: bool) -> dict[str, Stateful]:
+        """The parts that a checkpoint holds, by their names in it.
+
+        Where one of them has no state, none; a ``ConfigError`` names it if checkpoints are ``needed``.
+        """
+        parts: dict[str, object] = {
+            "server": self.server,
+            "sampling": self.batches,
+            "crew": self.workers,
+            "contributions": self.server.contributions,
+        }
+        if not needed and not all(isinstance(part, Stateful) for part in parts.values()):
+            return {}
+        return dict(check_stateful(parts))
+
+
+@contextmanager
+def set_up(task: Task, spec: RunSpec) -> Iterator[Setup]:
+    """Start the workers of a run, and end them with it. Random numbers and threads are the run's own meanwhile."""
+    size, seed = spec.batch_size, spec.seed
+    with own_generators(seed):  # data sets may draw random numbers when they are looked at
+        shards = deal(spec.partition, task.training_samples(), spec.fleet.workers, size, stream(seed, "partition"))
+    with _environment(spec.fleet, seed):
+        workload = workload_of(task, shards, size)
+        batches = spec.sampling.open(shards, size, seed)
+        workers, server = launch(spec.strategy, spec.fleet, workload, spec.recipe, batches=batches, seed=seed)
+        try:
+            yield Setup(workload, batches, workers, server, sum(len(shard) // size * size for shard in shards))
+        finally:
+            workers.close()
+
+
+@contextmanager
+def _environment(fleet: Fleet, seed: int) -> Iterator[None]:
+    """Random numbers and threads of a run's own; those of the process are as they were when it ends."""
+    own = fleet.fleet if isinstance(fleet, Replayed) else fleet
+    threads = own_threads(own.threads) if isinstance(own, SimulatedFleet) else nullcontext()
+    with seldom_collecting(), own_generators(seed), threads:
+        yield

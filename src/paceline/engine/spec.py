@@ -1,0 +1,85 @@
+"""One value for a run: everything that its result depends on, besides the task and the code."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paceline.core.coordinator import Strategy
+from paceline.core.errors import ConfigError
+from paceline.data.batches import Sampling, Shuffled
+from paceline.data.partition import Equal, Partition
+from paceline.engine.arguments import check_arguments, strategy_for, whole
+from paceline.engine.limits import Every, Stop
+from paceline.fleets.base import Fleet
+from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, Recipe
+from paceline.learning.task import Task
+from paceline.strategies.checks import check_fits
+
+CODE: dict[str, Any] = {"compared": False}  # functions cannot be compared; a checkpoint tells what they made
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that the result of a run depends on, besides the task and the code; see ``train`` for the fields.
+
+    It is kept in ``config.json`` as data. A run is resumed or replayed only with a spec that is the same field by
+    field. A new field needs a default, which is what runs had that were begun before it.
+    """
+
+    strategy: Strategy
+    fleet: Fleet
+    stop: Stop
+    training_samples: int
+    optimizer: MakeOptimizer = field(metadata=CODE)
+    scheduler: MakeScheduler | None = field(default=None, metadata=CODE)
+    clip_norm: float | None = None
+    batch_size: int = 32
+    partition: Partition = field(default_factory=Equal)
+    sampling: Sampling = field(default_factory=Shuffled)
+    every: Every | None = None
+    seed: int = 0
+
+    @classmethod
+    def of(
+        cls, task: Task, *, strategy: Strategy | str, fleet: Fleet, optimizer: MakeOptimizer, stop: Stop | None = None,
+        batch_size: int = 32, partition: Partition = Equal(), sampling: Sampling = Shuffled(),
+        scheduler: MakeScheduler | None = None, clip_norm: float | None = None, every: Every | None = None,
+        seed: int = 0,
+    ) -> "RunSpec":  # fmt: skip
+        """The spec of a run from what a user gave, checked."""
+        check_arguments(
+            task=task, scheduler=scheduler, clip_norm=clip_norm, stop=stop, every=every, partition=partition,
+            sampling=sampling,
+        )  # fmt: skip
+        rule, size = strategy_for(strategy, fleet), whole("batch_size", batch_size)
+        spec = cls(
+            strategy=rule,
+            fleet=fleet,
+            stop=_earliest(stop, rule),
+            training_samples=len(task.training_samples()),
+            optimizer=optimizer,
+            scheduler=scheduler,
+            clip_norm=None if clip_norm is None else float(clip_norm),
+            batch_size=size,
+            partition=partition,
+            sampling=sampling,
+            every=every,
+            seed=whole("seed", seed),
+        )
+        _ = spec.recipe
+        check_fits(rule, fleet.workers, size)
+        return spec
+
+    @property
+    def recipe(self) -> Recipe:
+        """How a step along the combined gradient is made."""
+        return Recipe(self.optimizer, self.scheduler, self.clip_norm)
+
+
+def _earliest(stop: Stop | None, strategy: Strategy) -> Stop:
+    """What was asked for, but no more updates than the strategy makes."""
+    rounds: int | None = getattr(strategy, "rounds", None)
+    if stop is None and rounds is None:
+        raise ConfigError("a run needs an end: give stop=Stop(updates= | epochs= | seconds= | target=)")
+    if stop is None or rounds is None:
+        return stop or Stop(updates=rounds)
+    return replace(stop, updates=rounds if stop.updates is None else min(stop.updates, rounds))
