@@ -3,7 +3,7 @@
 #   make demo    compare the strategies on an unequal fleet, print a table, draw the curves
 #   make test    run the tests; DATA=DIR names a directory of real data sets for those that need one
 #   make quick   run the tests that start no process (no workers, Ray, browser or programs): two to three minutes
-#   make check   lint, format, types, tests
+#   make check   lint, format, imports, types, tests
 #   make busy    run the tests with processes, Ray and a browser TIMES=10 times beside two busy loops
 #   make bench   run the benchmarks and print their ratios
 #   make docs    build the documentation into site/
@@ -47,6 +47,7 @@ types: venv
 check: venv
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/lint-imports
 	$(MAKE) --jobs 2 types test
 
 busy: venv
@@ -61,5 +62,5 @@ docs: venv
 	$(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf paceline-compare.png site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf paceline-compare.png site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests reproductions benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

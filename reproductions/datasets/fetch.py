@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from paceline import ConfigError, __version__
-from paceline.config.toml import nearest
+from paceline.core.fields import nearest
 from paceline.files import check_regular, open_regular, write_atomically
 from reproductions.datasets.published import PUBLISHED, PublishedFile, PublishedSet
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from paceline.config.toml import table_of
+from paceline.core.fields import table_of
 from paceline.pruning.schedule import Schedule
 from reproductions.fine_pruning.formulas import IN_MINUTES, TABLE_1, TABLE_2, pruned_epochs_formula_3
 from reproductions.fine_pruning.plan import ARMS, FinePruningPlan

@@ -50,7 +50,7 @@ def config_of(file: Path, chosen: Sequence[str] | None) -> "Config":
 def on_fleet(config: "Config", kind: str | None, address: str | None = None) -> "Config":
     """The configuration, its fleet as the command line wants it."""
     from paceline.config.fleets import KINDS, as_processes, as_ray
-    from paceline.config.toml import nearest
+    from paceline.core.fields import nearest
     from paceline.fleets.ray.fleet import RayFleet
 
     if kind == "ray" or (kind is None and isinstance(config.fleet, RayFleet)):

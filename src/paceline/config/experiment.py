@@ -16,8 +16,8 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.config.file import Chosen, Config, TaskChoice, read_config, write_config
-from paceline.config.toml import nearest, shown
 from paceline.core.errors import ConfigError
+from paceline.core.fields import as_written, nearest
 from paceline.data.partition import deal
 from paceline.engine.replay import Replay, replay_spec
 from paceline.engine.result import Run
@@ -69,7 +69,9 @@ def _try_step(config: Config) -> None:
             chosen = config.scheduler
             scheduler.step()
     except Exception as error:  # torch raises whatever comes of an option of the wrong type
-        raise ConfigError(f"{chosen.name} cannot step with {shown(dict(chosen.options))}: {_line(error)}") from None
+        raise ConfigError(
+            f"{chosen.name} cannot step with {as_written(dict(chosen.options))}: {_line(error)}"
+        ) from None
 
 
 def run(

@@ -15,7 +15,6 @@
 """
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -23,18 +22,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from paceline.config.fleets import AnyFleet, fleet_table, read_fleet
-from paceline.config.toml import (
-    as_table,
-    build,
-    name_in,
-    named,
-    read_value,
-    refuse_unknown,
-    shown,
-    table_of,
-    to_toml,
-)
+from paceline.config.toml import parse_tables, to_toml
 from paceline.core.errors import ConfigError
+from paceline.core.fields import as_table, as_written, build, name_in, named, read_value, refuse_unknown, table_of
 from paceline.data.batches import Resampled, Sampling, Shuffled
 from paceline.data.partition import Dirichlet, Equal, Partition, Pathological
 from paceline.engine.limits import Every, Stop
@@ -74,7 +64,8 @@ class TaskChoice:
             raise ConfigError(f"hidden layers of widths {list(self.hidden)} are not possible: at least 1 each")
         if any(one * other > MOST_WEIGHTS for one, other in pairwise((*self.hidden, 1))):
             raise ConfigError(
-                f"hidden layers of widths {shown(list(self.hidden))} have over {MOST_WEIGHTS:,} weights: choose fewer"
+                f"hidden layers of widths {as_written(list(self.hidden))} have over "
+                f"{MOST_WEIGHTS:,} weights: choose fewer"
             )
         if not 0 < self.test_share < 1:
             raise ConfigError(f"test_share={self.test_share} leaves nothing to train or to judge on: between 0 and 1")
@@ -126,7 +117,7 @@ class Config:
     def __post_init__(self) -> None:
         fits = all(0 <= seed <= LARGEST_SEED for seed in self.seeds)
         if not self.seeds or not fits or len(set(self.seeds)) < len(self.seeds):
-            seeds = shown(list(self.seeds))
+            seeds = as_written(list(self.seeds))
             raise ConfigError(f"seeds={seeds}: give different whole numbers from 0 to 2**63 - 1, such as [0, 1, 2]")
         if self.batch_size < 1:
             raise ConfigError(f"batch_size={self.batch_size} is not possible: at least 1 sample")
@@ -144,7 +135,7 @@ class Config:
         lr = self.optimizer.options.get("lr", 1.0)
         if isinstance(lr, bool) or not isinstance(lr, int | float) or not lr > 0:
             raise ConfigError(
-                f"optimizer: lr={shown(lr)} is no learning rate: give a positive number, such as lr = 0.1"
+                f"optimizer: lr={as_written(lr)} is no learning rate: give a positive number, such as lr = 0.1"
             )
 
     def with_strategies(self, choices: tuple[StrategyChoice, ...]) -> "Config":
@@ -170,15 +161,6 @@ def parse_config(text: str, where: str = "config") -> Config:
         return _config(table)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-
-
-def parse_tables(text: str, where: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where} is not valid TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{where} is not read: its tables or lists are nested too deeply") from None
 
 
 def write_config(config: Config) -> str:
@@ -244,5 +226,5 @@ def read_chosen(value: Any, where: str) -> Chosen:
     """A class of torch with its options, as a TOML file has them."""
     table = dict(as_table(value, where))
     if not isinstance(name := table.pop("name", None), str):
-        raise ConfigError(f"{where}: name must be the name of a class of torch, not {shown(name)}")
+        raise ConfigError(f"{where}: name must be the name of a class of torch, not {as_written(name)}")
     return Chosen(name, table)

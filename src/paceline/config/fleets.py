@@ -4,8 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline.config.toml import as_table, build, name_in, named, nearest, read_value, refuse_unknown, shown, table_of
 from paceline.core.errors import ConfigError
+from paceline.core.fields import (
+    as_table,
+    as_written,
+    build,
+    name_in,
+    named,
+    nearest,
+    read_value,
+    refuse_unknown,
+    table_of,
+)
 from paceline.core.messages import Joined, Left
 from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, ShiftedExponential
 from paceline.fleets.base import check_number
@@ -39,7 +49,7 @@ def read_fleet(table: dict[str, Any]) -> AnyFleet:
     rest = dict(table)
     if (kind := rest.pop("kind", KINDS[0])) not in KINDS:
         known = nearest(kind, KINDS) if isinstance(kind, str) else f"choose from {', '.join(KINDS)}"
-        raise ConfigError(f"fleet.kind: {shown(kind)} is unknown: {known}")
+        raise ConfigError(f"fleet.kind: {as_written(kind)} is unknown: {known}")
     try:
         return readers[kind](rest)
     except ConfigError as error:
@@ -91,7 +101,7 @@ def _simulated(table: dict[str, Any]) -> SimulatedFleet:
     labels = tuple(label for _, label in described)
     changes = table.get("changes", [])
     if not isinstance(changes, list):
-        raise ConfigError(f"fleet.changes: must be a list of tables, [[fleet.changes]], not {shown(changes)}")
+        raise ConfigError(f"fleet.changes: must be a list of tables, [[fleet.changes]], not {as_written(changes)}")
     choices = {name: read_value(str, table[name], f"fleet.{name}") for name in SIMULATED_CHOICES if name in table}
     return SimulatedFleet(
         delays=tuple(delay for delay, _ in described),
@@ -118,7 +128,7 @@ def _change(value: Any, where: str) -> Left | Joined:
     table = as_table(value, where)
     refuse_unknown(table, ("at", "worker", "what"), where)
     if (what := table.get("what")) not in ("leaves", "joins"):
-        raise ConfigError(f'{where}.what: must be "leaves" or "joins", not {shown(what)}')
+        raise ConfigError(f'{where}.what: must be "leaves" or "joins", not {as_written(what)}')
     rest = {key: each for key, each in table.items() if key != "what"}
     return build(Left, rest, where) if what == "leaves" else build(Joined, rest, where)
 
@@ -146,7 +156,7 @@ def _real(table: dict[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError("fleet: 'workers' is missing: give workers = 4, how many there are")
     slow = table.get("slow", [])
     if not isinstance(slow, list):
-        raise ConfigError(f"fleet.slow: must be a list of tables, [[fleet.slow]], not {shown(slow)}")
+        raise ConfigError(f"fleet.slow: must be a list of tables, [[fleet.slow]], not {as_written(slow)}")
     return {
         "slow": dict(
             _slow(dict(as_table(each, where)), where) for i, each in enumerate(slow) for where in [f"fleet.slow[{i}]"]

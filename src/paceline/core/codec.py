@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.core.messages import Ticket, Work
 
-MOST_WORKERS = 1_000_000  # of a run that is read from a file: no more memory is taken because a file says so
+MOST_WORKERS = 1_000_000  # of any run: no more memory is taken because somebody, or a file, says so
 
 
 def plain_ticket(ticket: Ticket) -> list[Any]:

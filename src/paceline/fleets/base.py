@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from paceline.core.codec import MOST_WORKERS
 from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
 from paceline.core.messages import Event, Ticket
@@ -10,9 +11,6 @@ from paceline.core.messages import Event, Ticket
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
     from paceline.learning.workload import Workload
-
-
-MOST_WORKERS = 1_000_000
 
 
 class WorkerGroup(Protocol):

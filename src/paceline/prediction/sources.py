@@ -23,7 +23,7 @@ from paceline.config.file import (
     read_strategies,
 )
 from paceline.config.fleets import AnyFleet, read_fleet
-from paceline.config.toml import as_table, build, refuse_unknown
+from paceline.core.fields import as_table, build, refuse_unknown
 from paceline.core.errors import ConfigError
 from paceline.files import check_regular, read_text
 from paceline.fleets.base import labels_of

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from paceline.config.toml import table_of
 from paceline.core.errors import ConfigError
+from paceline.core.fields import table_of
 from paceline.data.batches import Batches
 from paceline.data.partition import Indices
 from paceline.data.samples import MapDataset

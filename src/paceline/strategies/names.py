@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any, get_type_hints
 
-from paceline.config.toml import as_table, described, nearest, read_value, refuse_unknown, shown
+from paceline.core.codec import MOST_WORKERS
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.fleets.base import MOST_WORKERS
+from paceline.core.fields import as_table, as_written, described, nearest, read_value, refuse_unknown
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
@@ -189,7 +189,7 @@ class StrategyChoice:
 def parse_strategy(text: str, depth: int = 0) -> StrategyChoice:
     """Read ``lgc:quorum=7,blocks=4`` as the command line spells it; ``depth`` strategies are around it already."""
     _check_depth(depth)
-    where = f"strategy {shown(text)}"
+    where = f"strategy {as_written(text)}"
     name, _, rest = text.strip().partition(":")
     options: dict[str, Any] = {}
     while rest:
@@ -200,7 +200,7 @@ def parse_strategy(text: str, depth: int = 0) -> StrategyChoice:
         else:
             piece, rest = rest, ""
         if not equals or not value:
-            raise ConfigError(f"{where}: {shown(piece)} is not an option: write name:option=value,option=value")
+            raise ConfigError(f"{where}: {as_written(piece)} is not an option: write name:option=value,option=value")
         if option in options:
             raise ConfigError(f"{where}: {option} is given twice")
         options[option] = _read_text(option, value, where)
@@ -214,7 +214,7 @@ def read_strategy(value: Any, where: str, depth: int = 0) -> StrategyChoice:
         return parse_strategy(value, depth)
     table = dict(as_table(value, where))
     if not isinstance(name := table.pop("name", None), str):
-        raise ConfigError(f'{where}: a strategy needs a name, such as name = "lgc", not {shown(name)}')
+        raise ConfigError(f'{where}: a strategy needs a name, such as name = "lgc", not {as_written(name)}')
     return _choice(name, table, where, depth)
 
 
@@ -226,7 +226,7 @@ def _check_depth(depth: int) -> None:
 def _choice(name: str, options: dict[str, Any], where: str, depth: int = 0) -> StrategyChoice:
     named = BY_NAME.get(name.strip().lower())
     if named is None:
-        raise ConfigError(f"{where}: unknown strategy {shown(name)}: {nearest(name, BY_NAME)}")
+        raise ConfigError(f"{where}: unknown strategy {as_written(name)}: {nearest(name, BY_NAME)}")
     hints = named.options
     refuse_unknown(options, hints, where)
     if named.kind is Grouped and "groups" in options and "tolerance" in options:
@@ -266,9 +266,9 @@ def _workers(text: str, where: str) -> list[int]:
         first, _, last = piece.partition("-")
         last = last or first
         if not all(each.isdecimal() and len(each) < 10 for each in (first, last)) or int(last) < int(first):
-            raise ConfigError(f"{where}: {shown(piece)} names no workers: write groups as 0-3/4-7/8+10+12-15")
+            raise ConfigError(f"{where}: {as_written(piece)} names no workers: write groups as 0-3/4-7/8+10+12-15")
         if int(last) >= MOST_WORKERS or len(workers) >= MOST_WORKERS:
-            raise ConfigError(f"{where}: {shown(piece)} names more workers than any fleet has ({MOST_WORKERS:,})")
+            raise ConfigError(f"{where}: {as_written(piece)} names more workers than any fleet has ({MOST_WORKERS:,})")
         workers += range(int(first), int(last) + 1)
     return workers
 

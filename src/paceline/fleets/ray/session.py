@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from paceline.config.toml import nearest
 from paceline.core.errors import ConfigError
+from paceline.core.fields import nearest
 from paceline.fleets.ray.actor import Actor
 from paceline.fleets.ray.connection import ActorHandle, Connection
 from paceline.fleets.ray.fleet import RayFleet
