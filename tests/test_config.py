@@ -73,7 +73,7 @@ def test_a_written_config_reads_back_the_same(path: Path) -> None:
 def test_the_example_shows_every_part_of_a_fleet() -> None:
     fleet = read_config(ROOT / "examples/compare.toml").fleet
     assert isinstance(fleet, SimulatedFleet)
-    assert fleet._delays == (Constant(1.0),) * 4 + (ShiftedExponential(1.5, 0.5, h=10),) * 4
+    assert fleet.worker_delays == (Constant(1.0),) * 4 + (ShiftedExponential(1.5, 0.5, h=10),) * 4
     assert fleet.changes == (Left(20.0, 7), Joined(30.0, 7))
     assert fleet.network.latency == 0.01
 

@@ -143,7 +143,7 @@ def _watched(seconds: float, workers: int) -> "Iterator[Callable[[float], None] 
 
 def _show(found: "Stragglers", profiled: str, path: Path) -> None:
     from paceline.comparison.tables import console
-    from paceline.strategies.names import _spelled
+    from paceline.strategies.names import spelled
 
     terminal = console()
     terminal.print(stragglers_table(found))
@@ -153,7 +153,7 @@ def _show(found: "Stragglers", profiled: str, path: Path) -> None:
     if found.unknown:
         typer.echo(f"Trace: {path}")
         return
-    groups = f"gsgd:groups={_spelled(found.groups)}"
+    groups = f"gsgd:groups={spelled(found.groups)}"
     alike = (
         "all are of like speed, one group" if len(found.groups) == 1 else f"{len(found.groups)} groups of like speed"
     )

@@ -78,7 +78,7 @@ def _slowness(fleet: AnyFleet) -> Mapping[int, float | Delay]:
         return fleet.slow
     if fleet.changes:
         raise ConfigError("real workers do not come and go as foretold: leave [[fleet.changes]] out")
-    return dict(enumerate(fleet._delays))
+    return dict(enumerate(fleet.worker_delays))
 
 
 def fleet_table(fleet: AnyFleet) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _slow(table: dict[str, Any], where: str) -> tuple[int, float | Delay]:
 
 def _simulated_table(fleet: SimulatedFleet) -> dict[str, Any]:
     workers: list[dict[str, Any]] = []
-    for delay, label in zip(fleet._delays, fleet.labels or [""] * fleet.workers, strict=True):
+    for delay, label in zip(fleet.worker_delays, fleet.labels or [""] * fleet.workers, strict=True):
         described = {"delay": name_in(DELAYS, delay), **table_of(delay), **({"label": label} if label else {})}
         if workers and {**described, "count": workers[-1]["count"]} == workers[-1]:
             workers[-1]["count"] += 1

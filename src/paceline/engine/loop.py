@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from operator import length_hint
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from paceline.core.codec import whole
 from paceline.core.consistency import check_coordinator
@@ -29,9 +29,11 @@ from paceline.core.messages import (
 )
 from paceline.core.rules import check_events
 from paceline.fleets.base import RealTime, WorkerGroup
-from paceline.learning.learner import Learner
 from paceline.trace.format import facts_from, plain_facts, tickets_of
 from paceline.trace.writing import TraceWriter
+
+if TYPE_CHECKING:
+    from paceline.learning.learner import Learner
 
 
 class NoLearner:
@@ -108,7 +110,7 @@ class Loop:
         self,
         strategy: Strategy,
         crew: WorkerGroup,
-        hands: Learner | NoLearner,
+        hands: "Learner | NoLearner",
         trace: TraceWriter,
         seconds: float | None = None,
     ) -> None:

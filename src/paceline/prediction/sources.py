@@ -17,14 +17,14 @@ from paceline.config.file import (
     Config,
     TaskChoice,
     parse_config,
-    parse_tables,
     read_chosen,
     read_config,
     read_strategies,
 )
 from paceline.config.fleets import AnyFleet, read_fleet
-from paceline.core.fields import as_table, build, refuse_unknown
+from paceline.config.toml import parse_tables
 from paceline.core.errors import ConfigError
+from paceline.core.fields import as_table, build, refuse_unknown
 from paceline.files import check_regular, read_text
 from paceline.fleets.base import labels_of
 from paceline.fleets.simulated.fleet import SimulatedFleet

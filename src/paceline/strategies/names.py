@@ -156,7 +156,7 @@ class StrategyChoice:
     def _spelled(self, alias: int) -> str:
         pairs = self.options.items()
         options = ",".join(
-            f"{name}={value._spelled(alias) if isinstance(value, StrategyChoice) else _spelled(value)}"
+            f"{name}={value._spelled(alias) if isinstance(value, StrategyChoice) else spelled(value)}"
             for name, value in pairs
         )
         name = self.named.names[alias]
@@ -273,7 +273,8 @@ def _workers(text: str, where: str) -> list[int]:
     return workers
 
 
-def _spelled(value: Any) -> str:
+def spelled(value: Any) -> str:
+    """An option as the command line spells it, such as groups 0-3/4-7."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

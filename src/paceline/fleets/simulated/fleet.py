@@ -70,7 +70,7 @@ class SimulatedFleet:
     labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
     server_seconds: float = 0.0
     threads: int | None = None
-    _delays: tuple[Delay, ...] = field(init=False, repr=False, compare=False)
+    worker_delays: tuple[Delay, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -85,7 +85,7 @@ class SimulatedFleet:
             raise ConfigError("a fleet needs at least one worker: give a list of delays, or one delay and workers=")
         for delay in dict(zip(map(id, delays), delays, strict=True)).values():
             check_delay(delay)
-        object.__setattr__(self, "_delays", delays)
+        object.__setattr__(self, "worker_delays", delays)
         object.__setattr__(self, "workers", len(delays))
         for name, choices in CHOICES.items():
             if (chosen := getattr(self, name)) not in choices:
@@ -126,7 +126,7 @@ class SimulatedFleet:
     @property
     def medians(self) -> tuple[float, ...]:
         """What a mini-batch typically takes each worker, without transfers."""
-        return tuple(delay.median for delay in self._delays)
+        return tuple(delay.median for delay in self.worker_delays)
 
     def open(self, seed: int, message_bytes: int = 0, cost: Callable[[Ticket], Cost] | None = None) -> SimulatedWorkers:
         """The workers of a run without a model, or of one whose messages have that size, or as each ticket costs."""

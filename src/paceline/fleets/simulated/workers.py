@@ -45,7 +45,7 @@ class SimulatedWorkers:
         self._cost = cost or _time_alone
         self._has_costs = cost is not None
         self._times: dict[Ticket, Times] = {}
-        self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet._delays)]
+        self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet.worker_delays)]
         self._drawn = [0] * fleet.workers  # from each of these: all there is to know of where it stands
         transfer = fleet.network.seconds(message_bytes)
         self.about: Mapping[str, object] = {"clock": "virtual", "workers": fleet.workers, "transfer_seconds": transfer}

@@ -83,7 +83,7 @@ def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> lis
     if fleet.server_seconds:
         return None  # everybody waits for the same server
     delays: list[Distribution] = []
-    for delay in fleet._delays:
+    for delay in fleet.worker_delays:
         if not _is_drawn(delay):
             return None
         delays.append(delay)
