@@ -71,7 +71,7 @@ def test_a_fleet_that_tells_no_speeds_needs_groups() -> None:
         def launch(self, job: object, seed: int) -> Any:
             return FLEET.launch(job, seed)  # type: ignore[arg-type]
 
-    with pytest.raises(pl.ConfigError, match="Slowly does not tell how fast its workers are: name the groups"):
+    with pytest.raises(pl.ConfigError, match="Slowly does not know how fast its workers are: name the groups"):
         run(strategy="gsgd", fleet=Slowly())
     assert run(strategy="gsgd:groups=0-1/2-3", fleet=Slowly()).history[-1].updates == 6
 

@@ -79,15 +79,15 @@ def test_ctrl_c_while_the_processes_of_a_comparison_import_torch_is_one_line(tin
 
 @pytest.fixture
 def asked_by(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let a signal come when the model is judged for the third time."""
-    look, signals = Evaluator.look, [0]
+    """Let a signal come when the model is evaluated for the third time."""
+    look, signals = Evaluator.evaluate, [0]
 
     def looks(self: Evaluator, seconds: float) -> Any:
         if len(self.history) == 2 and (number := signals.pop()):
             os.kill(os.getpid(), number)
         return look(self, seconds)
 
-    monkeypatch.setattr(Evaluator, "look", looks)
+    monkeypatch.setattr(Evaluator, "evaluate", looks)
     return signals.append
 
 

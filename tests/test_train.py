@@ -804,8 +804,8 @@ def test_a_contribution_that_is_not_finite_is_left_out_of_the_mean_and_reported(
     expected = by_hand(linear(), recorded, rounds=6, workers=(0, 2, 3, 4), data=task.train)
     torch.testing.assert_close(weights(run.model), weights(expected), rtol=0, atol=1e-10)
     assert (run.ended, run.problem) == ("updates", None)
-    assert [(ticket.worker, ticket.version) for ticket in run.spoiled] == [(1, version) for version in range(6)]
-    assert [fact.ticket for fact in run.trace if isinstance(fact, NonFinite)] == list(run.spoiled)
+    assert [(ticket.worker, ticket.version) for ticket in run.non_finite] == [(1, version) for version in range(6)]
+    assert [fact.ticket for fact in run.trace if isinstance(fact, NonFinite)] == list(run.non_finite)
     assert run.summary()["spoiled_by_worker"] == {"1": 6}
     messages = [record.getMessage() for record in caplog.records if record.name == "paceline"]
     assert len(messages) == 6
@@ -820,8 +820,8 @@ def test_under_every_strategy_training_goes_on_without_a_worker_that_is_not_fini
     run = train_with_nan(with_nan(1), strategy, 25)
     assert run.ended == "updates"
     assert weights(run.model).isfinite().all()
-    assert {ticket.worker for ticket in run.spoiled} == {1}
-    assert len(set(run.spoiled)) == len(run.spoiled)
+    assert {ticket.worker for ticket in run.non_finite} == {1}
+    assert len(set(run.non_finite)) == len(run.non_finite)
     assert run.history[-1].loss < run.history[0].loss - 0.05
     for before, row in pairwise(run.history):
         assert math.isfinite(row.training_loss) == (row.samples > before.samples)
@@ -830,14 +830,14 @@ def test_under_every_strategy_training_goes_on_without_a_worker_that_is_not_fini
 def test_running_statistics_of_a_worker_that_is_not_finite_are_left_out_too() -> None:
     run = train_with_nan(with_nan(1, model=Normalised()), pl.Synchronous(), 5)
     assert all(value.isfinite().all() for value in run.model.state_dict().values())
-    assert {ticket.worker for ticket in run.spoiled} == {1}
+    assert {ticket.worker for ticket in run.non_finite} == {1}
 
 
 def test_asynchronous_training_counts_but_does_not_make_the_updates_of_a_worker_that_is_not_finite() -> None:
     run = train_with_nan(with_nan(1), pl.Asynchronous(), 40)
     alone = [update.step for update in updates(run.trace)]
     bad = [ticket for step in alone for ticket in step.weights if ticket.worker == 1]
-    assert list(run.spoiled) == bad
+    assert list(run.non_finite) == bad
     assert len(bad) >= 5
     assert run.history[-1].updates == 40
 
@@ -850,7 +850,7 @@ def test_when_a_whole_round_is_not_finite_the_run_ends_with_the_weights_it_had(t
     assert "version 0" in run.problem
     assert "staleness 0" in run.problem
     assert torch.equal(weights(run.model), weights(linear()))
-    assert len(run.spoiled) == 5
+    assert len(run.non_finite) == 5
     saved = load_file(tmp_path / "model.safetensors")
     assert torch.equal(saved["weight"], linear().weight)
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -863,7 +863,7 @@ def test_asynchronous_training_ends_after_one_contribution_of_each_worker_if_non
     run = train_with_nan(with_nan(0, 1, 2, 3, 4), pl.Asynchronous(), 50)
     assert run.ended == "diverged"
     assert "none of the last 5 contributions is finite" in str(run.problem)
-    assert len(run.spoiled) == 5
+    assert len(run.non_finite) == 5
 
 
 def breaks_beyond_one(x: Tensor, targets: Tensor) -> Tensor:
@@ -887,7 +887,7 @@ def test_a_run_that_breaks_on_the_way_keeps_its_last_good_weights_and_says_where
     assert run.model.get_parameter("x").item() == pytest.approx(1.9, abs=1e-12)
     assert run.history[-1].updates == 2
     assert run.history[-1].loss == pytest.approx(1.9, abs=1e-12)
-    assert [(ticket.worker, ticket.version) for ticket in run.spoiled] == [(0, 2), (1, 2)]
+    assert [(ticket.worker, ticket.version) for ticket in run.non_finite] == [(0, 2), (1, 2)]
 
 
 def test_asynchronous_training_ends_when_nobody_is_finite_any_more() -> None:
@@ -905,7 +905,7 @@ def test_asynchronous_training_ends_when_nobody_is_finite_any_more() -> None:
     assert run.problem is not None
     assert "staleness 2" in run.problem
     assert 1 < run.model.get_parameter("x").item() < 10
-    assert len(run.spoiled) == 3
+    assert len(run.non_finite) == 3
 
 
 @pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.Asynchronous(), pl.LiveCompensation(1, blocks=1)], ids=repr)

@@ -169,7 +169,7 @@ def test_a_batch_of_which_all_targets_are_ignored_changes_nothing() -> None:
             progress=False,
         )
         assert run.ended == "updates"
-        assert not run.spoiled
+        assert not run.non_finite
         assert torch.equal(run.model.state_dict()["weight"], before.weight)
 
 

@@ -95,8 +95,8 @@ def test_a_model_that_is_not_finite_is_left_out_reported_and_reset(
     with caplog.at_level(logging.WARNING, "paceline"):
         result = train_spoilt([2], strategy)
     assert result.ended == "updates"
-    assert [ticket.worker for ticket in result.spoiled] == [2]
-    assert [fact.ticket for fact in result.trace if isinstance(fact, NonFinite)] == list(result.spoiled)
+    assert [ticket.worker for ticket in result.non_finite] == [2]
+    assert [fact.ticket for fact in result.trace if isinstance(fact, NonFinite)] == list(result.non_finite)
     assert "leaves out worker 2: its model is not finite after 8 local steps" in caplog.text
     assert bool(weights(result.model).isfinite().all())
     assert math.isfinite(result.history[-1].loss)
@@ -106,7 +106,7 @@ def test_a_model_that_is_not_finite_is_left_out_reported_and_reset(
 def test_a_worker_that_was_reset_goes_on_from_the_ensembles_first_member() -> None:
     """Both compute the same until they train on data of their own."""
     result = train_spoilt([2], EC(every=25, compression_steps=0, diversity=0.0, same_start=False))
-    assert [ticket.version for ticket in result.spoiled] == [
+    assert [ticket.version for ticket in result.non_finite] == [
         0,
         1,
         2,
@@ -121,7 +121,7 @@ def test_a_run_of_which_no_model_is_finite_has_diverged() -> None:
         assert result.ended == "diverged"
         assert result.problem is not None
         assert "none of the last 4 models is finite after 25 local steps" in result.problem
-        assert len(result.spoiled) == 4
+        assert len(result.non_finite) == 4
 
 
 def test_single_models_end_the_run_only_when_all_workers_in_a_row_are_not_finite() -> None:
@@ -132,7 +132,7 @@ def test_single_models_end_the_run_only_when_all_workers_in_a_row_are_not_finite
         task, strategy=lone, fleet=fleet(4), optimizer=sgd(), stop=pl.Stop(updates=20), batch_size=15,
         partition=Consecutive(),
     )  # fmt: skip
-    assert (result.ended, len(result.spoiled), result.history[-1].updates) == ("diverged", 4, 3)
+    assert (result.ended, len(result.non_finite), result.history[-1].updates) == ("diverged", 4, 3)
     torch.testing.assert_close(weights(result.model), weights(mlp()), rtol=0, atol=0)  # the last good ones
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""The line that shows how far a run is."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ PERIOD, MINUTE = 0.1, 60.0  # seconds between two looks, and between two lines o
 
 
 class EveryMinute:
-    """Tells whether a minute has gone by since it last said so."""
+    """Whether a minute has passed since it was last due."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + MINUTE
@@ -62,11 +62,12 @@ class Progress:
     def on_evaluation(self, row: Row) -> None:
         self._row = row
 
-    def look(self, updates: int, seconds: float) -> None:
+    def show(self, updates: int, seconds: float) -> None:
+        """Show how far the run is, if it was not shown just now."""
         if self._minute is not None and self._minute.due():
-            told = ", ".join((*self._parts(updates, seconds), f"waiting for {waited_for(self._ledger)}"))
+            text = ", ".join((*self._parts(updates, seconds), f"waiting for {waited_for(self._ledger)}"))
             with suppress(OSError):  # a log that cannot be written is no reason to end a run
-                print(f"{self._label}: {told}", file=sys.stderr, flush=True)
+                print(f"{self._label}: {text}", file=sys.stderr, flush=True)
         if self._live is None or (now := time.monotonic()) < self._next:
             return
         self._next = now + PERIOD

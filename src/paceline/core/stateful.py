@@ -1,4 +1,4 @@
-"""What a checkpoint needs of everything that changes while a run goes on."""
+"""What a checkpoint needs of everything that changes while a model is trained."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -10,9 +10,9 @@ State = Mapping[str, Any]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Can be put aside in the middle of a run, and taken up again in another process.
+    """Its state can be kept in a checkpoint in the middle of a run, and restored in another process.
 
-    ``state`` answers with everything that the rest of the run depends on and that a new object does not know: a
+    ``state`` returns everything that the rest of the run depends on and that a new object does not know: a
     mapping of numbers, texts, lists, mappings, numpy arrays and torch tensors, however deep, and nothing else. It is
     written at once, so that arrays need not be copied. ``restore`` is called on a new object, made with the same
     arguments; what follows must be the same, bit for bit. It raises ``ValueError`` for a state that cannot be.
@@ -24,7 +24,7 @@ class Stateful(Protocol):
 
 
 def check_stateful(parts: Mapping[str, object]) -> Mapping[str, Stateful]:
-    """All parts of a run, if all of them can be put aside."""
+    """All parts of a run, if each of them has a state that a checkpoint can hold."""
     found: dict[str, Stateful] = {}
     for name, part in parts.items():
         if not isinstance(part, Stateful):

@@ -25,7 +25,7 @@ EXAMPLES = {
     "scheduler": "a function: lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)",
     "directory": 'a path, such as "runs/first"',
 }
-METHODS = {"task": "judge", "fleet": "launch", "partition": "shards", "sampling": "open"}
+METHODS = {"task": "evaluator", "fleet": "launch", "partition": "shards", "sampling": "open"}
 TYPES = {"stop": Stop, "every": Every, "checkpoint": Every, "directory": str | os.PathLike | RunDirectory}
 NUMBERS: Mapping[str, tuple[type, ...]] = {
     "batch_size": (int,),
@@ -68,7 +68,7 @@ def strategy_for(strategy: Strategy | str, fleet: Fleet) -> Strategy:
         speeds = getattr(fleet, "medians", None)
         choice = parse_strategy(strategy)
         if speeds is None and choice.named.kind.__name__ == "Grouped" and "groups" not in choice.options:
-            raise ConfigError(f"{type(fleet).__name__} does not tell how fast its workers are: name the groups")
+            raise ConfigError(f"{type(fleet).__name__} does not know how fast its workers are: name the groups")
         return choice.strategy(speeds or (1.0,) * fleet.workers, labels_of(fleet))
     if isinstance(strategy, type) or not callable(getattr(strategy, "decide", None)):
         instead = f"{strategy.__name__}(...)" if isinstance(strategy, type) else 'Synchronous() or "ssgd"'

@@ -1,4 +1,4 @@
-"""When the state of a run is kept in its directory, and how it is taken up again."""
+"""When a run writes a checkpoint, and how it is restored from one."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ UNFIT = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeEr
 
 
 class Checkpoints:
-    """Keeps the parts of a run, each by its name."""
+    """Writes the state of the parts of a run, each by its name, and restores it."""
 
     def __init__(
         self, directory: RunDirectory, trace: TraceWriter, parts: Mapping[str, Stateful], every: Every | None
@@ -41,7 +41,7 @@ class Checkpoints:
     def save_at_end(self) -> str | None:
         """Why the run cannot be resumed from its end, where the disk does not take the checkpoint.
 
-        A run that did not ask for checkpoints, and whose state cannot be kept, is not spoiled by that.
+        A run that did not ask for checkpoints, and whose state cannot be kept, ends well all the same.
         """
         try:
             self.save()
@@ -58,7 +58,7 @@ class Checkpoints:
         return self._directory.how_to_resume()
 
     def resume(self) -> Sequence[Row]:
-        """Take up the run where the checkpoint left it; its history. What cannot be is refused, and stays as it is."""
+        """Restore the run from its checkpoint, and return its history. No file is changed, also if it does not fit."""
         path = self._directory.checkpoint
         state = read_checkpoint(path)
         for name, part in self._parts.items():
@@ -79,8 +79,8 @@ class Checkpoints:
         self._resumed = True
         return rows
 
-    def go_on(self) -> None:
-        """Nothing speaks against a run that is resumed: forget what was written after its checkpoint."""
+    def cut(self) -> None:
+        """The run that was restored can continue: remove what was written after its checkpoint."""
         if self._resumed:
             self._trace.cut()
             self._directory.cut()

@@ -1,4 +1,4 @@
-"""Judges the model on the way, when it is due, and keeps the history."""
+"""Evaluates the model while it is trained, when it is due, and keeps the history."""
 
 import math
 from collections.abc import Sequence
@@ -30,40 +30,41 @@ class Evaluator:
         self.server = server
         self.staleness = Staleness()
         self.history: list[Row] = []
-        self._judge = task.evaluator()
-        self._agenda = Interval(every)
-        self._overdue: float | None = None  # when the model was to be judged, and could not be
+        self._evaluate = task.evaluator()
+        self._interval = Interval(every)
+        self._overdue: float | None = None  # when an evaluation was due that failed
         self._callbacks = callbacks
 
     def count(self, update: Update) -> Row | None:
-        """Take note of an update, and judge the model if it is time."""
+        """Count an update, and evaluate the model if that is due."""
         self.staleness.count(update.version, update.step)
-        if not self._agenda.due(self.server.updates, update.at):
+        if not self._interval.due(self.server.updates, update.at):
             return None
         self._overdue = update.at
         return self.catch_up()
 
     def catch_up(self) -> Row | None:
-        """Evaluator what was due when the evaluation failed, if it did."""
+        """Make the evaluation up that was due and failed, if any."""
         if self._overdue is None:
             return None
-        row = self.look(self._overdue)
+        row = self.evaluate(self._overdue)
         self._overdue = None
         return row
 
     def state(self) -> State:
         """Which row is due next. The rows themselves are in the run's metrics."""
         overdue = {} if self._overdue is None else {"overdue": self._overdue}
-        return {"staleness": self.staleness.state(), "next": self._agenda.next, **overdue}
+        return {"staleness": self.staleness.state(), "next": self._interval.next, **overdue}
 
     def restore(self, state: State) -> None:
         self.staleness.restore(state["staleness"])
-        self._agenda.next = real(state["next"])
+        self._interval.next = real(state["next"])
         self._overdue = real(state["overdue"]) if "overdue" in state else None
 
-    def look(self, seconds: float) -> Row:
+    def evaluate(self, seconds: float) -> Row:
+        """Evaluate the model now, and add a row to the history."""
         try:
-            loss, accuracy = self._judge(self.server.model)
+            loss, accuracy = self._evaluate(self.server.model)
         except Diverged:  # an evaluation may end a run for that reason
             raise
         except Exception as error:  # whatever the user's code raises
@@ -74,14 +75,14 @@ class Evaluator:
             callback.on_evaluation(row)
         return row
 
-    def stay(self, seconds: float) -> None:
-        """The model is still the one that was judged last."""
+    def repeat(self, seconds: float) -> None:
+        """Add a row of the last evaluation: the model has not changed since."""
         row = self._row(seconds, self.history[-1].loss, self.history[-1].accuracy)
         for callback in self._callbacks:
             callback.on_evaluation(row)
 
-    def pass_over(self, seconds: float) -> None:
-        """The model cannot be judged: the history says where the run is, and nobody else is told."""
+    def add_unknown(self, seconds: float) -> None:
+        """Add a row without an evaluation, which failed, to the history; callbacks are not called."""
         self._row(seconds, math.nan, math.nan)
 
     def _row(self, seconds: float, loss: float, accuracy: float) -> Row:

@@ -32,7 +32,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Every:
-    """When to judge the model: at every so many updates, or at the first update after every so many seconds."""
+    """How often: at every so many updates, or at the first update after every so many seconds."""
 
     updates: int | None = None
     seconds: float | None = None
@@ -46,7 +46,7 @@ class Every:
 
 @dataclass(frozen=True)
 class AtUpdates(Every):
-    """When a recorded run was judged."""
+    """At the updates at which a recorded run was evaluated."""
 
     chosen: tuple[int, ...] = ()
 
@@ -55,7 +55,7 @@ class AtUpdates(Every):
 
 
 class Interval:
-    """Tells when a judgement is due. Without a wish: at first after each update, then whenever they grew by 5 %."""
+    """When something is due next. By default after each update at first, then whenever their number grew by 5 %."""
 
     GROWTH = 1.05
 

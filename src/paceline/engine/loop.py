@@ -57,22 +57,22 @@ class NoLearner:
 
 @runtime_checkable
 class KnowsTickets(Protocol):
-    """Learner, or their contributions, that tell what they hold: what was started, and neither used up nor dropped."""
+    """A learner, or its contributions, that knows its tickets: those started, and neither used up nor dropped."""
 
     def open_tickets(self) -> Collection[Ticket]: ...
 
 
 @runtime_checkable
 class ChecksRestored(Protocol):
-    """A crew whose state can be held against the ledger's: ``ValueError`` if they do not fit."""
+    """Workers whose state can be compared with the ledger's: ``ValueError`` if they do not fit."""
 
     def check_restored(
         self, ledger: Ledger, here: Set[int], at_work: Set[Ticket], halted: Set[Ticket], to_ring: Set[float], /
     ) -> None:
-        """``here`` are the workers when the crew was asked last.
+        """``here`` are the workers that had joined and not left.
 
-        ``at_work`` is computed according to the ledger; of what is ``halted``, the crew may not know yet; ``to_ring``
-        are the alarms that it was asked for.
+        ``at_work`` is being computed according to the ledger; workers may not know yet of what is ``halted``;
+        ``to_ring`` are the alarms that were asked for.
         """
         ...
 
@@ -100,7 +100,8 @@ class Loop:
     """Runs until nothing can happen any more; iterating over it pauses after each update.
 
     Events at exactly ``seconds`` still count; ``out_of_time`` tells whether later ones were left. In a pause the state
-    of the loop can be put aside: what the coordinator knows, what is still to be carried out, and what came too late.
+    of the loop can be kept in a checkpoint: what the coordinator knows, what is still to be carried out, and what came
+    too late.
 
     In real time it comes to an end also while it waits, in the middle of a round: at ``seconds``, and soon after
     ``asked_to_end()`` is true. What workers are at then is given out again when the run is resumed.
@@ -109,8 +110,8 @@ class Loop:
     def __init__(
         self,
         strategy: Strategy,
-        crew: WorkerGroup,
-        hands: "Learner | NoLearner",
+        workers: WorkerGroup,
+        learner: "Learner | NoLearner",
         trace: TraceWriter,
         seconds: float | None = None,
     ) -> None:
@@ -118,47 +119,47 @@ class Loop:
         self.version = 0
         self.out_of_time = False
         self.asked_to_end: Callable[[], bool] = bool  # false
-        self._crew = crew
-        self.in_real_time = isinstance(crew, RealTime)
-        self._hands = hands
+        self._workers = workers
+        self.in_real_time = isinstance(workers, RealTime)
+        self._learner = learner
         self._trace = trace
         self._seconds = math.inf if seconds is None else seconds
         self._instructions: Sequence[Instruction] = ()
         self._rest: Iterator[Instruction] = iter(())  # those of them that are still to be carried out
         self._too_late: Sequence[Event] = ()
-        if isinstance(crew, RealTime):
-            crew.end_waiting(self._seconds, self._is_asked_to_end)
+        if isinstance(workers, RealTime):
+            workers.end_waiting(self._seconds, self._is_asked_to_end)
 
     @property
     def now(self) -> float:
-        """On the crew's clock, if it goes on by itself; else the time of the last event."""
-        return self._crew.now if isinstance(self._crew, RealTime) else self.coordinator.ledger.now
+        """On the workers' clock, if it runs by itself; else the time of the last event."""
+        return self._workers.now if isinstance(self._workers, RealTime) else self.coordinator.ledger.now
 
     def __iter__(self) -> Iterator[Update]:
-        coordinator, crew, hands = self.coordinator, self._crew, self._hands
+        coordinator, workers, learner = self.coordinator, self._workers, self._learner
         at, instructions = coordinator.ledger.now, self._pending()
         while True:
             rest = iter(instructions)
             for instruction in rest:
                 if type(instruction) is Start:
                     ticket = instruction.ticket
-                    hands.start(ticket)
-                    crew.start(ticket)
+                    learner.start(ticket)
+                    workers.start(ticket)
                 elif type(instruction) is Step:
                     self._step(instruction)
                     self.version += 1
                     self._instructions, self._rest = instructions, rest
                     yield Update(at, self.version - 1, instruction)
                 elif type(instruction) is Recall:
-                    crew.recall(instruction.ticket)
+                    workers.recall(instruction.ticket)
                 elif type(instruction) is Halt:
-                    hands.drop(instruction.ticket)
-                    crew.halt(instruction.ticket)
+                    learner.drop(instruction.ticket)
+                    workers.halt(instruction.ticket)
                 elif type(instruction) is Drop:
-                    hands.drop(instruction.ticket)
+                    learner.drop(instruction.ticket)
                 elif isinstance(instruction, WakeAt):
-                    crew.wake_at(instruction.at)
-            events = self._too_late or crew.wait()
+                    workers.wake_at(instruction.at)
+            events = self._too_late or workers.wait()
             if not events:
                 if self._has_ended_waiting():
                     return
@@ -171,20 +172,20 @@ class Loop:
             for event in events:
                 if type(event) is Arrived:
                     if event.done < event.ticket.work.units:
-                        hands.shorten(event.ticket, event.done)
+                        learner.shorten(event.ticket, event.done)
                 elif isinstance(event, Joined | Left):
-                    hands.attend(event)
+                    learner.attend(event)
             instructions = coordinator.receive(*events)
             self._trace.record(events, instructions)
-        if workers := coordinator.ledger.workers:
-            raise IllegalDecision(f"{coordinator.strategy} leaves {len(workers)} workers with nothing to do, for ever")
+        if idle := coordinator.ledger.workers:
+            raise IllegalDecision(f"{coordinator.strategy} leaves {len(idle)} workers with nothing to do, for ever")
 
     def _has_ended_waiting(self) -> bool:
         """Or can nothing happen any more?"""
-        if not isinstance(self._crew, RealTime):
+        if not isinstance(self._workers, RealTime):
             return False
         self._instructions, self._rest = (), iter(())  # all are carried out
-        self.out_of_time = self._crew.now >= self._seconds
+        self.out_of_time = self._workers.now >= self._seconds
         return self.out_of_time or self.asked_to_end()
 
     def _is_asked_to_end(self) -> bool:
@@ -192,12 +193,12 @@ class Loop:
 
     def _step(self, step: Step) -> None:
         try:
-            spoiled: Sequence[Ticket] = self._hands.step(step)
+            non_finite: Sequence[Ticket] = self._learner.step(step)
         except Diverged as diverged:
             self._trace.non_finite(diverged.spoiled)
             raise
-        if spoiled:
-            self._trace.non_finite(spoiled)
+        if non_finite:
+            self._trace.non_finite(non_finite)
 
     def _pending(self) -> Sequence[Instruction]:
         return self._instructions[len(self._instructions) - length_hint(self._rest) :]
@@ -222,15 +223,15 @@ class Loop:
         check_coordinator(self.coordinator)
         ledger, pending = self.coordinator.ledger, self._pending()
         steps = [each for each in pending if type(each) is Step]
-        contributions = getattr(self._hands, "contributions", None)
-        updates = {self.version, ledger.round - len(steps), getattr(self._hands, "updates", self.version)}
+        contributions = getattr(self._learner, "contributions", None)
+        updates = {self.version, ledger.round - len(steps), getattr(self._learner, "updates", self.version)}
         updates.add(getattr(contributions, "version", self.version))
         _agree(len(updates) == 1, f"the number of updates is {' or '.join(map(str, sorted(updates)))}")
         if self._too_late:
             check_events(ledger, self._too_late)
-        workers = self._crew.about.get("workers")
+        number = self._workers.about.get("workers")
         _agree(
-            not isinstance(workers, int) or all(worker < workers for worker in ledger.workers), "there are more workers"
+            not isinstance(number, int) or all(worker < number for worker in ledger.workers), "there are more workers"
         )
         running = {*ledger.running.values()}
         starts = {each.ticket for each in pending if isinstance(each, Start)}
@@ -239,10 +240,10 @@ class Loop:
         _agree(starts <= running, "something is to be started that the ledger does not know")
         _agree(all({*step.keep} <= step.weights.keys() for step in steps), "something is to be kept that is not used")
         known = (running | {*ledger.handed_in} | {*ledger.kept}) - starts | ended
-        for hands in (self._hands, contributions):
-            if isinstance(hands, KnowsTickets):
-                _agree({*hands.open_tickets()} == known, "what was promised does not fit what was given out")
-        if isinstance(self._crew, ChecksRestored):
+        for holder in (self._learner, contributions):
+            if isinstance(holder, KnowsTickets):
+                _agree({*holder.open_tickets()} == known, "what was promised does not fit what was given out")
+        if isinstance(self._workers, ChecksRestored):
             gone = {each.worker for each in self._too_late if isinstance(each, Left)}
             came = {each.worker for each in self._too_late if isinstance(each, Joined)}
             arrived = {each.ticket for each in self._too_late if isinstance(each, Arrived)}
@@ -252,7 +253,7 @@ class Loop:
             rung = max((each.at for each in self._too_late if isinstance(each, Rang)), default=-math.inf)
             asked = {each.at for each in pending if isinstance(each, WakeAt)}
             to_ring = {at for at in ledger.alarms if at > rung} - asked
-            self._crew.check_restored(ledger, {*ledger.workers} - gone | came, at_work, halts, to_ring)
+            self._workers.check_restored(ledger, {*ledger.workers} - gone | came, at_work, halts, to_ring)
 
 
 def _agree(holds: bool, otherwise: str) -> None:

@@ -66,7 +66,7 @@ def replay(
 
     Nothing is written. The same bits can be expected on the same machine, of a run on processes or of a simulated one.
     """
-    spec = RunSpec.of(  # the recorded run tells when it stopped
+    spec = RunSpec.of(  # the recorded run has its own end
         task, strategy=strategy, fleet=fleet, optimizer=optimizer, stop=Stop(updates=1),
         batch_size=batch_size, partition=partition, sampling=sampling, scheduler=scheduler, clip_norm=clip_norm,
         seed=seed,
@@ -79,7 +79,7 @@ def replay_spec(saved: SavedRun, task: Task, spec: RunSpec) -> Replay:
     if found := spec_difference(saved.config, spec, but=("stop", "every")):
         raise ConfigError(f"cannot replay {saved.path}: the run was begun with {found}")
     updates = _updates(saved)
-    # a scheduler may look at what the evaluations told
+    # a scheduler may depend on the evaluations
     every = AtUpdates(chosen=tuple(row.updates for row in saved.rows)) if spec.scheduler else Every(updates=updates)
     again = replace(spec, fleet=Replayed(spec.fleet, saved.trace), stop=Stop(updates=updates), every=every)
     try:
@@ -99,7 +99,7 @@ def _updates(saved: SavedRun) -> int:
 
 
 def _departure(recorded: Trace, replayed: Trace) -> str | None:
-    """The first line in which two traces differ. What was recorded after the last update is not told again."""
+    """The first line in which two traces differ. What was recorded after the last update is not compared."""
     for number, (one, other) in enumerate(zip_longest(recorded.lines(), replayed.lines(), fillvalue=""), start=1):
         if one.rstrip("\n") != other.rstrip("\n"):
             return (

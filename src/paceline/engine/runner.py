@@ -25,28 +25,28 @@ class Ended:
 
 
 class Runner:
-    """Runs the loop until it is time to stop, judging the model on the way and at both ends."""
+    """Runs the loop until it is time to stop, evaluating the model meanwhile and at both ends."""
 
     def __init__(
-        self, stop: Stop, loop: Loop, judge: Evaluator, epoch_samples: int, pruned: PrunedShards | None
+        self, stop: Stop, loop: Loop, evaluator: Evaluator, epoch_samples: int, pruned: PrunedShards | None
     ) -> None:
         self._stop = stop
         self._loop = loop
-        self._judge = judge
+        self._evaluator = evaluator
         self._pruned = pruned
         self._most_samples = math.inf if stop.epochs is None else stop.epochs * epoch_samples
 
-    def run(self, line: Progress, checkpoints: Checkpoints | None) -> Ended:
-        judge = self._judge
+    def run(self, progress: Progress, checkpoints: Checkpoints | None) -> Ended:
+        evaluator = self._evaluator
         self._check_ahead()
         if checkpoints is not None:
-            checkpoints.go_on()
-        if not judge.history:
-            self._look_first()
+            checkpoints.cut()
+        if not evaluator.history:
+            self._evaluate_first()
         with Interrupts(termination=checkpoints is not None) as interrupts:
             self._loop.asked_to_end = lambda: interrupts.requested is not None
             try:
-                ended = self._go(line, checkpoints, interrupts)
+                ended = self._train(progress, checkpoints, interrupts)
             except Diverged as error:
                 ended = Ended("diverged", str(error))
             except TooFewWorkers as error:
@@ -58,10 +58,10 @@ class Runner:
             if checkpoints is not None and ended.why != "diverged" and (unsaved := checkpoints.save_at_end()):
                 ended = replace(ended, problem="; ".join(filter(None, (ended.problem, unsaved))))
             seconds = self._seconds_at_end(ended)
-            if judge.history[-1].updates != judge.server.updates:
-                ended = self._look_last(ended, seconds)
-            elif self._loop.in_real_time and seconds > judge.history[-1].seconds:
-                judge.stay(seconds)  # nobody has finished anything since
+            if evaluator.history[-1].updates != evaluator.server.updates:
+                ended = self._evaluate_last(ended, seconds)
+            elif self._loop.in_real_time and seconds > evaluator.history[-1].seconds:
+                evaluator.repeat(seconds)  # nobody has finished anything since
         return ended
 
     def _seconds_at_end(self, ended: Ended) -> float:
@@ -69,33 +69,33 @@ class Runner:
             return self._stop.seconds or 0.0
         return self._loop.now if ended.why == "interrupted" else self._loop.coordinator.ledger.now
 
-    def _look_first(self) -> None:
+    def _evaluate_first(self) -> None:
         try:
-            self._judge.look(0.0)
+            self._evaluator.evaluate(0.0)
         except EvaluationFailed as failed:
             raise failed.error from None  # nothing was trained: there is nothing to keep
 
-    def _look_last(self, ended: Ended, seconds: float) -> Ended:
-        """Evaluator the model at the end; or say that it cannot be."""
+    def _evaluate_last(self, ended: Ended, seconds: float) -> Ended:
+        """Evaluate the model at the end, or say why that failed."""
         if ended.error is None:
             try:
-                self._judge.look(seconds)
+                self._evaluator.evaluate(seconds)
                 return ended
             except EvaluationFailed as failed:
                 problem = "; ".join(filter(None, (ended.problem, str(failed))))
                 ended = replace(ended, problem=problem, error=failed.error)
-        self._judge.pass_over(seconds)
+        self._evaluator.add_unknown(seconds)
         return ended
 
-    def _go(self, line: Progress, checkpoints: Checkpoints | None, interrupts: Interrupts) -> Ended:
-        judge, server = self._judge, self._judge.server
+    def _train(self, progress: Progress, checkpoints: Checkpoints | None, interrupts: Interrupts) -> Ended:
+        evaluator, server = self._evaluator, self._evaluator.server
         if server.updates:  # a run that is resumed may have come to its end already
-            last = judge.catch_up() or judge.history[-1]
+            last = evaluator.catch_up() or evaluator.history[-1]
             if ended := self._reached(last if last.updates == server.updates else None):
                 return ended
         for update in self._loop:
-            line.look(server.updates, update.at)
-            if ended := self._reached(judge.count(update)):
+            progress.show(server.updates, update.at)
+            if ended := self._reached(evaluator.count(update)):
                 return ended
             if interrupts.requested is not None:
                 return Ended("interrupted", signal=interrupts.requested)
@@ -106,7 +106,7 @@ class Runner:
         return Ended("seconds" if self._loop.out_of_time else "no workers")
 
     def _reached(self, row: Row | None) -> Ended | None:
-        stop, server = self._stop, self._judge.server
+        stop, server = self._stop, self._evaluator.server
         if row is not None and stop.target is not None and row.accuracy >= stop.target:
             return Ended("target")
         if server.updates == stop.updates:
@@ -116,6 +116,6 @@ class Runner:
 
     def _check_ahead(self) -> None:
         """Refuse an end that a run to be resumed has passed."""
-        updates, seconds = self._judge.server.updates, self._loop.coordinator.ledger.now
+        updates, seconds = self._evaluator.server.updates, self._loop.coordinator.ledger.now
         if updates > (self._stop.updates or math.inf) or seconds > (self._stop.seconds or math.inf):
             raise ConfigError(f"the run is at {updates} updates and {seconds:g} s already, past {self._stop}")

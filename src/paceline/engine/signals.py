@@ -1,4 +1,4 @@
-"""Ctrl-C or a polite kill asks a run to end, and to save what it has; a second one ends it at once."""
+"""Ctrl-C or SIGTERM asks a run to end, and to save what it has; a second one ends it at once."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from paceline.core.errors import PacelineError
 
 
 class Interrupted(PacelineError):
-    """Ctrl-C or a polite kill, what is on disk now, and how to go on."""
+    """Ctrl-C or SIGTERM ended a run: what is on disk, and how to resume."""
 
     def __init__(self, message: str, asked: KeyboardInterrupt | None = None) -> None:
         terminated = isinstance(asked, Terminated)

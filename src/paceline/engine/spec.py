@@ -14,7 +14,7 @@ from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.task import Task
 from paceline.strategies.checks import check_fits
 
-CODE: dict[str, Any] = {"compared": False}  # functions cannot be compared; a checkpoint tells what they made
+CODE: dict[str, Any] = {"compared": False}  # functions cannot be compared; a checkpoint has what they made
 
 
 @dataclass(frozen=True)

@@ -87,17 +87,17 @@ def train(
 
     strategy     who waits for whom, and what is handed in; or its name, as in ``"lgc:quorum=5,blocks=4"``
     stop         when the run ends; not needed where the strategy itself ends after so many ``steps``
-    optimizer    from parameters to any torch optimizer; it lives on the server and steps once an update. Where workers
+    optimizer    from parameters to any torch optimizer; it lives on the server and steps once per update. Where workers
                  train models of their own, each has one, which steps at each of its mini-batches
     scheduler    from that optimizer to any torch LR scheduler, stepped as often
     clip_norm    the largest norm of the gradient that it steps along
     batch_size   samples of one worker's mini-batch
     partition    how the samples are dealt out to the workers, and ``sampling`` how each goes through its own
-    every        when the model is judged; by default often at first, then whenever the updates grew by 5 %
+    every        when the model is evaluated; by default often at first, then whenever the updates grew by 5 %
     seed         of every random choice: the same seed on the same machine gives the same bits
-    directory    keep config, trace, metrics, final weights, and what is needed to go on there
-    checkpoint   how often to keep what is needed to go on, besides at the end and when the run is interrupted
-    resume       go on with the run in the directory; begin it if it did not come to a checkpoint
+    directory    where to write the spec of the run, its trace, metrics, checkpoints and final weights
+    checkpoint   how often to write a checkpoint, besides at the end and when the run is interrupted
+    resume       continue the run in the directory from its checkpoint; start it if it has none
     tensorboard  write curves into the directory too
     progress     show a line on the terminal, or write one to stderr each minute where there is none; False for neither
 
@@ -158,7 +158,7 @@ def _check_target(task: Task, spec: RunSpec) -> None:
         return
     with own_generators(spec.seed):  # data sets may draw random numbers when they are looked at
         if math.isnan(task.evaluator()(task.model)[1]):
-            raise ConfigError(f"a target of {target} can never be reached: the evaluation tells no accuracy")
+            raise ConfigError(f"a target of {target} can never be reached: the evaluation returns no accuracy")
 
 
 def _result(setup: Setup, evaluator: Evaluator, trace: Trace, ended: Ended, opened: RunDirectory | None) -> Run:
@@ -172,7 +172,7 @@ def _result(setup: Setup, evaluator: Evaluator, trace: Trace, ended: Ended, open
         max_staleness=evaluator.staleness.maximum,
         ended=ended.why,
         problem=ended.problem,
-        spoiled=server.non_finite,
+        non_finite=server.non_finite,
         directory=opened.path if opened else None,
         evaluation=evaluation_of(server.contributions),
         local=(local := server.best_local()),

@@ -38,8 +38,7 @@ def describe(value: object) -> Any:
         number = float(value)
         return number if math.isfinite(number) else {"kind": "float", "value": repr(number)}
     if is_dataclass(value) and not isinstance(value, type):
-        told = {field.name: describe(getattr(value, field.name)) for field in _told(value)}
-        return {"kind": type(value).__name__, **told}
+        return {"kind": type(value).__name__, **{f.name: describe(getattr(value, f.name)) for f in _compared(value)}}
     if isinstance(value, Mapping):
         return mapping_of([(describe(key), describe(each)) for key, each in value.items()])
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
@@ -90,21 +89,21 @@ def plain_repr(value: object) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-def _told(value: Any) -> list[Field[Any]]:
+def _compared(value: Any) -> list[Field[Any]]:
     """The fields by which a dataclass is known."""
     return [field for field in fields(value) if field.init and field.repr]
 
 
 def _difference_of_fields(name: str, saved: Mapping[str, Any], value: object) -> str | None:
-    told = _told(value)
-    for field in told:
+    compared = _compared(value)
+    for field in compared:
         inside, here = f"{name}.{field.name}", getattr(value, field.name)
         found = (
             difference(inside, saved[field.name], here) if field.name in saved else unless_default(inside, field, here)
         )
         if found is not None:
             return found
-    unread = saved.keys() - {"kind", *(field.name for field in told)}
+    unread = saved.keys() - {"kind", *(field.name for field in compared)}
     return f"{name}.{min(unread)}, which this version of Paceline does not know" if unread else None
 
 
@@ -154,6 +153,6 @@ def _spell(description: Any) -> str:
         items = rest.get("items") if kind else [[key, each] for key, each in rest.items()]
         pairs = items if isinstance(items, list) else []
         both = [isinstance(pair, list) and len(pair) == 2 and kind != "set" for pair in pairs]
-        told = (f"{_spell(p[0])}: {_spell(p[1])}" if two else _spell(p) for p, two in zip(pairs, both, strict=True))
-        return f"{{{', '.join(told)}}}"
+        spelled = (f"{_spell(p[0])}: {_spell(p[1])}" if two else _spell(p) for p, two in zip(pairs, both, strict=True))
+        return f"{{{', '.join(spelled)}}}"
     return f"{kind}({', '.join(f'{key}={_spell(each)}' for key, each in rest.items())})"

@@ -106,7 +106,7 @@ def test_a_killed_worker_is_replaced(
     fleet = pl.ProcessFleet(3, slow={worker: pl.delays.Constant(0.005) for worker in range(3)})
     run = train(task, strategy, fleet, sampling=written, stop=stop)
     assert run.ended == "updates"
-    assert run.spoiled == []  # nothing half-written was used
+    assert run.non_finite == []  # nothing half-written was used
     (left,) = of_type(run.trace, Left)
     assert [joined.worker for joined in of_type(run.trace, Joined)[3:]] in ([left.worker], [])
     check_conserved(run.trace)
@@ -235,7 +235,7 @@ def test_contributions_that_are_not_finite_are_left_out() -> None:
 
     task = replace(digits_task(Spoiling()), evaluate=lambda model: {"loss": 0.0})
     run = train(task, pl.Asynchronous(), pl.ProcessFleet(3), 60)
-    assert len(run.spoiled) == 3  # each worker's fourth
+    assert len(run.non_finite) == 3  # each worker's fourth
     assert len(of_type(run.trace, NonFinite)) == 3
     assert all(torch.isfinite(parameter).all() for parameter in run.model.parameters())
     check_conserved(run.trace)

@@ -68,7 +68,7 @@ def test_a_killed_worker_is_replaced_and_the_run_follows_from_its_trace(
     fault = struck(FAULTS[number % len(FAULTS)], tmp_path / "marks", at=6)
     fleet = pl.ProcessFleet(3, threads=1, slow=dict.fromkeys(range(3), pl.delays.Constant(0.02)))
     run = train(fault, strategy, fleet, 12, directory=tmp_path / "run")
-    assert (run.ended, run.spoiled) == ("updates", [])
+    assert (run.ended, run.non_finite) == ("updates", [])
     (left,) = of_type(run.trace, Left)
     assert [joined.worker for joined in of_type(run.trace, Joined)[3:]] == [left.worker]
     used = [ticket for step in of_type(run.trace, Step) for ticket in step.weights]
@@ -99,9 +99,9 @@ def test_a_model_that_is_not_finite_is_left_out_reported_and_reset(
     with caplog.at_level(logging.WARNING, "paceline"):
         run = train(task(faults.SpoiltOnce(mlp(), tmp_path / "spoilt", at=6)), strategy, pl.ProcessFleet(3), 5)
     assert run.ended == "updates"
-    assert [fact.ticket for fact in of_type(run.trace, NonFinite)] == list(run.spoiled)
-    assert len(run.spoiled) == 1
-    assert f"leaves out worker {run.spoiled[0].worker}: its model is not finite" in caplog.text
+    assert [fact.ticket for fact in of_type(run.trace, NonFinite)] == list(run.non_finite)
+    assert len(run.non_finite) == 1
+    assert f"leaves out worker {run.non_finite[0].worker}: its model is not finite" in caplog.text
     assert bool(weights(run.model).isfinite().all())
     assert len(of_type(run.trace, Step)[-1].weights) == 3  # it is back
 
