@@ -88,7 +88,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ('"SGD"', '"SGD"\nmomentun = 0.9', "SGD has no option 'momentun': did you mean 'momentum'?"),
         ('"SGD"', '"SGD"\nmomentum = -1.0', "SGD refuses"),
         ("[tune]", '[scheduler]\nname = "StepLR"\n[tune]', "StepLR refuses {}"),
-        ("lr = [0.1, 0.5]", "lr = []", "has no steps to try"),
+        ("lr = [0.1, 0.5]", "lr = []", "has no learning rates to try"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

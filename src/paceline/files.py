@@ -38,13 +38,13 @@ def write_atomically(path: Path, data: bytes | str) -> None:
                 os.fsync(file.fileno())
             partial.replace(path)
         finally:
-            with suppress(OSError):  # what went wrong before is what has to be told
+            with suppress(OSError):  # the first error is the one to report
                 partial.unlink(missing_ok=True)
 
 
 @contextmanager
 def writing(path: Path | str) -> Iterator[None]:
-    """What goes wrong with the disk meanwhile is told as ``CannotWrite``, with the file that was to be written."""
+    """Raise errors of the disk as ``CannotWrite``, with the file that was to be written."""
     try:
         yield
     except CannotWrite:

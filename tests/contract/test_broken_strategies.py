@@ -13,8 +13,8 @@ from paceline.core.errors import IllegalDecision
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Assign, Decision, Drop, Remember, Step, WakeAt, Within
 from paceline.strategies.grouped import Grouped
+from paceline.strategies.rounds import mean
 from paceline.strategies.synchronous import Synchronous
-from paceline.strategies.weights import mean
 from paceline.testing import StrategyContract
 
 SAME = "test_decide_answers_the_same_when_asked_twice"

@@ -15,7 +15,7 @@ class TestSimulated(FleetContract):
         recall="block",
     )
 
-    def lose(self, crew: Any, worker: int) -> None:
+    def lose(self, group: Any, worker: int) -> None:
         assert worker == 1  # it leaves by itself
 
 
@@ -24,7 +24,7 @@ class TestSimulatedWithTies(FleetContract):
         pl.delays.Constant(0.05), workers=3, changes=[pl.Left(0.2, 1), pl.Joined(0.4, 1)], ties="batch"
     )
 
-    def lose(self, crew: Any, worker: int) -> None:
+    def lose(self, group: Any, worker: int) -> None:
         assert worker == 1
 
 
@@ -37,7 +37,7 @@ class TestSimulatedWithABusyServer(FleetContract):
         server_seconds=0.03,
     )
 
-    def lose(self, crew: Any, worker: int) -> None:
+    def lose(self, group: Any, worker: int) -> None:
         assert worker == 1
 
 

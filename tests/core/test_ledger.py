@@ -1,7 +1,6 @@
 """The ledger shows who is here, who computes what, and what was handed in."""
 
 import pytest
-from silent import Silent, coordinator_of, split_coordinator
 
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import IllegalDecision
@@ -21,8 +20,9 @@ from paceline.core.messages import (
     WakeAt,
     Within,
 )
-from paceline.strategies.weights import mean
+from paceline.strategies.rounds import mean
 from paceline.testing import snapshot, walk
+from support.silent import Silent, coordinator_of, split_coordinator
 
 
 def test_whoever_joins_is_here_and_idle() -> None:

@@ -6,7 +6,6 @@ from dataclasses import FrozenInstanceError, fields, is_dataclass
 from fractions import Fraction
 
 import pytest
-from silent import Silent, coordinator_of, dump, split_coordinator, tickets
 
 from paceline.core import messages
 from paceline.core.coordinator import Coordinator
@@ -28,7 +27,8 @@ from paceline.core.messages import (
     Within,
     gradient,
 )
-from paceline.strategies.weights import mean
+from paceline.strategies.rounds import mean
+from support.silent import Silent, coordinator_of, dump, split_coordinator, tickets
 
 ONE = Fraction(1)
 

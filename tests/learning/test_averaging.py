@@ -16,7 +16,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.errors import IllegalDecision
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Assign, Decision, Step
-from paceline.strategies.weights import mean
+from paceline.strategies.rounds import mean
 from support.digits import Noted, digits, weights
 from support.gloo_averaging import MOMENTUM, PERIOD, ROUNDS
 from support.local_models import fleet, mlp, run, sgd, trained_by_hand

@@ -50,7 +50,7 @@ SLIPS = (  # of all that Cosmic Ray offers, what one could have written by mista
 )  # fmt: skip
 
 # The tests of a module: its own, or those of the package around it; those that notice most come first.
-_DECIDE = ("core/test_strategies_decide.py",)
+_DECIDE = ("strategies/test_decide.py",)
 _MODELS = ("strategies/test_ec_dnn_by_hand.py", "learning/test_averaging.py", "strategies/test_ec_dnn.py")
 TESTS: dict[str, Sequence[str]] = {
     "core": (
@@ -58,16 +58,16 @@ TESTS: dict[str, Sequence[str]] = {
         "core/test_ledger.py",
         "core/test_rules.py",
         *_DECIDE,
-        "core/test_handing_in.py",
-        "core/test_regrouping.py",
+        "strategies/test_handing_in.py",
+        "strategies/test_regrouped.py",
     ),
-    "core/fields": ("core/test_handing_in.py", "test_wrong_input.py"),
-    "core/speeds": ("core/test_regrouping.py",),
+    "core/fields": ("strategies/test_handing_in.py", "test_wrong_input.py"),
+    "core/speeds": ("strategies/test_regrouped.py",),
     "strategies": (*_DECIDE, "core/test_coordinator.py"),
-    "strategies/regrouped": ("core/test_regrouping.py",),
-    "strategies/ensemble_compression": ("core/test_handing_in.py",),
-    "strategies/model_averaging": ("core/test_handing_in.py",),
-    "strategies/handing_in": ("core/test_handing_in.py",),
+    "strategies/regrouped": ("strategies/test_regrouped.py",),
+    "strategies/ensemble_compression": ("strategies/test_handing_in.py",),
+    "strategies/model_averaging": ("strategies/test_handing_in.py",),
+    "strategies/handing_in": ("strategies/test_handing_in.py",),
     "theory": ("theory",),
     "theory/runtime": ("theory/runtime",),
     "theory/runtime/order_statistics": ("theory/runtime/test_order_statistics.py",),

@@ -16,6 +16,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.config.file import Chosen, Config, TaskChoice, read_config, write_config
+from paceline.core.coordinator import check_fits
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_written, nearest
 from paceline.data.partition import deal
@@ -29,7 +30,6 @@ from paceline.learning.task import Task
 from paceline.randomness import stream
 from paceline.storage.reading import read_run
 from paceline.storage.run_directory import RunDirectory
-from paceline.strategies.checks import check_fits
 from paceline.strategies.names import StrategyChoice
 
 Pair = tuple[Tensor, Tensor]
@@ -91,7 +91,7 @@ def run(
         place = RunDirectory(directory, {"config.toml": write_config(settled(config, choice, seed, lr))})
     log = logging.getLogger("paceline")
     level = log.level
-    log.setLevel(logging.ERROR)  # what was left out is in the run, and told at its end
+    log.setLevel(logging.ERROR)  # what was left out is in the run, and shown at its end
     try:
         task, spec = prepared(config, choice, seed, lr)
         return run_spec(task, spec, Output(place, config.checkpoint if place else None, resume, tensorboard, progress))

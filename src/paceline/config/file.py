@@ -46,7 +46,7 @@ SAMPLINGS: Mapping[str, type[Any]] = {
 
 @dataclass(frozen=True)
 class TaskChoice:
-    """What is learnt. ``hidden``: the widths of an MLP's hidden layers; ``test_share``: what is kept to judge it by."""
+    """Data and model. ``hidden``: the widths of an MLP's hidden layers; ``test_share``: samples kept to test on."""
 
     data: Literal["digits"]
     model: Literal["linear", "mlp"]
@@ -68,7 +68,7 @@ class TaskChoice:
                 f"{MOST_WEIGHTS:,} weights: choose fewer"
             )
         if not 0 < self.test_share < 1:
-            raise ConfigError(f"test_share={self.test_share} leaves nothing to train or to judge on: between 0 and 1")
+            raise ConfigError(f"test_share={self.test_share} leaves nothing to train or to test on: between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,15 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Tune:
-    """The steps (learning rates) that are tried for each strategy."""
+    """The learning rates that are tried for each strategy."""
 
     lr: tuple[float, ...]
 
     def __post_init__(self) -> None:
         if not self.lr or not all(0 < lr < float("inf") for lr in self.lr):
-            raise ConfigError(f"lr={list(self.lr)} has no steps to try: give positive numbers, such as [0.1, 0.3, 1.0]")
+            raise ConfigError(
+                f"lr={list(self.lr)} has no learning rates to try: give positive numbers, such as [0.1, 0.3, 1.0]"
+            )
         object.__setattr__(self, "lr", tuple(sorted(set(self.lr))))
 
 
@@ -125,7 +127,9 @@ class Config:
             raise ConfigError(f"target={self.target} is no accuracy: between 0 and 1, such as 0.9")
         self._check_rate()
         if self.tune is None and self.optimizer.name != "LBFGS" and "lr" not in self.optimizer.options:
-            raise ConfigError("no step is given: set lr in [optimizer], or lr = [...] in [tune] to try several")
+            raise ConfigError(
+                "no learning rate is given: set lr in [optimizer], or lr = [...] in [tune] to try several"
+            )
 
     def _check_rate(self) -> None:
         """Torch takes a learning rate that is no number, infinite or 0, and lets training come to nothing."""

@@ -1,6 +1,6 @@
 """Events in, instructions out: the ledger follows, then the strategy is asked until it answers nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from paceline.core.codec import whole
@@ -42,6 +42,13 @@ class Strategy(Protocol):
     def check(self, workers: int, batch_size: int | None, /) -> None:
         """Raise ``ConfigError`` if the rule does not fit that many workers, or mini-batches of that size. Optional."""
         return None  # noqa: RET501 - a body, so that a rule need not have one
+
+
+def check_fits(strategy: Strategy, workers: int, batch_size: int | None) -> None:
+    """Let a strategy refuse a fleet or a batch that it does not fit, if it has a ``check``."""
+    check: Callable[[int, int | None], None] | None = getattr(strategy, "check", None)
+    if check is not None:
+        check(workers, batch_size)
 
 
 class Coordinator:

@@ -14,7 +14,7 @@ class ConfigError(PacelineError, ValueError):
 
 
 class CannotWrite(PacelineError, OSError):
-    """A file could not be written: a full disk, a place that is read-only. The message says which, and how to go on."""
+    """A file could not be written: the disk is full or read-only. The message names it and says how to continue."""
 
 
 class IllegalDecision(PacelineError):
@@ -26,11 +26,11 @@ class ImpossibleEvent(PacelineError):
 
 
 class Diverged(PacelineError):
-    """A whole round of contributions (``spoiled``) was not finite, or a step. The model keeps its last good weights."""
+    """All contributions of a round (``non_finite``), or an update, are not finite. The last good weights are kept."""
 
-    def __init__(self, message: str, spoiled: Sequence[Ticket] = ()) -> None:
+    def __init__(self, message: str, non_finite: Sequence[Ticket] = ()) -> None:
         super().__init__(message)
-        self.spoiled = spoiled
+        self.non_finite = non_finite
 
 
 class WorkerFailed(PacelineError):
@@ -38,4 +38,4 @@ class WorkerFailed(PacelineError):
 
 
 class TooFewWorkers(PacelineError):
-    """Fewer workers are left than the run is to go on with."""
+    """Fewer workers are left than ``min_workers``, so the run ends."""

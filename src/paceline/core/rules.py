@@ -41,7 +41,7 @@ def check_events(ledger: LedgerState, events: Sequence[Event]) -> None:
         _check_time(event, now)
         now = event.at
         if now != events[0].at:
-            raise ImpossibleEvent(f"{events[0]} and {event} cannot be told together: they are not of one instant")
+            raise ImpossibleEvent(f"{events[0]} and {event} cannot come together: they are not of one instant")
         if isinstance(event, Arrived):
             _check_arrival(ledger, event)
             if event.ticket in arrived or event.ticket.worker in gone:

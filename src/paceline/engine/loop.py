@@ -195,7 +195,7 @@ class Loop:
         try:
             non_finite: Sequence[Ticket] = self._learner.step(step)
         except Diverged as diverged:
-            self._trace.non_finite(diverged.spoiled)
+            self._trace.non_finite(diverged.non_finite)
             raise
         if non_finite:
             self._trace.non_finite(non_finite)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.core.coordinator import Strategy
+from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
 from paceline.data.batches import Sampling, Shuffled
 from paceline.data.partition import Equal, Partition
@@ -12,7 +12,6 @@ from paceline.engine.limits import Every, Stop
 from paceline.fleets.base import Fleet
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.task import Task
-from paceline.strategies.checks import check_fits
 
 CODE: dict[str, Any] = {"compared": False}  # functions cannot be compared; a checkpoint has what they made
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.callbacks.base import Callback
 from paceline.callbacks.progress import Progress
 from paceline.callbacks.tensorboard import TensorBoard
-from paceline.core.coordinator import Strategy
+from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import CannotWrite, ConfigError
 from paceline.data.batches import Sampling, Shuffled
 from paceline.data.partition import Equal, Partition
@@ -36,7 +36,6 @@ from paceline.learning.workload import Workload
 from paceline.pruning.record import write_pruning
 from paceline.storage.run_directory import RunDirectory, place_of
 from paceline.storage.saved_models import save_local
-from paceline.strategies.checks import check_fits
 from paceline.trace.reading import Trace
 from paceline.trace.writing import TraceWriter
 

@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.core.coordinator import Strategy
+from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Joined, Left
 from paceline.delays import Empirical
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
-from paceline.strategies.checks import check_fits
 from paceline.trace.durations import DurationReader
 from paceline.trace.history import Observer
 from paceline.trace.measure import MeasureReader, Measures

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.core.coordinator import Strategy
+from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Work, distilled_steps, local_steps
 from paceline.strategies.aggregation import EnsembleModels
-from paceline.strategies.checks import check_fits
 from paceline.strategies.handing_in import check_rule, check_steps, handing_in
 from paceline.strategies.synchronous import Synchronous
 
@@ -29,8 +28,8 @@ class EnsembleCompression(Strategy):
     outputs of the ensemble; the next ``compression_steps`` ($p$; unless given a tenth of $\tau$, and at least one where
     there is something to distil) of its own steps minimise $L(f, y) + \beta L(f, \bar y)$ with ``distillation``
     ($\beta$, Eq. 10), and the others $L(f, y) - \alpha \lVert f - \bar z\rVert_2$ with ``diversity`` ($\alpha$, Eq. 9),
-    where $\bar z$ is the mean output of the compressed models. Every worker goes on from its own model, and begins with
-    its own random weights unless ``same_start``.
+    where $\bar z$ is the mean output of the compressed models. Every worker continues from its own model, and begins
+    with its own random weights unless ``same_start``.
 
     $\bar z$ needs a second exchange, after the compression: with diversity and compression a round of $\tau$ steps so
     has two updates. The paper's cost model counts one exchange; the clock here counts both.

@@ -1,4 +1,4 @@
-"""K-SGD: go on with the fastest."""
+"""K-SGD: update with the fastest, drop the late ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Assign, Decision, Drop, Step
-from paceline.strategies.checks import check_quorum
-from paceline.strategies.weights import mean
+from paceline.strategies.rounds import check_quorum, mean
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""LGC-SGD: go on with the fastest, and make up for the late ones one step later."""
+"""LGC-SGD: update with the fastest, and make up for the late ones one update later."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Assign, Decision, Drop, Recall, Step, Ticket, gradient
-from paceline.strategies.checks import check_blocks, check_quorum
-from paceline.strategies.weights import fraction, mean
+from paceline.strategies.rounds import check_blocks, check_quorum, fraction, mean
 
 
 @dataclass(frozen=True)

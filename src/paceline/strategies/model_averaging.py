@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.core.coordinator import Strategy
+from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Work, local_steps
 from paceline.strategies.aggregation import AverageModels
-from paceline.strategies.checks import check_fits
 from paceline.strategies.handing_in import check_rule, check_steps, handing_in
 from paceline.strategies.synchronous import Synchronous
 
@@ -27,7 +26,7 @@ class ModelAveraging(Strategy):
     \alpha_k (w_k - w^{(k)})$ with $w^{(k)}$ the model that worker $k$ began with, which is the same where all began
     with $w$.
 
-    Each worker's momentum, and whatever else its optimizer keeps, is its own and goes on (``kept``), or is averaged
+    Each worker's momentum, and whatever else its optimizer keeps, is its own and continues (``kept``), or is averaged
     with the models (``averaged``). Buffers move as the parameters do, counters by whole numbers; with
     ``recalibrate``, the statistics of batch normalisation are found anew from so many mini-batches after each average
     (by ``torch.optim.swa_utils.update_bn``; the clock does not count this). With ``steps``, the run ends after so many

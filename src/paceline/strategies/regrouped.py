@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.core.coordinator import Strategy
+from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Drop, Groups, Regroup, Within
 from paceline.strategies.aggregation import Aggregation
-from paceline.strategies.checks import check_fits
 from paceline.strategies.grouped import check_complete, disjoint, groups_by_speed
 from paceline.strategies.synchronous import Synchronous
 

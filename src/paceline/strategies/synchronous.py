@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from paceline.core.coordinator import Strategy
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Assign, Decision, Step
-from paceline.strategies.weights import mean
+from paceline.strategies.rounds import mean
 
 
 @dataclass(frozen=True)

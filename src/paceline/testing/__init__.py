@@ -210,7 +210,7 @@ def _indices_equal_recounted_ones(rehearsal: Rehearsal) -> None:
         for place, number in enumerate(numbers):
             facts = happened_in(number, facts, rehearsal.first_groups[numbers[:place]])
         for name, recounted in recount(facts).items():
-            if name == "alarms" and numbers:  # which part asked for an alarm is not told to the fleet
+            if name == "alarms" and numbers:  # the fleet does not know which part asked for an alarm
                 assert {*ledger.alarms} <= {*rehearsal.ledger.alarms}
                 continue
             if name in ("now", "updated_at") and not ledger.workers:  # nobody has asked it yet

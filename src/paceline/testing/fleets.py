@@ -3,10 +3,10 @@
     class TestMyFleet(FleetContract):
         fleet = MyFleet(workers=4)
 
-        def lose(self, crew, worker):
-            crew.kill(worker)
+        def lose(self, group, worker):
+            group.kill(worker)
 
-Each test trains a small model with one of ``strategies`` and looks at what the fleet told, and when.
+Each test trains a small model with one of ``strategies`` and looks at what the fleet reported, and when.
 """
 
 import os
@@ -55,21 +55,21 @@ class FleetContract:
         LiveCompensation(quorum=2, blocks=2, recall=False),
     )
 
-    def lose(self, crew: Any, worker: int) -> None:
-        """Make a worker vanish: by default the process in ``crew.pids`` is killed."""
-        os.kill(crew.pids[worker], signal.SIGKILL)
+    def lose(self, group: Any, worker: int) -> None:
+        """Make a worker vanish: by default the process in ``group.pids`` is killed."""
+        os.kill(group.pids[worker], signal.SIGKILL)
 
     def test_everybody_joins_at_time_zero(self) -> None:
         spied, _ = self._run(Synchronous())
-        first = spied.told[0]
+        first = spied.reported[0]
         assert [*first] == [Joined(0.0, worker) for worker in range(self.fleet.workers)]
 
     def test_the_clock_never_goes_back(self) -> None:
         for strategy in self._all():
             spied, _ = self._run(strategy)
-            times = [event.at for events in spied.told for event in events]
+            times = [event.at for events in spied.reported for event in events]
             assert times == sorted(times), f"{strategy}: the clock went back"
-            assert all(len({event.at for event in events}) == 1 for events in spied.told)
+            assert all(len({event.at for event in events}) == 1 for events in spied.reported)
 
     def test_what_arrives_was_asked_for(self) -> None:
         for strategy in self._all():
@@ -86,18 +86,18 @@ class FleetContract:
                 difference = float((weights - expected.state_dict()[name]).abs().max())
                 assert difference < 1e-10, f"{strategy}: {name} differs by {difference} from what the trace leads to"
 
-    def test_the_strategy_decides_the_same_when_it_is_told_the_same(self) -> None:
+    def test_the_strategy_decides_the_same_given_the_same_events(self) -> None:
         for strategy in self._all():
             spied, run = self._run(strategy)
             again = Coordinator(strategy)
-            decided = [each for events in spied.told for each in again.receive(*events)]
+            decided = [each for events in spied.reported for each in again.receive(*events)]
             recorded = [fact for fact in run.trace if not isinstance(fact, Event)]
-            assert decided == recorded, f"{strategy}: told again, it decided otherwise"
+            assert decided == recorded, f"{strategy}: given the same events again, it decided otherwise"
 
     def test_a_lost_worker_becomes_left_and_training_goes_on(self) -> None:
         for strategy in self._all():
             spied, run = self._run(strategy, lose=1)
-            events = [event for events in spied.told for event in events]
+            events = [event for events in spied.reported for event in events]
             assert any(isinstance(event, Left) and event.worker == 1 for event in events), f"{strategy}: no Left"
             assert run.history[-1].updates >= self.updates, f"{strategy}: {run.ended}, {run.problem}"
             _check_arrivals(spied.log, strategy)
@@ -123,8 +123,8 @@ class FleetContract:
         written = WrittenDown()
         spied = Spied(self.fleet, self, lose, written.draws)
         task, stop = _task(), Stop(updates=self.updates)
-        if lose is not None:  # it goes on until the loss is told, however long that takes
-            task, stop = replace(task, evaluate=spied.judge), Stop(target=0.5)
+        if lose is not None:  # it continues until the loss is reported, however long that takes
+            task, stop = replace(task, evaluate=spied.evaluate), Stop(target=0.5)
         run = train(
             task, strategy=strategy, fleet=spied, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=LR),
             batch_size=8, sampling=written, stop=stop, every=Every(updates=self.updates), progress=False,
@@ -149,13 +149,13 @@ def _task() -> "Task":
 
 @dataclass
 class Spied:
-    """A fleet that is listened to. After a few events it loses a worker, if it is to."""
+    """A fleet whose events are written down. After a few events it loses a worker, if it is to."""
 
     fleet: Fleet
     contract: FleetContract
     lose: int | None
     draws: dict[int, Any]
-    told: list[Sequence[Event]] = field(default_factory=list)
+    reported: list[Sequence[Event]] = field(default_factory=list)
     log: list[Event | Start | Halt | Recall] = field(default_factory=list)
     lost_at: float | None = None  # on the clock of this process
 
@@ -163,52 +163,54 @@ class Spied:
     def workers(self) -> int:
         return self.fleet.workers
 
-    def launch(self, workload: "Workload", seed: int) -> "tuple[SpiedCrew, Contributions]":
-        crew, contributions = self.fleet.launch(workload, seed)
-        return SpiedCrew(crew, self), contributions
+    def launch(self, workload: "Workload", seed: int) -> "tuple[SpiedGroup, Contributions]":
+        group, contributions = self.fleet.launch(workload, seed)
+        return SpiedGroup(group, self), contributions
 
-    def judge(self, _: Any) -> dict[str, float]:
-        """Content when the loss has been told, or nobody is going to tell it."""
-        told = any(isinstance(event, Left) and event.worker == self.lose for events in self.told for event in events)
+    def evaluate(self, _: Any) -> dict[str, float]:
+        """An accuracy of 1 once the loss is reported, or nobody is going to report it."""
+        reported = any(
+            isinstance(event, Left) and event.worker == self.lose for events in self.reported for event in events
+        )
         given_up = self.lost_at is not None and time.monotonic() > self.lost_at + PATIENCE
-        return {"loss": 0.0, "accuracy": float(told or given_up)}
+        return {"loss": 0.0, "accuracy": float(reported or given_up)}
 
 
-class SpiedCrew:
-    """Writes down what is asked of a crew, and what it tells."""
+class SpiedGroup:
+    """Writes down what is asked of a worker group, and what it reports."""
 
-    def __init__(self, crew: WorkerGroup, spied: Spied) -> None:
-        self._crew = crew
+    def __init__(self, group: WorkerGroup, spied: Spied) -> None:
+        self._group = group
         self._spied = spied
-        self.about = crew.about
+        self.about = group.about
 
     def wait(self) -> Sequence[Event]:
         spied = self._spied
-        if len(spied.told) == 2 and spied.lose is not None:
-            spied.contract.lose(self._crew, spied.lose)
+        if len(spied.reported) == 2 and spied.lose is not None:
+            spied.contract.lose(self._group, spied.lose)
             spied.lost_at = time.monotonic()
-        events = self._crew.wait()
-        spied.told.append(events)
+        events = self._group.wait()
+        spied.reported.append(events)
         spied.log.extend(events)
         return events
 
     def start(self, ticket: Ticket) -> None:
         self._spied.log.append(Start(ticket))
-        self._crew.start(ticket)
+        self._group.start(ticket)
 
     def halt(self, ticket: Ticket) -> None:
         self._spied.log.append(Halt(ticket))
-        self._crew.halt(ticket)
+        self._group.halt(ticket)
 
     def recall(self, ticket: Ticket) -> None:
         self._spied.log.append(Recall(ticket))
-        self._crew.recall(ticket)
+        self._group.recall(ticket)
 
     def wake_at(self, at: float) -> None:
-        self._crew.wake_at(at)
+        self._group.wake_at(at)
 
     def close(self) -> None:
-        self._crew.close()
+        self._group.close()
 
 
 def _check_arrivals(log: Sequence[Event | Start | Halt | Recall], strategy: Strategy) -> None:

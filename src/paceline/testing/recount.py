@@ -125,7 +125,7 @@ def happened_in(part: int, facts: Iterable[Fact], groups: Groups) -> list[Fact]:
             if isinstance(fact, Arrived | Halt) and running.get(ticket.worker) == ticket:
                 ended = {running.pop(ticket.worker).worker}
         elif not isinstance(fact, Remember):
-            found.append(fact)  # which part asked for an alarm is not told
+            found.append(fact)  # which part asked for an alarm is not recorded
         for worker in sorted(ended & moving.keys()):
             move(worker)
     return found

@@ -33,7 +33,7 @@ class Move(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What happens ``wait`` seconds after the moment before, told to the coordinator ``at_once`` or one by one."""
+    """What happens ``wait`` seconds after the moment before, reported to the coordinator ``at_once`` or one by one."""
 
     wait: int
     moves: Sequence[Move]

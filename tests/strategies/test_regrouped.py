@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from silent import Silent
 
 import paceline as pl
 from paceline.core.coordinator import Coordinator
@@ -19,6 +18,7 @@ from paceline.strategies.grouped import groups_by_label, groups_by_speed
 from paceline.strategies.regrouped import Regrouped
 from paceline.testing import Moment, Rehearsal, scripts
 from paceline.trace.reading import Trace
+from support.silent import Silent
 
 WINDOW, MARGIN, TOLERANCE = 5, 0.2, 0.5
 RULE = Regrouped(tolerance=TOLERANCE, margin=MARGIN, window=WINDOW)

@@ -23,7 +23,7 @@ from paceline.strategies.names import BY_NAME, HAND_IN_GRADIENTS, STRATEGIES, St
 from paceline.strategies.regrouped import Regrouped
 from paceline.strategies.synchronous import Synchronous
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SMALL = """
 strategy = ["ssgd"]
 [task]
@@ -111,7 +111,7 @@ def test_the_demo_has_all_five_strategies_and_three_seeds() -> None:
         ("updates = 3", "", "stop: a run needs an end"),
         ("count = 2", "count = 0", "fleet.workers[0].count: 0 workers are not possible"),
         ("[stop]\nupdates = 3", "", "the section [stop] is missing"),
-        ("lr = 0.1", "", "no step is given"),
+        ("lr = 0.1", "", "no learning rate is given"),
         ('["ssgd"]', "[]", "strategy: the list is empty"),
         ('["ssgd"]', "[3]", "strategy[0]: must be a table of keys and values, not 3"),
         ('["ssgd"]', '["sgsd"]', "unknown strategy 'sgsd': did you mean"),

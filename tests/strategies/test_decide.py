@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
-from silent import Silent
 
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import ConfigError
@@ -32,6 +31,7 @@ from paceline.strategies.grouped import Grouped, groups_by_speed
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.synchronous import Synchronous
 from paceline.testing import Moment, Move, Rehearsal, scripts
+from support.silent import Silent
 
 ONE, HALF, THIRD = Fraction(1), Fraction(1, 2), Fraction(1, 3)
 

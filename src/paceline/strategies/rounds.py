@@ -1,9 +1,19 @@
-"""Refusals that several rules share."""
+"""What rules with rounds share: exact weights, and refusals of what does not fit a fleet or a mini-batch."""
 
-from collections.abc import Callable
+from collections.abc import Collection
+from fractions import Fraction
+from functools import lru_cache
 
-from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
+from paceline.core.messages import Ticket
+
+# The same few weights come back in every round, and making one costs more than all else that a rule does.
+fraction = lru_cache(maxsize=4096)(Fraction)
+
+
+def mean(tickets: Collection[Ticket]) -> dict[Ticket, Fraction]:
+    """The same weight for each, one in all: so that a learning rate means the same however many take part."""
+    return dict.fromkeys(tickets, fraction(1, len(tickets)))
 
 
 def check_quorum(quorum: int, workers: int) -> None:
@@ -23,10 +33,3 @@ def check_blocks(blocks: int, batch_size: int | None) -> None:
         raise ConfigError(
             f"{blocks} blocks do not divide a batch of {batch_size} evenly: nearest {nearest} (blocks={nearest})"
         )
-
-
-def check_fits(rule: Strategy, workers: int, batch_size: int | None) -> None:
-    """Let the rule refuse a fleet or a batch that it does not fit, if it has a ``check``."""
-    check: Callable[[int, int | None], None] | None = getattr(rule, "check", None)
-    if check is not None:
-        check(workers, batch_size)
