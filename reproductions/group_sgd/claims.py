@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import Stop
-from paceline.theory.group_bound import Toy, theorem_3_1
+from reproductions.group_sgd.theorem import Toy, theorem_3_1
 from reproductions.group_sgd.training import MODELS, PERIOD, STRATEGIES, update_grid, updates_of
 from reproductions.pipeline.claims import Claim, within
 
@@ -28,7 +28,7 @@ Runs = Sequence[Mapping[str, Any]]
 Values = Mapping[str, list[float]]  # strategy -> one value for each seed
 UPDATES = {"ssgd": 2, "gsgd": 11, "asgd": 52}
 STALENESS = {"ssgd": 0, "gsgd": 2, "asgd": 15}
-TOY, TOY_UPDATES = Toy(step=0.02), 220
+TOY, TOY_UPDATES = Toy(lr=0.02), 220
 
 
 def timing_claims(toy: Toy = TOY, toy_updates: int = TOY_UPDATES) -> list[Claim]:
@@ -49,7 +49,7 @@ def theorem_claim(strategy: str, toy: Toy, updates: int) -> Claim:
     """Theorem 3.1 with all expectations exact. It says nothing where its assumption is not met."""
     bound = theorem_3_1([made.move for made in updates_of(strategy, Stop(updates=updates))], toy)
     ours = f"{bound.left[-1]:.6e} <= {bound.right[-1]:.6e}" if bound.holds else "broken"
-    note = f"F = w^2/2, step {toy.step:g}, {updates} updates: gamma {bound.gamma:.7f}, alpha {bound.alpha:.7f}"
+    note = f"F = w^2/2, step {toy.lr:g}, {updates} updates: gamma {bound.gamma:.7f}, alpha {bound.alpha:.7f}"
     if not bound.applies:
         note += "; assumption 3.5 (gamma <= 1) is not met, so the theorem says nothing here"
     holds = bound.holds if bound.applies else None

@@ -10,8 +10,8 @@ from matplotlib.ticker import FormatStrFormatter, MultipleLocator, PercentFormat
 
 from paceline import Stop
 from paceline.reports.figures import COLOURS, DASHES
-from paceline.theory.group_bound import Toy, theorem_3_1
 from reproductions.group_sgd.claims import TOY, TOY_UPDATES
+from reproductions.group_sgd.theorem import Toy, theorem_3_1
 from reproductions.group_sgd.training import MODELS, STRATEGIES, updates_of
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.claims import seeds_in_words
@@ -112,7 +112,7 @@ def _theorem(figure: Figure, toy: Toy, updates: int) -> None:
         axis.legend(frameon=False, fontsize=9)
     axes[0][0].set_ylabel("F(w) - F*  (logarithmic)")
     _style(axes)
-    figure.suptitle(f"Theorem 3.1 on F = w²/2, learning rate {toy.step:g}", fontsize=12)
+    figure.suptitle(f"Theorem 3.1 on F = w²/2, learning rate {toy.lr:g}", fontsize=12)
 
 
 def _finish(figure: Figure, axes: Any, title: str) -> None:

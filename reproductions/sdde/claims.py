@@ -24,7 +24,7 @@ from paceline.theory import (
     spectral_radius,
     stationary_variance,
 )
-from paceline.theory.group_bound import Bound, Toy, theorem_3_1
+from reproductions.group_sgd.theorem import Bound, Toy, theorem_3_1
 from reproductions.group_sgd.training import STRATEGIES, updates_of
 from reproductions.pipeline.claims import Claim, within
 from reproductions.sdde.experiment import DELAY, LR, RATE, SIGMA, START, UPDATES, WARM_UP, Ensemble, Floats
@@ -181,7 +181,7 @@ def toy_bounds() -> dict[tuple[str, float], Bound]:
     for name in STRATEGIES:
         moves = [made.move for made in updates_of(name, Stop(updates=TOY_UPDATES))]
         for lr in TOY_LEARNING_RATES:
-            bound = theorem_3_1(moves, Toy(step=lr))
+            bound = theorem_3_1(moves, Toy(lr=lr))
             if bound.applies:
                 found[name, lr] = bound
     return found

@@ -16,11 +16,11 @@ from paceline.data.partition import Equal, deal
 from paceline.data.samples import TensorSamples
 from paceline.engine.limits import Stop
 from paceline.randomness import stream
-from paceline.theory.group_bound import Move, Toy, second_moments, theorem_3_1
 from reproductions.datasets.readers import read_mnist
 from reproductions.group_sgd.claims import timing_claims
 from reproductions.group_sgd.paper import PAPER
 from reproductions.group_sgd.plan import GroupSgdPlan
+from reproductions.group_sgd.theorem import Move, Toy, second_moments, theorem_3_1
 from reproductions.group_sgd.training import (
     MODELS,
     STRATEGIES,
@@ -78,7 +78,7 @@ def moves(strategy: str, updates: int) -> list[Move]:
 
 
 def test_theorem_3_1_has_the_values_of_the_specification() -> None:
-    bound = theorem_3_1(moves("gsgd", 220), Toy(step=0.02))
+    bound = theorem_3_1(moves("gsgd", 220), Toy(lr=0.02))
     assert bound.gamma == pytest.approx(0.0969751, abs=5e-8)
     assert bound.alpha == pytest.approx(0.9819395, abs=5e-8)
     assert bound.left[-1] == pytest.approx(8.378737e-5, rel=1e-6)
@@ -89,19 +89,19 @@ def test_theorem_3_1_has_the_values_of_the_specification() -> None:
 
 def test_second_moments_are_those_of_sampled_runs() -> None:
     """20,000 runs: the mean of w^2 has a relative standard error of at most sqrt(2/20000) = 1 %; four of them."""
-    toy, steps, count = Toy(step=0.1, batch_size=2), moves("gsgd", 30), 20_000
+    toy, steps, count = Toy(lr=0.1, batch_size=2), moves("gsgd", 30), 20_000
     generator = np.random.default_rng(1)
     paths = [np.ones(count)]
     for workers, staleness in steps:
         noise = generator.normal(0, (toy.variance / (toy.batch_size * workers)) ** 0.5, count)
-        paths.append(paths[-1] - toy.step * (paths[len(paths) - 1 - staleness] + noise))
+        paths.append(paths[-1] - toy.lr * (paths[len(paths) - 1 - staleness] + noise))
     exact = second_moments(steps, toy).diagonal()
     assert np.square(paths).mean(axis=1) == pytest.approx(exact, rel=0.04)
 
 
-def test_a_step_beyond_the_theorem_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"theorem 3\.1 is not for a step of 1\.5"):
-        Toy(step=1.5)
+def test_a_learning_rate_beyond_the_theorem_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"theorem 3\.1 is not for a learning rate of 1\.5"):
+        Toy(lr=1.5)
 
 
 def test_the_card_has_every_claim_that_it_must(card: Card) -> None:

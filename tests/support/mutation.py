@@ -76,7 +76,7 @@ TESTS: dict[str, Sequence[str]] = {
     "theory/stability/net_weights": ("theory/stability/test_net_weights.py",),
     "theory/stability/schedules": ("theory/stability/test_schedules.py",),
     "theory/sdde": ("theory/sdde",),
-    "theory/group_bound": ("reproductions/test_reproduce_group_sgd.py", "theory/sdde/test_rates.py"),
+    "theory/group_bound": ("theory/sdde/test_rates.py",),
     "pruning": ("pruning/test_samplers.py",),
     "pruning/shards": ("pruning/test_train_pruned.py",),
     "pruning/record": ("pruning/test_train_pruned.py", "reports/test_pruning_section.py"),
