@@ -1,5 +1,6 @@
 """``python -m reproductions``: its commands, what it refuses, and that it is no part of the wheel."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -96,6 +97,14 @@ def test_the_former_commands_say_where_they_are(
     assert output.out == ""
     assert output.err.endswith(f": {now}\n")
     assert output.err.count("\n") == 1
+
+
+def test_the_library_imports_nothing_of_the_reproductions() -> None:
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in names if name.split(".")[0] == "reproductions"], file
 
 
 def test_the_wheel_has_the_library_and_nothing_else(tmp_path: Path) -> None:
