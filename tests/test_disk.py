@@ -17,7 +17,7 @@ from paceline.cli.main import main
 from paceline.core.errors import CannotWrite
 from support.resumable import Case
 from support.saved_runs import save_run
-from test_cli import changed, tiny
+from support.tiny import changed, tiny
 
 __all__ = ["tiny"]
 TRAIN = ["train", "tiny.toml", "--strategy", "asgd", "--lr", "0.1", "--no-check-step"]

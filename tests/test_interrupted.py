@@ -16,7 +16,7 @@ import paceline as pl
 from paceline.cli.main import main
 from paceline.engine.evaluation import Evaluator
 from support.resumable import Case
-from test_cli import ROOT, tiny
+from support.tiny import ROOT, tiny
 from test_disk import TRAIN, Failing, evaluated_by, one_line
 
 __all__ = ["tiny"]
@@ -155,7 +155,7 @@ def test_sigterm_ends_a_comparison_as_ctrl_c_does(
     monkeypatch.setattr(jobs, "run_job", runs)
     assert main(["compare", "tiny.toml", "--jobs", "1", "--json", "out.json"]) == 143
     told = capsys.readouterr().err.splitlines()
-    assert told[-1] == "terminated after 2 of 20 runs; those that ended are in out.json"
+    assert told[-1] == "terminated after 2 of 20 runs; the finished ones are in out.json"
     assert len(json.loads(Path("out.json").read_text())["runs"]) == 2
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 

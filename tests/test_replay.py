@@ -138,7 +138,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_the_command_replays_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "run"]) == 0
-    assert "updates made again from the trace" in (out := capsys.readouterr().out)
+    assert "updates repeated from the trace" in (out := capsys.readouterr().out)
     assert "The weights are the same, bit for bit." in out
     data = bytearray((run / "model.safetensors").read_bytes())
     data[-1] ^= 1
@@ -158,7 +158,7 @@ def test_the_command_replays_a_run_on_processes(
     capsys.readouterr()
     assert main(["replay", "run"]) == 0
     out = capsys.readouterr().out
-    assert "30 updates made again from the trace" in out
+    assert "30 updates repeated from the trace" in out
     assert "The weights are the same, bit for bit." in out
     assert main(["replay", "run", "--strategy", "ssgd"]) == 0
     assert "ssgd, simulated" in capsys.readouterr().out

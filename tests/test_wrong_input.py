@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline.cli.common import exit_code
-from paceline.cli.main import main
+from paceline.cli.main import exit_code, main
 from paceline.config.experiment import check
 from paceline.config.file import parse_config
 from paceline.core import errors
 from paceline.strategies.names import parse_strategy
 from support.saved_runs import save_run
-from test_cli import ROOT, TINY
+from support.tiny import ROOT, TINY
 
 LR = ["--strategy", "ssgd", "--lr", "0.1"]
 READING = {

@@ -21,7 +21,7 @@ from paceline.theory import critical_step
 from paceline.trace.measure import measure
 from support.quadratic import quadratic
 from support.saved_runs import save_run
-from test_cli import TINY, changed, refused, tiny
+from support.tiny import TINY, changed, refused, tiny
 
 __all__ = ["tiny"]
 

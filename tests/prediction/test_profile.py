@@ -74,7 +74,7 @@ def test_the_slow_worker_is_found_and_the_trace_goes_on(three: Path, capsys: pyt
     found = json.loads(Path("out.json").read_text())
     assert found["groups"] in ([[0, 1], [2]], [[0], [1], [2]], [[1], [0], [2]])  # noise may set equals apart
     groups = "gsgd:groups=0-1/2" if len(found["groups"]) == 2 else "gsgd:groups="
-    assert f"Suggested: {len(found['groups'])} groups of like speed: {groups}" in out
+    assert f"Suggested: {len(found['groups'])} groups of similar speed: {groups}" in out
     assert f"paceline replay out -s ssgd -s asgd -s {groups}" in out
     for each, delay in zip(found["workers"], (0.03, 0.03, 0.6), strict=True):
         assert delay <= each["compute"] < each["round_trip"] <= each["tail"]
@@ -102,7 +102,7 @@ def test_every_arrival_was_told_what_it_took(three: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "options", "said"),
     [
-        ("", "", ["--seconds", "0"], "--seconds 0 is no time to measure in: at least 0.5"),
+        ("", "", ["--seconds", "0"], "--seconds 0 is too short to measure anything: at least 0.5"),
         ("", "", ["--seconds", "nan"], "--seconds nan is no time"),
         ("", "", ["--fleet", "process"], "--fleet 'process' is unknown: did you mean 'processes'?"),
         ("", "", ["--address", "10.0.0.1:6379"], "--address 10.0.0.1:6379 is that of a Ray cluster: add --fleet ray"),
@@ -124,7 +124,7 @@ def test_simulated_workers_are_refused(three: Path, capsys: pytest.CaptureFixtur
     begin, end = THREE.index("[fleet]"), THREE.index("[optimizer]")
     workers = '[[fleet.workers]]\ncount = 2\ndelay = "constant"\nvalue = 0.01\n'
     three.write_text(THREE[:begin] + workers + THREE[end:])
-    assert "simulated workers, of which there is nothing to measure" in refused(["profile", str(three)], capsys)
+    assert "simulated workers, which cannot be measured" in refused(["profile", str(three)], capsys)
     assert main(["profile", str(three), "--seconds", "0.5", "--fleet", "processes", "--output", "out"]) == 0
     assert read_trace("out").about["clock"] == "real"
 
@@ -147,7 +147,7 @@ def test_ctrl_c_keeps_what_was_measured(three: Path) -> None:
         process.wait()
     assert process.returncode == 130
     assert "what was measured is in out" in err
-    assert "groups of like speed" in out
+    assert "groups of similar speed" in out
     assert len(list(read_trace("out").durations())) >= 40
 
 

@@ -1,4 +1,4 @@
-"""``python -m paceline.cli`` is the command ``paceline``."""
+"""``python -m paceline.cli`` runs the command ``paceline``."""
 
 import sys
 

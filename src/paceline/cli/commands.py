@@ -1,25 +1,42 @@
-"""The commands. Nothing heavy is imported before one needs it: ``paceline --help`` answers at once."""
+"""The Typer application. Commands import torch and other large packages only when they run: ``--help`` is fast."""
 
 import shlex
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline import __version__
+from paceline.cli.common import exit_codes
 from paceline.cli.compare import compare
 from paceline.cli.predict import predict
 from paceline.cli.profile import profile
 from paceline.cli.replay import replay
+from paceline.cli.report import report
+from paceline.cli.strategies import strategies
 from paceline.cli.train import train
 from paceline.core.errors import ConfigError
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command()(compare)
-app.command()(train)
-app.command()(replay)
-app.command()(predict)
-app.command()(profile)
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog=exit_codes("a run fails, as the help of each command says"),
+)
+_COMMANDS = (
+    (compare, "Train with several strategies, and compare them.", "results cannot be written, or a process was killed"),
+    (
+        train,
+        "Train with one strategy, and save the run.",
+        "the run diverged, lost too many workers, or cannot be saved",
+    ),
+    (replay, "Repeat a run, or simulate another strategy.", "the weights differ"),
+    (predict, "Predict speed, staleness and stable learning rates.", "results cannot be written"),
+    (profile, "Measure the speed of real workers.", "workers failed, or results cannot be written"),
+    (report, "Show runs on a page or in a timeline.", "files cannot be written"),
+    (strategies, "List the strategies.", None),
+)
+for _command, _short_help, _failed in _COMMANDS:
+    app.command(short_help=_short_help, epilog=exit_codes(_failed))(_command)
 
 
 @app.callback(invoke_without_command=True)
@@ -35,44 +52,20 @@ def _paceline(
         typer.echo(context.get_help())
 
 
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of runs, as train leaves them.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.html", help="One page, without network.")] = None,
-    perfetto: Annotated[Path | None, typer.Option(metavar="FILE.json", help="A timeline for Perfetto.")] = None,
-) -> None:
-    """Show runs side by side: curves, a timeline of the workers, staleness, and who was waited for."""
-    from paceline.cli.report import report as write_report
-
-    write_report(runs, out, perfetto)
+_ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-@app.command()
-def strategies() -> None:
-    """List the strategies: names, rules, papers."""
-    from paceline.comparison.tables import console, strategies_table
-
-    console().print(strategies_table())
-    typer.echo(
-        "Options follow the name: --strategy lgc:quorum=7,blocks=4. Groups of like speed are formed by themselves;"
-    )
-    typer.echo("another rule inside them comes last: --strategy gsgd:tolerance=0.5,inside=lgc:quorum=3,blocks=4")
-
-
-_ELSEWHERE = {"ignore_unknown_options": True, "allow_extra_args": True}
-
-
-@app.command(hidden=True, add_help_option=False, context_settings=_ELSEWHERE)
+@app.command(hidden=True, add_help_option=False, context_settings=_ANY_ARGUMENTS)
 def reproduce(context: typer.Context) -> None:
     _refer_to_reproductions("reproduce", context.args)
 
 
-@app.command(hidden=True, add_help_option=False, context_settings=_ELSEWHERE)
+@app.command(hidden=True, add_help_option=False, context_settings=_ANY_ARGUMENTS)
 def data(context: typer.Context) -> None:
     _refer_to_reproductions("data", context.args)
 
 
 def _refer_to_reproductions(command: str, arguments: list[str]) -> None:
-    """For one release: these commands left the package with the papers' experiments."""
+    """Refuse a command that left the package, and name the one that replaces it."""
     now = shlex.join(["python", "-m", "reproductions", *arguments])
     raise ConfigError(f"paceline {command} is no longer in the package; from the root of the repository: {now[:400]}")

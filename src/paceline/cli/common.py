@@ -1,45 +1,57 @@
-"""What several commands have in common."""
+"""Options and helpers that several commands share."""
 
-import os
-import sys
 from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.core.errors import (
-    CannotWrite,
-    ConfigError,
-    Diverged,
-    IllegalDecision,
-    ImpossibleEvent,
-    PacelineError,
-    TooFewWorkers,
-    WorkerFailed,
-)
-from paceline.engine.signals import Interrupted
-from paceline.files import WHY, why
+from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.config.file import Config
 
-CAME_TO_GRIEF, REFUSED, INTERRUPTED = 1, 2, 130
+DEMO = Path(__file__).with_name("demo.toml")
+
+STRATEGY_FORMAT = "NAME:OPTION=VALUE,..."
 Strategies = Annotated[
     list[str] | None,
     typer.Option(
-        "--strategy", "-s", metavar="NAME:OPTION=VALUE,...", help="Such as lgc:quorum=7,blocks=4; repeat for several."
+        "--strategy",
+        "-s",
+        metavar=STRATEGY_FORMAT,
+        help="Strategy to use instead of those in FILE, such as lgc:quorum=7,blocks=4; repeat for several. "
+        "paceline strategies lists the names.",
     ),
 ]
-Address = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Of a Ray cluster; auto for this machine's.")]
-CheckStep = Annotated[
-    bool, typer.Option("--check-step/--no-check-step", help="Warn of a learning rate beyond its limit.")
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE.json", help="Write all results to this JSON file.")
 ]
+Seed = Annotated[int | None, typer.Option(min=0, metavar="N", help="Random seed, instead of the first one in FILE.")]
+Address = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Address of the Ray cluster; auto finds the one on this machine."),
+]
+CheckLr = Annotated[
+    bool,
+    typer.Option(
+        "--check-lr/--no-check-lr",
+        help="After training, warn if the learning rate is too large to be stable at the measured staleness.",
+    ),
+]
+# The former spelling of --check-lr
+CheckStep = Annotated[bool, typer.Option("--check-step/--no-check-step", hidden=True)]
+
+
+def exit_codes(failed: str | None = None) -> str:
+    """The paragraph about exit codes at the end of a command's help; ``failed`` says when the command exits with 1."""
+    one = "" if failed is None else f"1 if {failed}; "
+    return f"Exit codes: 0 on success; {one}2 if an argument or file is invalid; 130 on Ctrl-C; 143 on SIGTERM."
 
 
 def config_of(file: Path, chosen: Sequence[str] | None) -> "Config":
+    """The configuration in a TOML file, with the strategies of the command line if there are any."""
     from paceline.config.file import read_config
     from paceline.strategies.names import parse_strategy
 
@@ -48,7 +60,7 @@ def config_of(file: Path, chosen: Sequence[str] | None) -> "Config":
 
 
 def on_fleet(config: "Config", kind: str | None, address: str | None = None) -> "Config":
-    """The configuration, its fleet as the command line wants it."""
+    """The configuration with the kind of fleet (``--fleet``) and Ray cluster (``--address``) of the command line."""
     from paceline.config.fleets import KINDS, as_processes, as_ray
     from paceline.core.fields import nearest
     from paceline.fleets.ray.fleet import RayFleet
@@ -64,38 +76,10 @@ def on_fleet(config: "Config", kind: str | None, address: str | None = None) -> 
     return replace(config, fleet=as_processes(config.fleet))
 
 
-def free_path(path: Path) -> Path:
-    """The path, or with the first number after it that is free."""
+def unused_path(path: Path) -> Path:
+    """``path`` if nothing is there, or else ``path-2``, ``path-3``, ...: the first that does not exist."""
     number, tried = 1, path
     while tried.exists():
         number += 1
         tried = path.with_name(f"{path.name}-{number}")
     return tried
-
-
-def exit_code(error: Exception, program: str = "paceline") -> int | None:
-    """Say in one line what went wrong, and tell the exit code; None of an error that is Paceline's own fault."""
-    if isinstance(error, Interrupted):
-        return told(str(error), error.exit_code)
-    if isinstance(error, BrokenPipeError):  # whoever read the output has enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CAME_TO_GRIEF
-    if isinstance(error, CannotWrite | IllegalDecision | ImpossibleEvent | Diverged | WorkerFailed | TooFewWorkers):
-        return told(f"error: {error}", CAME_TO_GRIEF)
-    if isinstance(error, BrokenExecutor):
-        killed = "a process that did a part of the work was killed, perhaps for want of memory"
-        return told(f"error: {killed}: start fewer at once, as compare does with --jobs", CAME_TO_GRIEF)
-    if isinstance(error, PacelineError):
-        return told(f"error: {error}", REFUSED)
-    if isinstance(error, OSError):
-        place = "" if error.filename is None else f"{error.filename}: "
-        return told(f"error: {place}{why(error)}", CAME_TO_GRIEF if error.errno in WHY else REFUSED)
-    # Typer's errors about arguments, whether it brings its own click or uses the package
-    if (message := getattr(error, "format_message", None)) is not None:
-        return told(f"error: {message()} (see {program} --help)", REFUSED)
-    return None
-
-
-def told(line: str, code: int = 0) -> int:
-    print(" ".join(line.split()), file=sys.stderr)
-    return code

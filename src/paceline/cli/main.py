@@ -1,49 +1,96 @@
-"""The command line: what a command came to, in an exit code and, where it came to grief, in one line on stderr.
+"""Entry point of the command line: runs a command and turns errors into an exit code and one line on stderr.
 
-Exit codes: 0 done; 1 a run diverged, lost too many workers, or its disk was full; 2 something was asked for that cannot
-be (one line on stderr says what, and nothing was written); 130 interrupted, 143 terminated (one line says what is on
-disk, and how to go on).
+| exit code | meaning |
+|---|---|
+| 0 | success |
+| 1 | the run diverged, lost too many workers, or could not be written (disk full) |
+| 2 | invalid arguments or configuration; nothing was written |
+| 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM); the line says what is on disk and how to resume |
 """
 
+import os
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor
 from typing import TYPE_CHECKING
 
-from paceline.engine.signals import ctrl_c_in_one_line
+from paceline.core.errors import (
+    CannotWrite,
+    Diverged,
+    IllegalDecision,
+    ImpossibleEvent,
+    PacelineError,
+    TooFewWorkers,
+    WorkerFailed,
+)
+from paceline.engine.signals import Interrupted, ctrl_c_in_one_line
+from paceline.files import WHY, why
 
 if TYPE_CHECKING:
     import typer
 
+FAILED, INVALID, INTERRUPTED = 1, 2, 130
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command of ``paceline``; its exit code."""
-    return run_program("paceline", _commands, arguments)
+    """Run the program ``paceline`` and return its exit code."""
+    return run_program("paceline", _load_commands, arguments)
 
 
-def run_program(name: str, commands: "Callable[[], typer.Typer]", arguments: Sequence[str] | None = None) -> int:
-    """Run a command of a program with these exit codes; ``commands`` imports them."""
+def run_program(name: str, load: "Callable[[], typer.Typer]", arguments: Sequence[str] | None = None) -> int:
+    """Run a Typer program and return one of the exit codes of this module; ``load`` imports its commands."""
     with ctrl_c_in_one_line():
-        return _exit_code(name, commands, arguments)
+        return _run(name, load, arguments)
 
 
-def _commands() -> "typer.Typer":
+def exit_code(error: Exception, program: str = "paceline") -> int | None:
+    """Log an error in one line on stderr and return the exit code; None if the error is a bug of the program."""
+    if isinstance(error, Interrupted):
+        return _fail(str(error), error.exit_code)
+    if isinstance(error, BrokenPipeError):  # the reader of the output has closed it, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    if isinstance(error, CannotWrite | IllegalDecision | ImpossibleEvent | Diverged | WorkerFailed | TooFewWorkers):
+        return _fail(f"error: {error}", FAILED)
+    if isinstance(error, BrokenExecutor):
+        return _fail("error: a process was killed, perhaps out of memory: run fewer at once (compare --jobs)", FAILED)
+    if isinstance(error, PacelineError):
+        return _fail(f"error: {error}", INVALID)
+    if isinstance(error, OSError):
+        place = "" if error.filename is None else f"{error.filename}: "
+        return _fail(f"error: {place}{why(error)}", FAILED if error.errno in WHY else INVALID)
+    # Typer's errors about arguments, whether Typer includes click or imports it
+    if (message := getattr(error, "format_message", None)) is not None:
+        return _fail(f"error: {message()} (see {program} --help)", INVALID)
+    return None
+
+
+def log(line: str) -> None:
+    """Print one line on stderr."""
+    print(" ".join(line.split()), file=sys.stderr)
+
+
+def _load_commands() -> "typer.Typer":
     from paceline.cli.commands import app
 
     return app
 
 
-def _exit_code(name: str, commands: "Callable[[], typer.Typer]", arguments: Sequence[str] | None) -> int:
-    from paceline.cli.common import INTERRUPTED, exit_code, told
-
+def _run(name: str, load: "Callable[[], typer.Typer]", arguments: Sequence[str] | None) -> int:
     try:
-        code = commands()(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
+        code = load()(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return told("interrupted; nothing was written", INTERRUPTED)
-    except Exception as error:  # those that are nobody's fault but Paceline's go on, with their traceback
+        return _fail("interrupted; nothing was written", INTERRUPTED)
+    except Exception as error:
         if (known := exit_code(error, name)) is None:
-            raise
+            raise  # a bug: show the traceback
         return known
-    if code == INTERRUPTED:  # Typer met it where nothing was begun yet
-        told("interrupted; nothing was written")
+    if code == INTERRUPTED:  # Typer caught Ctrl-C before the command started
+        log("interrupted; nothing was written")
     return code if isinstance(code, int) else 0
+
+
+def _fail(line: str, code: int) -> int:
+    log(line)
+    return code

@@ -1,4 +1,4 @@
-"""``paceline predict``: what can be said before a run, in one table."""
+"""``paceline predict``: what can be computed before a run, in one table."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.common import DEMO, JsonFile, Strategies
+
 if TYPE_CHECKING:
     from paceline.learning.curvature import Curvature
     from paceline.prediction.sources import Predictions
@@ -16,20 +18,37 @@ if TYPE_CHECKING:
 def predict(  # noqa: PLR0917 - typer names the options
     source: Annotated[
         Path | None,
-        typer.Argument(metavar="[SOURCE]", help="A TOML file, a run's directory or its trace; without one, the demo."),
+        typer.Argument(
+            metavar="FILE", help="TOML file, directory of a run, or trace; without one, the demo of paceline compare."
+        ),
     ] = None,
-    strategy: Annotated[
-        list[str] | None, typer.Option("--strategy", "-s", metavar="NAME:OPTION=VALUE,...", help="Repeat for several.")
+    strategy: Strategies = None,
+    json_file: JsonFile = None,
+    momentum: Annotated[
+        float | None, typer.Option(help="Assume SGD with this momentum, instead of the optimizer in FILE.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write everything there.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of plain SGD, instead of the file's optimizer.")] = None,
-    curvature: Annotated[float | None, typer.Option(help="The largest of the loss, if you know it.")] = None,
-    model: Annotated[bool, typer.Option("--model/--no-model", help="Look at the file's model.")] = True,
-    margin: Annotated[float, typer.Option(help="The recommended learning rate, as a share of the largest.")] = 0.5,
-    epsilon: Annotated[float, typer.Option(help="The time is that to this share of the first error ...")] = 0.01,
-    condition: Annotated[float, typer.Option(help="... along a direction so many times flatter.")] = 100.0,
+    curvature: Annotated[
+        float | None,
+        typer.Option(help="Largest eigenvalue of the Hessian of the loss; by default measured on the model in FILE."),
+    ] = None,
+    model: Annotated[
+        bool,
+        typer.Option("--model/--no-model", help="Build the model in FILE to measure its size and curvature."),
+    ] = True,
+    margin: Annotated[
+        float, typer.Option(help="Recommended learning rate, as a fraction of the largest stable one.")
+    ] = 0.5,
+    epsilon: Annotated[
+        float, typer.Option(help="Predict the time until the error is this fraction of the initial error.")
+    ] = 0.01,
+    condition: Annotated[
+        float, typer.Option(help="Condition number of the Hessian, for that time: largest by smallest eigenvalue.")
+    ] = 100.0,
 ) -> None:
-    """Predict, without training: updates a second, staleness, and stable learning rates, each with its source."""
+    """Predict, without training, updates per second, staleness and the largest stable learning rate of strategies.
+
+    Each number is shown with its source: exact, a theorem, numerical integration, measured, or simulated.
+    """
     from paceline.files import check_writable, write_atomically
     from paceline.prediction.predict import Goal
     from paceline.prediction.sources import predict_all, read_source
@@ -37,18 +56,18 @@ def predict(  # noqa: PLR0917 - typer names the options
     goal = Goal(margin, epsilon, condition)
     if json_file is not None:
         check_writable(json_file, ".json")
-    read = read_source(source or Path(__file__).parent.with_name("demo.toml"), strategy)
-    with _watched() as progress:
+    read = read_source(source or DEMO, strategy)
+    with _status() as progress:
         found = predict_all(read, goal, momentum=momentum, curvature=curvature, look_at_model=model, progress=progress)
     _show(found)
     if json_file is not None:
         write_atomically(json_file, json.dumps(found.table(), allow_nan=False) + "\n")
-        typer.echo(f"Everything in numbers: {json_file}")
+        typer.echo(f"All results: {json_file}")
 
 
 @contextmanager
-def _watched() -> "Iterator[Callable[[Curvature], None] | None]":
-    """On a terminal, a line that says how far the search for the curvature is."""
+def _status() -> "Iterator[Callable[[Curvature], None] | None]":
+    """A status line that shows the estimate of the curvature, if stderr is a terminal."""
     from paceline.comparison.tables import console
 
     terminal = console(stderr=True)
@@ -73,8 +92,8 @@ def _show(found: "Predictions") -> None:
     terminal.print(prediction_table(found.by_strategy, found.descent, found.goal))
     goal = found.goal
     time = (
-        f"Time to {goal.epsilon:g}: until the mean error is that share of the first one, at the recommended rate, "
-        f"in a direction {goal.condition:g} times flatter than the sharpest; noise is left aside."
+        f"Time to {goal.epsilon:g}: until the mean error is that fraction of the initial one, at the recommended "
+        f"learning rate, in a direction {goal.condition:g} times flatter than the sharpest, without gradient noise."
     )
     for line in (STABLE, time, SOURCES, *found.notes()):
         terminal.print(line, style="dim", markup=False)

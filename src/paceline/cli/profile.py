@@ -1,4 +1,4 @@
-"""``paceline profile``: a minute of a fleet's real work, who is slow in it, and which groups that suggests."""
+"""``paceline profile``: measures how fast the workers of a fleet are, and suggests groups of similar speed."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.common import Address, free_path, on_fleet, told
+from paceline.cli.common import Address, JsonFile, Seed, on_fleet, unused_path
+from paceline.cli.main import FAILED, log
 from paceline.core.errors import ConfigError
 from paceline.engine.signals import Interrupted
 
@@ -21,26 +22,26 @@ if TYPE_CHECKING:
     from paceline.reports.stragglers import Stragglers
     from paceline.storage.run_directory import RunDirectory
 
-FAILED = 1
-SHORTEST = 0.5  # seconds: no run of processes is shorter than it takes to notice that they are there
+SHORTEST = 0.5  # seconds: processes need about this long to start
 
 
 def profile(  # noqa: PLR0917 - typer names the options
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A TOML file, as train takes it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML file, as for paceline train.")],
     fleet: Annotated[
-        str | None, typer.Option(metavar="KIND", help="processes or ray; by default the file's own fleet.")
+        str | None, typer.Option(metavar="KIND", help="Fleet to measure, processes or ray; by default the one in FILE.")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="How long to measure, in seconds.")] = 60.0,
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="DIR", help="By default a new one under profiles/.")
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="Write the trace there; by default in a new one under profiles/."),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="OUT", help="Write everything there.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's first one.")] = None,
+    json_file: JsonFile = None,
+    seed: Seed = None,
     address: Address = None,
 ) -> None:
-    """Measure the workers of a real fleet on the file's own task: nobody waits, and nothing is trained.
+    """Measure the speed of each worker of a real fleet on the task in FILE, without training.
 
-    The trace goes on to paceline replay DIR --strategy ... and paceline predict DIR. Exits with 1 if workers failed.
+    Use the trace with paceline replay DIR --strategy NAME and with paceline predict DIR.
     """
     from paceline.config.file import write_config
     from paceline.files import check_writable, write_atomically
@@ -48,16 +49,16 @@ def profile(  # noqa: PLR0917 - typer names the options
     from paceline.storage.run_directory import RunDirectory
 
     if not SHORTEST <= seconds < float("inf"):
-        raise ConfigError(f"--seconds {seconds:g} is no time to measure in: at least {SHORTEST:g}")
+        raise ConfigError(f"--seconds {seconds:g} is too short to measure anything: at least {SHORTEST:g}")
     if json_file is not None:
         check_writable(json_file, ".json")
     config = _profiled(file, fleet, address, seed)
-    path = output or free_path(Path("profiles") / file.stem)
+    path = output or unused_path(Path("profiles") / file.stem)
     place = RunDirectory(path, {"config.toml": write_config(config)})
     place.check_empty()
     try:
         done = _measure(config, seconds, place)
-    except KeyboardInterrupt:  # before there was anything, or once more
+    except KeyboardInterrupt:  # before the measurement, or a second time
         kept = f"what was measured is in {path}" if path.exists() else "nothing was written"
         raise Interrupted(f"; {kept}") from None
     found = stragglers(done.trace)
@@ -66,7 +67,7 @@ def profile(  # noqa: PLR0917 - typer names the options
     _show(found, profiled, path)
     if json_file is not None:
         write_atomically(json_file, json.dumps(found.table(), allow_nan=False) + "\n")
-        typer.echo(f"Everything in numbers: {json_file}")
+        typer.echo(f"All results: {json_file}")
     if done.interrupted:
         raise Interrupted(f" after {found.seconds:.1f} of {seconds:g} s; what was measured is in {path}")
     if done.problem:
@@ -75,7 +76,7 @@ def profile(  # noqa: PLR0917 - typer names the options
 
 
 def _profiled(file: Path, kind: str | None, address: str | None, seed: int | None) -> "Config":
-    """The configuration of the profile: the file's, with real workers, and a rule under which nobody waits."""
+    """The configuration in the file, with real workers and a strategy under which no worker waits."""
     from paceline.config.experiment import check
     from paceline.config.file import read_config
     from paceline.fleets.simulated.fleet import SimulatedFleet
@@ -84,7 +85,7 @@ def _profiled(file: Path, kind: str | None, address: str | None, seed: int | Non
     config = on_fleet(read_config(file), kind, address)
     if isinstance(config.fleet, SimulatedFleet):
         raise ConfigError(
-            f"{file.name} describes simulated workers, of which there is nothing to measure: give --fleet"
+            f"{file.name} describes simulated workers, which cannot be measured: add --fleet processes or --fleet ray"
         )
     seeds = config.seeds[:1] if seed is None else (seed,)
     config = replace(config, strategies=(parse_strategy("asgd"),), seeds=seeds)
@@ -96,7 +97,7 @@ def _measure(config: "Config", seconds: float, place: "RunDirectory") -> "Profil
     from paceline.config.experiment import make_task
     from paceline.prediction.profile import profile as measure
 
-    with _watched(seconds, config.fleet.workers) as watch:
+    with _progress(seconds, config.fleet.workers) as watch:
         return measure(
             make_task(config.task, config.seeds[0]),
             fleet=config.fleet,
@@ -110,8 +111,8 @@ def _measure(config: "Config", seconds: float, place: "RunDirectory") -> "Profil
 
 
 @contextmanager
-def _watched(seconds: float, workers: int) -> "Iterator[Callable[[float], None] | None]":
-    """A bar of the time that has passed, where somebody watches; else one line."""
+def _progress(seconds: float, workers: int) -> "Iterator[Callable[[float], None] | None]":
+    """A progress bar if stderr is a terminal; otherwise a line at the start and one per minute."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from paceline.callbacks.progress import EveryMinute
@@ -122,11 +123,11 @@ def _watched(seconds: float, workers: int) -> "Iterator[Callable[[float], None] 
         typer.echo(f"measuring {workers} workers for {seconds:g} s ...", err=True)
         minute = EveryMinute()
 
-        def log(at: float) -> None:
+        def log_time(at: float) -> None:
             if minute.due():
-                told(f"{at:.0f} of {seconds:g} s")
+                log(f"{at:.0f} of {seconds:g} s")
 
-        yield log
+        yield log_time
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[done]}"))
     with Progress(*columns, console=terminal, transient=True) as bar:
@@ -148,14 +149,16 @@ def _show(found: "Stragglers", profiled: str, path: Path) -> None:
     terminal = console()
     terminal.print(stragglers_table(found))
     for worker in found.unknown:
-        typer.echo(f"Worker {worker} finished nothing in {found.seconds:.1f} s: measure longer, with --seconds")
+        typer.echo(f"Worker {worker} finished no mini-batch in {found.seconds:.1f} s: measure longer, with --seconds")
     typer.echo(f"\nUnder ssgd workers would wait {found.waiting:.0%} of their time.")
     if found.unknown:
         typer.echo(f"Trace: {path}")
         return
     groups = f"gsgd:groups={spelled(found.groups)}"
     alike = (
-        "all are of like speed, one group" if len(found.groups) == 1 else f"{len(found.groups)} groups of like speed"
+        "one group, all workers have similar speed"
+        if len(found.groups) == 1
+        else f"{len(found.groups)} groups of similar speed"
     )
     typer.echo(f"Suggested: {alike}: {groups}\nTrace: {path}")
     rules = " ".join(f"-s {rule}" for rule in ("ssgd", "asgd", groups))
@@ -164,13 +167,13 @@ def _show(found: "Stragglers", profiled: str, path: Path) -> None:
 
 
 def stragglers_table(found: "Stragglers") -> "Table":
-    """One row a worker."""
+    """A table with one row per worker."""
     from rich.table import Table
 
     from paceline.reports.stragglers import TAIL
 
     group_of = {worker: number for number, group in enumerate(found.groups) for worker in group}
-    title = f"{found.seconds:,.1f} s of {len(found.workers)} workers; seconds a mini-batch, medians"
+    title = f"{found.seconds:,.1f} s of {len(found.workers)} workers; seconds per mini-batch, medians"
     table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold", expand=False)
     for heading in (
         "worker", "mini-\nbatches", "round\ntrip", f"{TAIL:.0%}\nwithin", "compute", "transfer", "times the\nfastest",

@@ -1,10 +1,11 @@
-"""``paceline replay``: a recorded run once more, or what another strategy would have made of its time."""
+"""``paceline replay``: repeats a recorded run, or predicts it under another strategy."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.common import STRATEGY_FORMAT
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,23 +17,29 @@ DIFFERS = 1
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, written by paceline train.")],
     strategy: Annotated[
         list[str] | None,
-        typer.Option("--strategy", "-s", metavar="NAME:OPTION=VALUE,...", help="Another rule; repeat for several."),
+        typer.Option(
+            "--strategy",
+            "-s",
+            metavar=STRATEGY_FORMAT,
+            help="Simulate this strategy with the recorded durations; repeat for several.",
+        ),
     ] = None,
 ) -> None:
-    """Make a recorded run again from its trace, and compare the weights bit for bit; exits with 1 if they differ.
+    """Repeat a recorded run from its trace, and check that the final weights are the same bit for bit.
 
-    With --strategy: what if? The recorded durations of each worker drive the simulator under another strategy.
+    With --strategy nothing is trained: the simulator uses the durations that were recorded for each worker to predict
+    updates per second, staleness and idle time under another strategy.
     """
     if strategy:
         _what_if(run, strategy)
     else:
-        _again(run)
+        _repeat(run)
 
 
-def _again(run: Path) -> None:
+def _repeat(run: Path) -> None:
     from paceline.config.experiment import replay_run
     from paceline.storage.reading import read_run
 
@@ -42,19 +49,19 @@ def _again(run: Path) -> None:
             f"replay a run that was started from Python with paceline.replay({str(run)!r}, task, ...)"
         )
     if "profile" in read_run(run).config:
-        raise ConfigError(f"{run} is a profile, in which nothing was trained: ask of its time with --strategy NAME")
+        raise ConfigError(f"{run} is a profile, in which nothing was trained: add --strategy NAME to predict from it")
     found = replay_run(run)
     last = found.run.history[-1]
-    typer.echo(f"{run}: {last.updates:,} updates made again from the trace, {last.samples:,} samples")
+    typer.echo(f"{run}: {last.updates:,} updates repeated from the trace, {last.samples:,} samples")
     if found.departure is not None:
-        typer.echo(f"It goes another way: {found.departure}")
+        typer.echo(f"The replay differs from the trace: {found.departure}")
     for name, difference in found.differences.items():
         typer.echo(f"{name} differs by up to {difference:g}")
     if not found.same:
         raise typer.Exit(DIFFERS)
     typer.echo(
         "The weights are the same, bit for bit." if found.compared
-        else "The trace is the same; the run left no weights to compare with, for it did not come to its end."
+        else "The trace is the same; the run did not finish, so there are no final weights to compare."
     )  # fmt: skip
 
 
@@ -85,7 +92,7 @@ def _what_if(run: Path, texts: list[str]) -> None:
 
 
 def what_if_table(prospects: "list[Prospect]") -> "Table":
-    """The recorded run first, then what others would have made of the same time."""
+    """A table with the recorded run first, then each strategy simulated for the same time."""
     from rich.table import Table
 
     recorded = prospects[0]

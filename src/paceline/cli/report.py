@@ -1,9 +1,9 @@
-"""``paceline report``: runs as a page for people, or as a timeline for Perfetto."""
+"""``paceline report``: writes an HTML page about runs, or a timeline for Perfetto."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,12 +14,23 @@ if TYPE_CHECKING:
     from paceline.storage.reading import SavedRun
 
 
-def report(runs: Sequence[Path], out: Path | None, perfetto: Path | None) -> None:
-    """Write what was asked for, and say where it is. Nothing is written if one of the runs cannot be read."""
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Directories of runs, written by paceline train.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.html", help="Write a page that works without network access.")
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write a timeline for https://ui.perfetto.dev.")
+    ] = None,
+) -> None:
+    """Show runs side by side: learning curves, a timeline of the workers, staleness, and who was waited for.
+
+    Needs --out, --perfetto, or both. Nothing is written if one of the runs cannot be read.
+    """
     if out is None and perfetto is None:
         raise ConfigError("nothing to write: give --out FILE.html, --perfetto FILE.json, or both")
     if not runs:
-        raise ConfigError("no run to report: give the directory of one, as paceline train leaves it")
+        raise ConfigError("no run to report: give the directory of one, written by paceline train")
     for path, suffix in ((out, ".html"), (perfetto, ".json")):
         if path is not None:
             check_writable(path, suffix)
@@ -37,7 +48,7 @@ def _write_page(saved: Mapping[str, "SavedRun"], out: Path) -> None:
 
     described = []
     for name, run in saved.items():
-        with _blaming(run):
+        with _naming(run):
             described.append(describe(name, run))
     text = page(described)
     write_atomically(out, text)
@@ -50,15 +61,15 @@ def _write_perfetto(saved: Mapping[str, "SavedRun"], path: Path) -> None:
 
     pictures = {}
     for name, run in saved.items():
-        with _blaming(run):
+        with _naming(run):
             pictures[name] = gather(run.trace, limit=LIMIT, end=run.stopped_at)
     write_perfetto(pictures, path)
     typer.echo(f"Timeline: {path} (open it at https://ui.perfetto.dev)")
 
 
 @contextmanager
-def _blaming(run: "SavedRun") -> Iterator[None]:
-    """Say of which run a trace is broken."""
+def _naming(run: "SavedRun") -> Iterator[None]:
+    """Put the directory of the run into errors about its trace."""
     try:
         yield
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""``paceline train``: one run, kept in a directory."""
+"""``paceline train``: one run, saved in a directory."""
 
 import time
 from dataclasses import replace
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.common import CAME_TO_GRIEF, Address, CheckStep, config_of, free_path, on_fleet, told
+from paceline.cli.common import STRATEGY_FORMAT, Address, CheckLr, CheckStep, Seed, config_of, on_fleet, unused_path
+from paceline.cli.main import FAILED, log
 from paceline.core.errors import ConfigError
 from paceline.engine.signals import Interrupted, terminable
 
@@ -18,80 +19,108 @@ if TYPE_CHECKING:
 
 
 def train(  # noqa: PLR0917 - typer names the options
-    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="A TOML file.")] = None,
-    strategy: Annotated[str | None, typer.Option("--strategy", "-s", metavar="NAME:OPTION=VALUE,...")] = None,
-    directory: Annotated[Path | None, typer.Option(metavar="DIR", help="By default a new one under runs/.")] = None,
-    lr: Annotated[float | None, typer.Option(help="The step, instead of the file's.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the file's first one.")] = None,
-    checkpoint: Annotated[int | None, typer.Option(min=1, metavar="N", help="One after every N updates.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with the run there.")] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write curves for TensorBoard too.")] = False,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="TOML file with the experiment; not needed with --resume.")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            "--strategy",
+            "-s",
+            metavar=STRATEGY_FORMAT,
+            help="Strategy to use instead of the one in FILE, such as lgc:quorum=7,blocks=4. "
+            "paceline strategies lists the names.",
+        ),
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Save the run there; by default in a new directory under runs/.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate, instead of the one in FILE.")] = None,
+    seed: Seed = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Save a checkpoint after every N updates.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Resume the run in this directory from its last checkpoint.")
+    ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also log metrics for TensorBoard, in the run's directory.")
+    ] = False,
+    check_lr: CheckLr = True,
     check_step: CheckStep = True,
     fleet: Annotated[
-        str | None, typer.Option(metavar="KIND", help="processes or ray: real workers, as slow as the file says.")
+        str | None,
+        typer.Option(
+            metavar="KIND", help="Train on real workers: processes or ray. They are slowed down as FILE describes."
+        ),
     ] = None,
     address: Address = None,
 ) -> None:
-    """Train once, and keep config, trace, metrics and weights in a directory. Exits with 1 if the run came to grief.
+    """Train a model with one strategy, and save config, trace, metrics and weights in a directory.
 
-    What was interrupted or killed goes on with --resume DIR, with the file it was begun with or without one.
+    A run that was interrupted or killed is resumed with --resume DIR, with the same FILE or without one.
     """
     config, name = _one_run(file, strategy, lr, resume)
     config = on_fleet(config, fleet, address)
     choice, seed = config.strategies[0], config.seeds[0] if seed is None else seed
     if resume is not None and directory not in (None, resume):
-        raise ConfigError(f"--resume {resume} goes on in that directory: leave --directory {directory} out")
-    path = resume or directory or free_path(Path("runs") / f"{name}-{choice.named.names[1]}-seed{seed}")
+        raise ConfigError(f"--resume {resume} continues in that directory: leave out --directory {directory}")
+    path = resume or directory or unused_path(Path("runs") / f"{name}-{choice.named.names[1]}-seed{seed}")
     from paceline.config.experiment import check, run, settled
     from paceline.engine.limits import Every
 
     config = settled(config, choice, seed, lr)
     config = config if checkpoint is None else replace(config, checkpoint=Every(updates=checkpoint))
     check(config)
-    goes_on = resume is not None
     began = time.monotonic()
     try:
         with terminable():
             result = run(
-                config, choice, seed=seed, directory=path, resume=goes_on, tensorboard=tensorboard, progress=None
+                config,
+                choice,
+                seed=seed,
+                directory=path,
+                resume=resume is not None,
+                tensorboard=tensorboard,
+                progress=None,
             )
     except KeyboardInterrupt as asked:
-        raise Interrupted(f"; {_kept(path)}", asked) from None
+        raise Interrupted(f"; {_on_disk(path)}", asked) from None
     except SystemExit:
-        told(f"terminated; {_kept(path)}")
+        log(f"terminated; {_on_disk(path)}")
         raise
-    found = _tell(result, choice.short)
-    if check_step:
-        from paceline.prediction.rate_check import warnings_after
+    found = _show(result, choice.short)
+    if check_lr and check_step:
+        from paceline.prediction.rate_check import lr_warnings
 
-        for warning in warnings_after(config, seed, found, time.monotonic() - began):
-            told(warning)
+        for warning in lr_warnings(config, seed, [(choice.short, None, found)], time.monotonic() - began):
+            log(warning)
     if result.problem:
-        raise typer.Exit(CAME_TO_GRIEF)
+        raise typer.Exit(FAILED)
 
 
 def _one_run(file: Path | None, strategy: str | None, lr: float | None, resume: Path | None) -> "tuple[Config, str]":
-    """The configuration of one run, and what to call it."""
+    """The configuration of one run, and the name for its directory."""
     if file is None and resume is None:
-        raise ConfigError("Missing argument FILE: give a TOML file, or --resume DIR to go on with a run")
+        raise ConfigError("Missing argument FILE: give a TOML file, or --resume DIR to continue a run")
     if resume is not None:
         from paceline.storage.run_directory import check_files
 
         check_files(resume, written=True)
     if file is None and resume is not None and not (resume / "config.toml").is_file():
-        raise ConfigError(f"cannot resume {resume}: it has no config.toml, which paceline train leaves there")
+        raise ConfigError(f"cannot resume {resume}: it has no config.toml, which paceline train writes there")
     file = file or (resume or Path()) / "config.toml"
     config = config_of(file, None if strategy is None else [strategy])
     if len(config.strategies) > 1:
         names = ", ".join(choice.short for choice in config.strategies)
         raise ConfigError(f"{file.name} names {len(config.strategies)} strategies: choose one with --strategy: {names}")
     if lr is None and "lr" not in config.optimizer.options:
-        raise ConfigError(f"{file.name} has no single step: set lr in [optimizer], or give --lr")
+        raise ConfigError(f"{file.name} has no single learning rate: set lr in [optimizer], or give --lr")
     return config, file.stem
 
 
-def _kept(path: Path) -> str:
-    """What is on disk of a run that was ended, and how to go on with it."""
+def _on_disk(path: Path) -> str:
+    """What is on disk of a run that was stopped, and how to resume it."""
     from paceline.storage.run_directory import RunDirectory
 
     if not (path / "config.json").exists():
@@ -99,8 +128,9 @@ def _kept(path: Path) -> str:
     return f"everything so far is in {path}; {RunDirectory(path, {'config.toml': ''}).how_to_resume()}"
 
 
-def _tell(run: "Run", label: str) -> "Measures":
-    from paceline.comparison.tables import spoiled_line
+def _show(run: "Run", label: str) -> "Measures":
+    """Print the result of a run, and return what was measured from its trace."""
+    from paceline.comparison.tables import non_finite_line
     from paceline.trace.measure import measure
 
     last, found = run.history[-1], measure(run.trace)
@@ -110,10 +140,10 @@ def _tell(run: "Run", label: str) -> "Measures":
         f"loss {last.loss:.4f}, accuracy {last.accuracy:.1%}, staleness {run.mean_staleness:.1f} on average and "
         f"{run.max_staleness} at most, {found.wasted_share:.0%} of the work wasted, workers idle {found.idle_share:.0%}"
     )
-    spoiled = {each.worker: each.non_finite for each in found.workers if each.non_finite}
-    if spoiled:
-        typer.echo(spoiled_line(label, spoiled))
+    non_finite = {each.worker: each.non_finite for each in found.workers if each.non_finite}
+    if non_finite:
+        typer.echo(non_finite_line(label, non_finite))
     if run.problem:
-        (typer.echo if run.ended in ("diverged", "too few workers") else told)(run.problem)
+        (typer.echo if run.ended in ("diverged", "too few workers") else log)(run.problem)
     typer.echo(f"Run: {run.directory}")
     return found

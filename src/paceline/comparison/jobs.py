@@ -1,26 +1,23 @@
-"""Run several strategies on the same fleet, data and seeds, each with its own best step, and set them side by side."""
+"""The runs of a comparison: several strategies on the same fleet, data and seeds, each with its best learning rate."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 from paceline.comparison.pool import one_thread, process_pool
 from paceline.config.file import Config, config_table
 from paceline.storage.metrics import Row
 from paceline.trace.measure import Measures, measure
 
-P = ParamSpec("P")
-T = TypeVar("T")
-RULE = (
-    "Each strategy runs with every step of the same grid on the same seeds; it is shown with the step that reaches the "
-    "target soonest in the median over the seeds, or, if none does, that ends with the lowest loss."
+TUNED = (
+    "Each strategy is trained with every learning rate of the same grid and with the same seeds. It is shown with the "
+    "learning rate that reaches the target first (median over the seeds) or, if none does, that ends with the lowest "
+    "loss."
 )
-PRELOADED = ["paceline.config.experiment"]  # by the processes of a pool
-ONE_STEP = "Every strategy runs with the same step, and on the same seeds."
-
+NOT_TUNED = "Every strategy is trained with the same learning rate and the same seeds."
 
 WORKER_SECONDS: Mapping[str, "Callable[[Outcome], float]"] = {
     "training": lambda outcome: outcome.measures.compute,
@@ -30,7 +27,7 @@ WORKER_SECONDS: Mapping[str, "Callable[[Outcome], float]"] = {
 
 
 class Job(NamedTuple):
-    """One run: a strategy by its place in the configuration, a step (None: as configured), a seed."""
+    """One run to do: the index of a strategy in the configuration, a learning rate (None: as configured), a seed."""
 
     strategy: int
     lr: float | None
@@ -39,7 +36,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one run."""
+    """The result of one run."""
 
     job: Job
     history: Sequence[Row]
@@ -56,20 +53,20 @@ class Outcome:
         return self.history[-1].accuracy
 
     def seconds_to(self, target: float | None) -> float:
-        """When the target was first seen to be reached, or infinity."""
+        """When an evaluation first reached the target accuracy, in seconds; infinity if none did."""
         if target is None:
             return math.inf
         return next((row.seconds for row in self.history if row.accuracy >= target), math.inf)
 
     def table(self) -> dict[str, Any]:
         rows = [{name: _or_none(value) for name, value in row._asdict().items()} for row in self.history]
-        told = {"lr": self.job.lr, "seed": self.job.seed, "ended": self.ended, "problem": self.problem}
-        return {**told, "history": rows, "measures": self.measures.table()}
+        run = {"lr": self.job.lr, "seed": self.job.seed, "ended": self.ended, "problem": self.problem}
+        return {**run, "history": rows, "measures": self.measures.table()}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A strategy with its chosen step: one outcome for each seed."""
+    """A strategy with its best learning rate: one outcome per seed."""
 
     strategy: int
     label: str
@@ -98,8 +95,8 @@ class Entry:
         return tuple(outcome for outcome in self.outcomes if outcome.ended == "diverged")
 
     @property
-    def spoiled(self) -> dict[int, int]:
-        """Worker -> contributions that were not finite, over all seeds."""
+    def non_finite(self) -> dict[int, int]:
+        """How many contributions of each worker were not finite, over all seeds."""
         found: dict[int, int] = {}
         for outcome in self.outcomes:
             for each in outcome.measures.workers:
@@ -108,17 +105,17 @@ class Entry:
         return dict(sorted(found.items()))
 
     def middle(self, value: Callable[[Outcome], float]) -> float:
-        """The median of something over the seeds."""
+        """The median of a value over the seeds."""
         return median(map(value, self.outcomes))
 
     def rank(self) -> tuple[float, float, float]:
-        """The soonest at the target comes first; among those that miss it, the lowest loss."""
+        """Sort key: the first to reach the target comes first; among those that miss it, the lowest loss."""
         return self.time, self.loss, self.lr or 0.0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All runs, and the best of each strategy, from the soonest at the target to the last."""
+    """All runs, and the best entry of each strategy, sorted by the time to the target."""
 
     config: Config
     outcomes: tuple[Outcome, ...]
@@ -126,15 +123,16 @@ class Comparison:
 
     @property
     def rule(self) -> str:
-        return RULE if self.config.tune else ONE_STEP
+        """How the learning rate of each strategy was chosen, in words."""
+        return TUNED if self.config.tune else NOT_TUNED
 
     def entry(self, name: str) -> Entry | None:
-        """The best entry of a strategy by its full name."""
+        """The best entry of the strategy with this full name, such as "synchronous"."""
         choices = self.config.strategies
         return next((entry for entry in self.entries if choices[entry.strategy].name == name), None)
 
     def table(self) -> dict[str, Any]:
-        """Everything, in plain values for JSON."""
+        """All settings and results as plain values for JSON."""
         return {
             "settings": _plain(config_table(self.config)),
             "rule": self.rule,
@@ -145,14 +143,14 @@ class Comparison:
 
 
 def jobs_of(config: Config) -> list[Job]:
-    """All runs. Strategies alternate, so that what remains takes about as long as what was done, for its share."""
-    steps: Sequence[float | None] = config.tune.lr if config.tune else (None,)
+    """All runs of a comparison. Strategies alternate, so that the estimate of the remaining time is good."""
+    rates: Sequence[float | None] = config.tune.lr if config.tune else (None,)
     strategies = range(len(config.strategies))
-    return [Job(strategy, lr, seed) for seed in config.seeds for lr in steps for strategy in strategies]
+    return [Job(strategy, lr, seed) for seed in config.seeds for lr in rates for strategy in strategies]
 
 
 def run_job(config: Config, job: Job) -> Outcome:
-    """One run, from beginning to end. Its numbers depend on nothing but its arguments."""
+    """Train one job from start to end. The outcome depends only on the arguments."""
     from paceline.config.experiment import run
 
     result = run(config, config.strategies[job.strategy], seed=job.seed, lr=job.lr)
@@ -160,36 +158,28 @@ def run_job(config: Config, job: Job) -> Outcome:
 
 
 def outcomes_of(config: Config, jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
-    """Check the configuration; then the outcomes of all jobs, as they come. Only the processes import torch."""
+    """Check the configuration, then yield the outcome of each job as it finishes. Only the processes import torch."""
     if processes == 1:
         with one_thread():
-            check_in_process(config)
+            check_config(config)
             for job in jobs:
                 yield run_job(config, job)
         return
-    with process_pool(processes, PRELOADED) as pool:
-        pool.submit(check_in_process, config).result()
+    with process_pool(processes) as pool:
+        pool.submit(check_config, config).result()
         for future in as_completed([pool.submit(run_job, config, job) for job in jobs]):
             yield future.result()
 
 
-def aside(processes: int, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Call something that needs torch where the runs are: in another process, unless they were in this one."""
-    if processes == 1:
-        with one_thread():
-            return function(*arguments, **options)
-    with process_pool(1, PRELOADED) as pool:
-        return pool.submit(function, *arguments, **options).result()
-
-
-def check_in_process(config: Config) -> None:
+def check_config(config: Config) -> None:
+    """Raise ``ConfigError`` if the strategies, the data and the fleet do not fit each other."""
     from paceline.config.experiment import check
 
     check(config)
 
 
 def comparison_of(config: Config, outcomes: Sequence[Outcome]) -> Comparison:
-    """Choose the step of each strategy by the rule, and sort; what was not run is left out."""
+    """Choose the best learning rate of each strategy, and sort. Runs that are missing are left out."""
     ordered = sorted(outcomes, key=lambda outcome: (outcome.job.strategy, outcome.job.lr or 0.0, outcome.job.seed))
     best: dict[int, Entry] = {}
     candidates: dict[tuple[int, float | None], list[Outcome]] = {}
@@ -220,7 +210,7 @@ def _row(entry: Entry) -> dict[str, Any]:
         "loss": _or_none(entry.loss),
         "accuracy": _or_none(entry.accuracy),
         "diverged_seeds": [each.job.seed for each in entry.diverged],
-        "spoiled_by_worker": {str(worker): count for worker, count in entry.spoiled.items()},
+        "spoiled_by_worker": {str(worker): count for worker, count in entry.non_finite.items()},
     }
 
 

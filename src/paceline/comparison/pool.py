@@ -1,43 +1,30 @@
-"""A pool of processes for independent runs, one thread of torch each. They end when the pool or their parent does."""
+"""A pool of processes for independent runs, each with one thread of torch; it ends with the process that started it."""
 
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from multiprocessing.forkserver import _forkserver, ensure_running
-from multiprocessing.process import BaseProcess
+from typing import ParamSpec, TypeVar
 
-PATIENCE = 5.0  # seconds from asking a process to end to killing it
+P = ParamSpec("P")
+T = TypeVar("T")
+EXPERIMENT = "paceline.config.experiment"  # imports torch, and all that a run of a TOML file needs
 
 
-@contextmanager
-def process_pool(processes: int, modules: Sequence[str]) -> Iterator[ProcessPoolExecutor]:
-    """Processes that have imported ``modules``. They end with this block, however it ends."""
-    context = _context(list(modules))
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(processes, context, initializer=_begin_process)
-    try:
-        yield pool
-    except BaseException:
-        _end_fork_server()
-        workers = set(multiprocessing.active_children()) - before
-        for process in workers:
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in workers:
-            _end(process)
-        raise
-    pool.shutdown()
+def usable_cores() -> int:
+    """The number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread of torch in this process, as in those of a pool: runs give the same bits in either."""
+    """Let torch use one thread inside this block: results have the same bits however many runs share the cores."""
     import torch
 
     before = torch.get_num_threads()
@@ -48,23 +35,43 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def usable_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+@contextmanager
+def process_pool(processes: int, modules: Sequence[str] = (EXPERIMENT,)) -> Iterator[ProcessPoolExecutor]:
+    """A pool of processes that have imported ``modules``. Work that is under way is killed if the block raises."""
+    context = _fork_context(["torch", *modules])
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(processes, context, initializer=_start_worker)
+    try:
+        yield pool
+    except BaseException:
+        _kill_fork_server()
+        workers = set(multiprocessing.active_children()) - before
+        for process in workers:
+            process.terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in workers:
+            process.join(timeout=5.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        raise
+    pool.shutdown()
 
 
-def _end(process: BaseProcess) -> None:
-    process.join(timeout=PATIENCE)
-    if process.is_alive():
-        process.kill()
-        process.join()
+def call_in_pool(processes: int, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Call a function that needs torch in another process, or in this one if ``processes`` is 1."""
+    if processes == 1:
+        with one_thread():
+            return function(*arguments, **options)
+    with process_pool(1) as pool:
+        return pool.submit(function, *arguments, **options).result()
 
 
-def _context(modules: list[str]) -> BaseContext:
-    """Processes are forked from one that has imported ``modules``, once for all.
+def _fork_context(modules: list[str]) -> BaseContext:
+    """Processes are forked from a fork server that imports ``modules`` once.
 
-    Ctrl-C goes to all processes of a terminal, and would find that one in the midst of an import: it and its children
-    ignore it, for their parent ends them.
+    A terminal sends Ctrl-C to all of its processes. The fork server and its children ignore it, because it could arrive
+    in the middle of an import; the parent process ends them.
     """
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(method)
@@ -73,31 +80,32 @@ def _context(modules: list[str]) -> BaseContext:
         if threading.current_thread() is threading.main_thread():
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)
             try:
-                ensure_running()
+                forkserver.ensure_running()
             finally:
                 signal.signal(signal.SIGINT, before)
     return context
 
 
-def _end_fork_server() -> None:
-    """Kill it: what it was asked to fork while it imported modules would find its parent gone, and say so at length."""
-    pid = getattr(_forkserver, "_forkserver_pid", None)
+def _kill_fork_server() -> None:
+    """Kill the fork server: a process that it forks later would print a traceback, because the parent is gone."""
+    server = getattr(forkserver.ensure_running, "__self__", None)
+    pid = getattr(server, "_forkserver_pid", None)
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _begin_process() -> None:
+def _start_worker() -> None:
     import torch
 
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a background job of a shell ignores Ctrl-C, with all of it
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # background jobs of a shell ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """However the parent ends, even killed: work must not outlive it."""
+def _exit_with_parent() -> None:
+    """Exit when the parent process has ended, even if it was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""A comparison as a table for people, and the strategies as one."""
+"""Tables for the terminal: a comparison, and the list of strategies."""
 
 import math
 import sys
@@ -12,7 +12,7 @@ from paceline.strategies.names import STRATEGIES
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One row a strategy, the soonest at the target first. Medians over the seeds, with the range in brackets."""
+    """A table with one row per strategy, sorted by the time to the target: medians over the seeds (and ranges)."""
     target = comparison.config.target
     table = Table(
         title=title(comparison), title_justify="left", pad_edge=False, box=None, header_style="bold", expand=False
@@ -22,7 +22,7 @@ def comparison_table(comparison: Comparison) -> Table:
     )
     table.add_column("strategy", overflow="fold", max_width=34)
     for heading in (
-        "step",
+        "lr",
         reach,
         "speed-up",
         "updates",
@@ -43,7 +43,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def worker_seconds(entry: Entry) -> str:
-    """What the workers' time went into, waiting left aside."""
+    """The workers' time in seconds: training / relabelling / messages, without waiting."""
     seconds = [entry.middle(of) for of in WORKER_SECONDS.values()]
     return " / ".join(f"{each:,.0f}" for each in seconds)
 
@@ -80,14 +80,14 @@ def _reached(entry: Entry) -> str:
 
 
 def speed_up(entry: Entry, reference: Entry | None) -> str:
-    """How many times as soon at the target as the reference."""
+    """How many times faster an entry reaches the target than the reference."""
     if reference is None or not math.isfinite(entry.time) or not math.isfinite(reference.time):
         return "-"
     return f"{reference.time / entry.time:.2f}x"
 
 
 def title(comparison: Comparison) -> str:
-    """What was compared."""
+    """Title of a comparison: data, model, number of workers and seeds."""
     config = comparison.config
     seeds = f"{len(config.seeds)} seeds, medians (range)" if len(config.seeds) > 1 else "one seed"
     return f"{config.task.data}, {config.task.model} model, {config.fleet.workers} workers, {seeds}"
@@ -97,14 +97,14 @@ def _whole(share: float) -> bool:
     return abs(share * 100 - round(share * 100)) < 1e-9
 
 
-def spoiled_line(label: str, spoiled: Mapping[int, int]) -> str:
-    """Which workers' contributions were left out because they were not finite."""
-    listed = ", ".join(f"worker {worker} ({count})" for worker, count in spoiled.items())
-    return f"{label}: {sum(spoiled.values())} contributions were not finite and left out, of {listed}"
+def non_finite_line(label: str, counts: Mapping[int, int]) -> str:
+    """One line about contributions that were left out because they were not finite; ``counts``: how many per worker."""
+    listed = ", ".join(f"worker {worker} ({count})" for worker, count in counts.items())
+    return f"{label}: {sum(counts.values())} contributions were not finite and left out, from {listed}"
 
 
 def strategies_table() -> Table:
-    """The rules that can be chosen."""
+    """A table of the strategies: names, rule, example, paper."""
     table = Table(pad_edge=False, box=None, header_style="bold", padding=(0, 2, 1, 0))
     for heading in ("names", "also known as", "rule", "try", "paper"):
         table.add_column(heading, overflow="fold")
@@ -114,6 +114,6 @@ def strategies_table() -> Table:
 
 
 def console(stderr: bool = False) -> Console:
-    """The terminal; where there is none, lines long enough for a table."""
+    """A rich console on stdout or stderr, 140 columns wide if that is not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, width=None if stream.isatty() else 140, highlight=False, soft_wrap=False)

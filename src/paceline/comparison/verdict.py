@@ -1,4 +1,4 @@
-"""What a comparison says, in a few plain sentences that follow from its numbers."""
+"""The result of a comparison in a few sentences."""
 
 import math
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from paceline.comparison.jobs import Comparison, Entry
 
 NOTABLE_WASTE = 0.1
-UNHEARD = 0.5  # a worker with less than half its fair share in the updates is hardly heard
+UNHEARD = 0.5  # times 1 / workers: a worker whose share in the updates is smaller is named
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Who wins and why, what the others pay, and how sure that is."""
+    """Which strategy wins and why, what the others cost, and how certain that is."""
     entries = comparison.entries
     if not entries:
         return []
@@ -33,11 +33,11 @@ def verdict(comparison: Comparison) -> list[str]:
 def _winner(winner: Entry, synchronous: Entry | None, comparison: Comparison) -> str:
     target, seeds = winner.target, len(winner.outcomes)
     if target is None:
-        return f"{winner.label} ends with the lowest loss, {winner.loss:.3f}; without a target there is no time to it."
+        return f"{winner.label} ends with the lowest loss, {winner.loss:.3f}. Set a target to compare times."
     if not math.isfinite(winner.time):
         return (
-            f"No strategy reaches {target:.1%} in most of the {seeds} seeds; {winner.label} ends with the lowest loss, "
-            f"{winner.loss:.3f}. Give [stop] more time, or choose a lower target."
+            f"No strategy reaches {target:.1%} with most of the {seeds} seeds; {winner.label} ends with the lowest "
+            f"loss, {winner.loss:.3f}. Give [stop] more time, or choose a lower target."
         )
     text = f"{winner.label} wins: it reaches {target:.1%} accuracy after {winner.time:.1f} s"
     text += " in the median" if seeds > 1 else ""
@@ -47,7 +47,7 @@ def _winner(winner: Entry, synchronous: Entry | None, comparison: Comparison) ->
         return text + f"; {synchronous.label} does not reach it."
     return (
         text
-        + f", {synchronous.time / winner.time:.1f} times as soon as {synchronous.label} ({synchronous.time:.1f} s)."
+        + f", {synchronous.time / winner.time:.1f} times as fast as {synchronous.label} ({synchronous.time:.1f} s)."
     )
 
 
@@ -58,14 +58,17 @@ def _why(winner: Entry, synchronous: Entry) -> str:
     if stale >= 0.05:
         text += f"; the price is gradients that are {stale:.1f} updates old on average"
         text += (
-            f", and a step of {winner.lr:g} against {synchronous.lr:g}" if _smaller_step(winner, synchronous) else ""
+            f", and a learning rate of {winner.lr:g} against {synchronous.lr:g}"
+            if _smaller_lr(winner, synchronous)
+            else ""
         )
     return text + "."
 
 
 def _waiting(entry: Entry) -> str:
     return (
-        f"Waiting pays here, although its {_idle_words(entry)}: no gradient is stale, and all workers count the same."
+        f"Waiting pays off here, although its {_idle_words(entry)}: "
+        "no gradient is stale, and all workers count equally."
     )
 
 
@@ -85,16 +88,16 @@ def _idle_words(entry: Entry) -> str:
 
 
 def _price_of_dropping(entry: Entry, winner: Entry) -> str:
-    text = f"{entry.label} throws {_waste(entry):.0%} of the computing away"
-    say: dict[int, float] = {}
+    text = f"{entry.label} throws away {_waste(entry):.0%} of the computation"
+    influence: dict[int, float] = {}
     for outcome in entry.outcomes:
         for each in outcome.measures.workers:
-            say[each.worker] = say.get(each.worker, 0.0) + each.influence
-    fair, whole = 1 / len(say), sum(say.values()) or 1.0
-    unheard = [worker for worker, each in say.items() if each / whole < UNHEARD * fair]
+            influence[each.worker] = influence.get(each.worker, 0.0) + each.influence
+    fair, whole = 1 / len(influence), sum(influence.values()) or 1.0
+    unheard = [worker for worker, each in influence.items() if each / whole < UNHEARD * fair]
     if unheard:
-        share = sum(say[worker] for worker in unheard) / whole
-        text += f": {_listed(unheard)} have {share:.0%} of the say instead of {len(unheard) * fair:.0%}"
+        share = sum(influence[worker] for worker in unheard) / whole
+        text += f": {_listed(unheard)} make up {share:.0%} of the updates instead of {len(unheard) * fair:.0%}"
     if entry is not winner and math.isfinite(entry.accuracy) and entry.accuracy < winner.accuracy - 0.005:
         text += f", and it ends at {entry.accuracy:.1%} where {winner.label} ends at {winner.accuracy:.1%}"
     return text + "."
@@ -105,8 +108,8 @@ def _price_of_staleness(entry: Entry, winner: Entry) -> str:
         f"{entry.label} makes {_rate(entry) / _rate(winner):.1f} updates for one of {winner.label}, but its gradients "
     )
     text += f"are {_staleness(entry):.1f} updates old on average"
-    if _smaller_step(entry, winner):
-        text += f", so that its best step is {entry.lr:g} instead of {winner.lr:g}"
+    if _smaller_lr(entry, winner):
+        text += f", so that its best learning rate is {entry.lr:g} instead of {winner.lr:g}"
     return text + "."
 
 
@@ -118,12 +121,12 @@ def _doubts(comparison: Comparison) -> list[str]:
         if max(first.times) >= min(second.times):
             doubts.append(
                 f"The times of {first.label} and {second.label} overlap between seeds: "
-                "more of them (--seeds 10) would tell them apart more surely."
+                "more seeds (--seeds 10) would separate them better."
             )
     if tune is not None and len(tune.lr) > 2:
         edge = [each.label for each in entries if each.lr in (tune.lr[0], tune.lr[-1])]
         if edge:
-            doubts.append(f"The best step of {', '.join(edge)} is at the edge of the grid: a wider one may do better.")
+            doubts.append(f"The best learning rate of {', '.join(edge)} is at the edge of the grid: try a wider one.")
     return doubts
 
 
@@ -139,7 +142,7 @@ def _waste(entry: Entry) -> float:
     return entry.middle(lambda each: each.measures.wasted_share)
 
 
-def _smaller_step(entry: Entry, other: Entry) -> bool:
+def _smaller_lr(entry: Entry, other: Entry) -> bool:
     return entry.lr is not None and other.lr is not None and entry.lr < other.lr
 
 

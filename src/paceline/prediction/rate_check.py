@@ -5,6 +5,7 @@ few products, and a small share of the time that the run took.
 """
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.config.file import Config
@@ -21,11 +22,17 @@ SHARE_OF_THE_RUN = 0.05  # of its time, for the curvature; but so many seconds i
 SECONDS = 0.25
 
 
-def warnings_after(config: Config, seed: int, measures: Measures, seconds: float) -> list[str]:
-    """One if the learning rate of a run was beyond its limit; ``seconds``: what the run took."""
+def lr_warnings(
+    config: Config, seed: int, runs: Sequence[tuple[str, float | None, Measures]], seconds: float
+) -> list[str]:
+    """One warning for each run whose learning rate is too large to be stable.
+
+    runs     label, learning rate (None: that of the optimizer) and measures of each
+    seconds  how long training took: the curvature is measured for a small share of it
+    """
     found = quick_curvature(config, seed, seconds)
-    warning = rate_warning(config.strategies[0].short, config, None, measures, found)
-    return [] if warning is None else [warning]
+    warnings = (rate_warning(label, config, lr, measures, found) for label, lr, measures in runs)
+    return [warning for warning in warnings if warning is not None]
 
 
 def quick_curvature(config: Config, seed: int, run_seconds: float) -> "Curvature | None":

@@ -80,7 +80,7 @@ def test_a_profile_of_far_workers_tells_compute_from_transfer_and_goes_on(
     asked = ["profile", str(file), "--address", cluster.address, "--seconds", "9"]
     assert main([*asked, "--output", "out", "--json", "out.json"]) == 0
     out = capsys.readouterr().out
-    assert "Suggested: 2 groups of like speed: gsgd:groups=0/1" in out
+    assert "Suggested: 2 groups of similar speed: gsgd:groups=0/1" in out
     assert f"paceline train {file} --address {cluster.address} --strategy gsgd:groups=0/1" in out
     trace = read_trace("out")
     found = json.loads(Path("out.json").read_text())

@@ -11,62 +11,9 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.trace.reading import read_trace
+from support.tiny import DIVERGING, ROOT, TINY, changed, refused, tiny
 
-ROOT = Path(__file__).parents[1]
-TINY = """
-seeds = [0, 1]
-batch_size = 8
-target = 0.3
-strategy = ["ssgd", "asgd", "k-sgd:quorum=2", "lgc:quorum=2,blocks=4", "gsgd"]
-[task]
-data = "digits"
-model = "linear"
-[[fleet.workers]]
-count = 2
-delay = "log-normal"
-median = 1.0
-sigma = 0.2
-[[fleet.workers]]
-count = 2
-delay = "constant"
-value = 3.0
-[partition]
-name = "pathological"
-classes_per_worker = 4
-[optimizer]
-name = "SGD"
-[tune]
-lr = [0.1, 0.5]
-[stop]
-seconds = 12
-"""
-DIVERGING = TINY.replace('"linear"', '"mlp"\nhidden = [8]').replace("lr = [0.1, 0.5]", "lr = [1e25]")
-
-
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "tiny.toml"
-    file.write_text(TINY)
-    return file
-
-
-def changed(file: Path, old: str, new: str) -> str:
-    assert old in TINY
-    file.write_text(TINY.replace(old, new, 1))
-    return str(file)
-
-
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line of a refusal, after which nothing has changed on disk."""
-    before = sorted(Path.cwd().rglob("*"))
-    assert main(arguments) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.startswith("error: ")
-    assert output.err.count("\n") == 1
-    assert sorted(Path.cwd().rglob("*")) == before
-    return output.err
+__all__ = ["tiny"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +62,10 @@ def test_a_partition_that_leaves_a_worker_empty_is_refused(tiny: Path, capsys: p
         (["comprae"], "comprae"),
         (["train"], "Missing argument"),
         (["train", "tiny.toml"], "names 5 strategies: choose one with --strategy"),
-        (["train", "tiny.toml", "--strategy", "ssgd"], "has no single step: set lr in [optimizer], or give --lr"),
+        (
+            ["train", "tiny.toml", "--strategy", "ssgd"],
+            "has no single learning rate: set lr in [optimizer], or give --lr",
+        ),
         (["train", "tiny.toml", "--strategy", "lgc:quorum=9", "--lr", "0.1"], "a quorum of 9 does not fit 4 workers"),
         (["train", "tiny.toml", "--strategy", "ssgd", "--lr", "0.1", "--directory", "full"], "full is not empty"),
     ],
@@ -346,3 +296,25 @@ def test_train_runs_a_model_strategy_and_keeps_both_models(tiny: Path, capsys: p
     arguments = ["train", str(tiny), "--strategy", "e-dnn:steps=5", "--lr", "0.3", "--directory", "run"]
     assert main(arguments) == 0, capsys.readouterr().err
     assert {"model.safetensors", "local.safetensors"} <= {file.name for file in Path("run").iterdir()}
+
+
+COMMANDS = ("compare", "train", "replay", "predict", "profile", "report", "strategies")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_names_its_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Exit codes: 0 on success;" in shown
+    assert "2 if an argument or file is invalid; 130 on Ctrl-C; 143 on SIGTERM." in shown
+    assert "check-step" not in shown
+    assert ("--check-lr / --no-check-lr" in shown) == (command in {"compare", "train"})
+
+
+@pytest.mark.parametrize("option", ["--no-check-lr", "--no-check-step"])
+def test_the_warning_about_the_learning_rate_can_be_turned_off(
+    tiny: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    arguments = ["compare", str(tiny), "--strategy", "asgd", "--seeds", "1", "--jobs", "1"]
+    assert main([*arguments, option]) == 0
+    assert "warning" not in capsys.readouterr().err
