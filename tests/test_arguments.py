@@ -110,7 +110,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 4.5}, "batch_size=4.5 is a number: give a whole number"),
     ({"batch_size": "4"}, "batch_size='4' is a text: give a whole number"),
     ({"batch_size": True}, "batch_size=True is a truth value: give a whole number"),
-    ({"batch_size": 0}, "a batch of 0 samples is not possible"),
+    ({"batch_size": 0}, "batch_size=0 is not possible"),
     ({"seed": "a"}, "seed='a' is a text: give a whole number"),
     ({"seed": -1}, "seed=-1 is not possible: a whole number from 0 to 2**63 - 1"),
     ({"seed": 2**63}, "is not possible: a whole number from 0 to 2**63 - 1"),

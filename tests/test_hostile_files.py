@@ -121,13 +121,13 @@ def test_a_checkpoint_that_is_a_directory_a_pipe_or_a_broken_link_is_refused(dir
     file = directory / "checkpoint.safetensors"
     file.unlink()
     file.mkdir()
-    assert "checkpoint.safetensors is no file, but a directory" in refused(directory)
+    assert "checkpoint.safetensors is a directory, not a file" in refused(directory)
     file.rmdir()
     os.mkfifo(file)
-    assert "checkpoint.safetensors is no file, but a pipe" in refused(directory)
+    assert "checkpoint.safetensors is a pipe, not a file" in refused(directory)
     file.unlink()
     file.symlink_to("nowhere")
-    assert "checkpoint.safetensors is a symbolic link, and none is followed" in refused(directory)
+    assert "checkpoint.safetensors is a symbolic link, which is not followed" in refused(directory)
 
 
 # A directory from somebody else, with names in it that lead to files of ours.
@@ -141,7 +141,7 @@ def test_no_link_in_the_directory_of_a_run_is_followed(directory: Path, file: st
     ours.write_bytes((directory / file).read_bytes() if (directory / file).exists() else b"keep")
     (directory / file).unlink(missing_ok=True)
     (directory / file).symlink_to(ours)
-    assert f"{file} is a symbolic link, and none is followed" in refused(directory)
+    assert f"{file} is a symbolic link, which is not followed" in refused(directory)
     with pytest.raises(pl.ConfigError, match="is a symbolic link"):
         read_run(directory)
 
@@ -166,7 +166,7 @@ def test_a_file_with_a_second_name_is_not_written_to(directory: Path, file: str,
     os.link(directory / file, directory.parent / "ours")
     if begins:
         (directory / "checkpoint.safetensors").unlink()
-    assert f"{file} has a second name (hard link)" in refused(directory)
+    assert f"{file} has a second hard link" in refused(directory)
     read_run(directory)  # reading does no harm
 
 
@@ -174,9 +174,9 @@ def test_a_file_with_a_second_name_is_not_written_to(directory: Path, file: str,
 def test_a_pipe_in_the_directory_of_a_run_is_not_waited_for(directory: Path, file: str) -> None:
     (directory / file).unlink(missing_ok=True)
     os.mkfifo(directory / file)
-    with pytest.raises(pl.ConfigError, match=f"{file} is no file, but a pipe"):
+    with pytest.raises(pl.ConfigError, match=f"{file} is a pipe, not a file"):
         read_run(directory)
-    with pytest.raises(pl.ConfigError, match=f"{file} is no file, but a pipe"):
+    with pytest.raises(pl.ConfigError, match=f"{file} is a pipe, not a file"):
         CASE.run(directory, MORE, resume=True)
 
 

@@ -256,7 +256,7 @@ def test_a_link_in_a_directory_is_not_followed(file: str, saved: dict[str, pl.Ru
     shutil.copytree(saved["average"].directory, directory)
     (directory / file).rename(tmp_path / file)
     (directory / file).symlink_to(tmp_path / file)
-    with pytest.raises(pl.ConfigError, match=f"{file} is a symbolic link, and none is followed"):
+    with pytest.raises(pl.ConfigError, match=f"{file} is a symbolic link, which is not followed"):
         pl.load(directory, trust=True)
 
 

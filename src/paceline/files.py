@@ -1,7 +1,7 @@
-"""Files that are there whole, or not at all; and files from somebody else, in which nothing is followed or waited for.
+"""Atomic writes, and safe access to files that were made by others.
 
-A directory may come from anybody. A link in it could make Paceline cut or overwrite a file of the user's, and a pipe
-would keep it waiting for ever. So links, pipes and devices in it are refused, for reading too.
+A run directory may come from anyone. A symbolic link in it could make the library truncate or overwrite another file of
+the user, and reading a pipe could block forever. So links, pipes and devices are refused, for reading too.
 """
 
 import errno
@@ -22,11 +22,11 @@ WHY = {
     errno.EROFS: "the file system is read-only",
 }
 
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # where the system has it
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # 0 where the system lacks it
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
-    """Write a file under another name first, and then give it its own."""
+    """Write a file completely under a temporary name, then rename it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,13 +38,13 @@ def write_atomically(path: Path, data: bytes | str) -> None:
                 os.fsync(file.fileno())
             partial.replace(path)
         finally:
-            with suppress(OSError):  # the first error is the one to report
+            with suppress(OSError):  # do not hide an earlier error
                 partial.unlink(missing_ok=True)
 
 
 @contextmanager
 def writing(path: Path | str) -> Iterator[None]:
-    """Raise errors of the disk as ``CannotWrite``, with the file that was to be written."""
+    """Inside this block, an ``OSError`` becomes ``CannotWrite`` with the name of the file."""
     try:
         yield
     except CannotWrite:
@@ -54,84 +54,86 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def cannot_write(path: Path | str, error: OSError) -> CannotWrite:
+    """The error for a file that could not be written."""
     return CannotWrite(f"cannot write {path}: {why(error)}")
 
 
 def why(error: OSError) -> str:
-    """What the operating system says, in words."""
+    """The reason of an error of the operating system, in words."""
     return WHY.get(error.errno or 0) or error.strerror or str(error) or type(error).__name__
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file of the user's own, which may be a link; that of a pipe or a device might never end."""
+    """The content of a file that the user named, perhaps a link. Pipes and devices are refused: reading could block."""
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
+        with open(path, "rb", opener=_open_nonblocking) as file:
             if not stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode):
-                raise ConfigError(f"cannot read {path}: it is no file, but a {_kind(mode)}")
+                raise ConfigError(f"cannot read {path}: it is a {_kind(mode)}, not a file")
             return file.read()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {why(error)}") from None
 
 
 def read_text(path: Path) -> str:
-    """The same, of a text."""
+    """The text of a UTF-8 file that the user named; see ``read_bytes``."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}") from None
+        raise ConfigError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}") from None
 
 
-def _without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def remove_partial(directory: Path) -> None:
-    """Remove what a process that was killed while it wrote there left."""
+    """Remove temporary files that a killed process left in a directory."""
     for path in directory.iterdir():
         if is_partial(path):
             path.unlink(missing_ok=True)
 
 
 def is_partial(path: Path) -> bool:
+    """Is this a temporary file of ``write_atomically``?"""
     return re.fullmatch(r"\..+\.\d+\.partial", path.name) is not None
 
 
 def check_writable(path: Path, suffix: str) -> None:
-    """Refuse, before anything is computed, a place where a file cannot be written."""
+    """Raise ``ConfigError`` if a file cannot be written there, or if its name does not end with ``suffix``."""
     if path.suffix != suffix:
-        raise ConfigError(f"{path} must end with {suffix}: that is what is written there")
+        raise ConfigError(f"{path} must end with {suffix}")
     check_place(path)
 
 
 def check_place(path: Path) -> None:
-    """The same, of a file with any name."""
+    """Raise ``ConfigError`` if a file cannot be written there."""
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a directory")
     check_parent(path)
 
 
 def check_parent(path: Path) -> None:
-    """Refuse a place in which nothing can be made."""
+    """Raise ``ConfigError`` if nothing can be created there."""
     from tempfile import TemporaryFile
 
     parent = next(each for each in path.absolute().parents if each.exists())
     try:
-        with TemporaryFile(dir=parent):  # what a user may do is not all that counts: a disk can be read-only
+        with TemporaryFile(dir=parent):  # permissions are not enough: the file system may be read-only
             pass
     except OSError as error:
-        reason = f"{parent} is no directory that can be written to ({why(error)})"
+        reason = f"{parent} is not a writable directory ({why(error)})"
         raise ConfigError(f"cannot write {path}: {reason}") from None
 
 
 def is_there(path: Path) -> bool:
-    """Is there anything of this name? Also a link that leads nowhere."""
+    """Does the path exist? A broken link counts."""
     return os.path.lexists(path)
 
 
 def check_regular(path: Path, *, written: bool = False) -> None:
-    """Refuse what is there and is no file of its own: a link, a pipe, a device, a directory.
+    """Raise ``ConfigError`` if the path is a link, a pipe, a device or a directory. A missing file is fine.
 
-    A file to be ``written`` in place must have no second name (hard link): what has it would be changed too.
+    A file to be ``written`` in place must not have a second hard link, under which it would change too.
     """
     try:
         found = path.lstat()
@@ -143,9 +145,9 @@ def check_regular(path: Path, *, written: bool = False) -> None:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
-    """Open a file, or raise ``ConfigError`` for what ``check_regular`` refuses; what is appended is not buffered.
+    """Open a file, or raise ``ConfigError`` as ``check_regular`` does. Appending is not buffered.
 
-    The check is made again of what was opened, so that nothing can be put there in between.
+    The open file is checked again, in case it was replaced after the first check.
     """
     careful = NO_LINK | getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC
     writes = flags & (os.O_WRONLY | os.O_RDWR) != 0
@@ -165,20 +167,20 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
 
 
 def read_regular(path: Path, most: int = 1 << 30) -> bytes:
-    """The content of a file from somebody else, if it is one, of at most so many bytes."""
+    """The content of a regular file of at most ``most`` bytes."""
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
-            raise ConfigError(f"{path} has {size:,} bytes, more than the {most:,} that such a file can have")
+            raise ConfigError(f"{path} has {size:,} bytes, more than the limit of {most:,}")
         return file.read()
 
 
 def _refuse_irregular(path: Path, found: os.stat_result, *, written: bool) -> None:
     if stat.S_ISLNK(found.st_mode):
-        raise ConfigError(f"{path} is a symbolic link, and none is followed: put the file itself there")
+        raise ConfigError(f"{path} is a symbolic link, which is not followed: put the file itself there")
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"{path} is no file, but a {_kind(found.st_mode)}")
+        raise ConfigError(f"{path} is a {_kind(found.st_mode)}, not a file")
     if written and found.st_nlink > 1:
-        raise ConfigError(f"{path} has a second name (hard link), and would be changed under both: put a copy there")
+        raise ConfigError(f"{path} has a second hard link, under which it would change too: put a copy there")
 
 
 def _kind(mode: int) -> str:

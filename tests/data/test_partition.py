@@ -150,9 +150,9 @@ def test_too_few_classes_a_worker_are_refused_with_the_number_needed() -> None:
 
 def test_classes_are_needed_to_deal_them_out() -> None:
     for partition in (pl.Pathological(1), pl.Dirichlet(1.0)):
-        with pytest.raises(pl.ConfigError, match="one class label a sample"):
+        with pytest.raises(pl.ConfigError, match="one class label per sample"):
             shards(partition, np.linspace(0, 1, 20), 2)
-        with pytest.raises(pl.ConfigError, match="one class label a sample"):
+        with pytest.raises(pl.ConfigError, match="one class label per sample"):
             shards(partition, np.zeros((20, 2), dtype=np.int64), 2)
 
 
@@ -168,7 +168,7 @@ def test_an_impossible_alpha_is_refused(alpha: float) -> None:
         (10, 2, 11, "the data set has 10 samples, fewer than one batch of 11"),
         (10, 3, 4, "with 3 samples, fewer than one batch of 4"),
         (10, 11, 1, "leaves worker 10 empty"),
-        (10, 2, 0, "a batch of 0 samples is not possible"),
+        (10, 2, 0, "batch_size=0 is not possible"),
     ],
 )
 def test_a_worker_that_could_not_fill_a_batch_is_refused(samples: int, workers: int, batch: int, message: str) -> None:

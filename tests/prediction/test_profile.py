@@ -103,7 +103,7 @@ def test_every_arrival_was_told_what_it_took(three: Path) -> None:
     ("old", "new", "options", "said"),
     [
         ("", "", ["--seconds", "0"], "--seconds 0 is too short to measure anything: at least 0.5"),
-        ("", "", ["--seconds", "nan"], "--seconds nan is no time"),
+        ("", "", ["--seconds", "nan"], "--seconds nan is too short"),
         ("", "", ["--fleet", "process"], "--fleet 'process' is unknown: did you mean 'processes'?"),
         ("", "", ["--address", "10.0.0.1:6379"], "--address 10.0.0.1:6379 is that of a Ray cluster: add --fleet ray"),
         ("", "", ["--json", "out.txt"], "out.txt must end with .json"),

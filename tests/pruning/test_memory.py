@@ -21,7 +21,7 @@ def counting(samples: int, tolerance: float = 0.0) -> Counting:
 def stand_out(losses: list[float], tolerance: float = 0.0) -> list[bool]:
     values = np.array(losses, dtype=np.float32)
     mean = float(np.mean(values, dtype=np.float64))
-    above: list[bool] = counting(len(losses), tolerance).judge(np.arange(len(losses)), values, mean).tolist()
+    above: list[bool] = counting(len(losses), tolerance).observe(np.arange(len(losses)), values, mean).tolist()
     return above
 
 
@@ -102,7 +102,7 @@ def test_counts_never_exceed_the_epochs_since_the_reset(seed: int) -> None:
         seen = np.arange(12) if kept is None else np.flatnonzero(kept)
         losses = generator.random(len(seen)).astype(np.float32)
         before = memory.counts.copy()
-        memory.count(seen, memory.judge(seen, losses, float(losses.mean())))
+        memory.count(seen, memory.observe(seen, losses, float(losses.mean())))
         assert set(np.flatnonzero(memory.counts - before)) <= set(seen)
         if kept is not None:
             assert (memory.counts[~kept] == before[~kept]).all()  # no loss, no count
@@ -113,7 +113,7 @@ def test_soft_pruning_skips_well_learnt_samples_alone_and_only_when_they_were_se
     memory = Scores(2000, fraction=0.5, until=9)
     generator = np.random.default_rng(0)
     assert memory.enter(1, generator) is None
-    memory.judge(np.arange(1500), np.linspace(0, 2, 1500, dtype=np.float32), 1.0)
+    memory.observe(np.arange(1500), np.linspace(0, 2, 1500, dtype=np.float32), 1.0)
     kept = memory.enter(2, generator)
     assert kept is not None
     assert kept[750:].all()  # of a high loss, or never seen
@@ -129,7 +129,7 @@ def test_soft_pruning_is_unbiased() -> None:
     """The weighted sum over the kept samples, averaged over 3000 epochs (seed 1), is the sum over all, to 1 %."""
     values = np.random.default_rng(0).random(60).astype(np.float32)
     memory, generator = Scores(60, fraction=0.7, until=None), np.random.default_rng(1)
-    memory.judge(np.arange(60), values, 0.5)
+    memory.observe(np.arange(60), values, 0.5)
     sums = []
     for epoch in range(2, 3002):
         kept = memory.enter(epoch, generator)
@@ -139,5 +139,5 @@ def test_soft_pruning_is_unbiased() -> None:
 
 
 def test_soft_pruning_does_not_weigh_batches_of_train() -> None:
-    with pytest.raises(pl.ConfigError, match="SoftPruning weighs samples"):
+    with pytest.raises(pl.ConfigError, match=r"train\(\) cannot use SoftPruning"):
         pl.SoftPruning(samples=8, fraction=0.5).open([np.arange(8)], 2, 0)

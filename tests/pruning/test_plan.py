@@ -115,7 +115,7 @@ def test_the_plan_of_soft_pruning_says_at_most() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"fraction": 1.0}, "fraction=1.0 of the samples cannot be left out: from 0, and less than 1"),
+        ({"fraction": 1.0}, "fraction=1.0 of the samples cannot be left out: at least 0 and less than 1"),
         ({"fraction": -0.1}, "fraction=-0.1"),
         ({"fraction": float("nan")}, "fraction=nan"),
         ({"start": 61}, "start=61 is outside the window of 60 epochs: 1 to 60"),

@@ -323,7 +323,7 @@ def test_an_epoch_cannot_be_observed_twice() -> None:
     sampler = fine()
     go_through(sampler, range(1))
     assert sampler.epoch == 1
-    with pytest.raises(pl.ConfigError, match=r"epoch 0 was gone through before: call set_epoch\(1\)"):
+    with pytest.raises(pl.ConfigError, match=r"epoch 0 was iterated before: call set_epoch\(1\)"):
         list(sampler)
 
 
@@ -335,7 +335,7 @@ def test_what_an_incomplete_last_batch_left_over_is_not_taken_for_an_epoch() -> 
         sampler.set_epoch(epoch)
         for indices, _ in loader:
             sampler.observe(indices, losses_of(indices, epoch))
-        with pytest.raises(pl.ConfigError, match=f"epoch {epoch} was gone through before"):
+        with pytest.raises(pl.ConfigError, match=f"epoch {epoch} was iterated before"):
             list(loader)
 
 
@@ -343,16 +343,16 @@ def test_epochs_do_not_go_back() -> None:
     sampler = fine()
     sampler.set_epoch(3)
     sampler.set_epoch(3)
-    with pytest.raises(pl.ConfigError, match="epoch 2 lies before epoch 3"):
+    with pytest.raises(pl.ConfigError, match="epoch 2 is before the current epoch 3"):
         sampler.set_epoch(2)
 
 
 def test_states_of_other_samplers_are_refused() -> None:
     state = fine().state_dict()
     for other, message in (
-        (fine(61), "the state is of samples=60, and this sampler has samples=61"),
-        (fine(seed=1), "the state is of seed=0, and this sampler has seed=1"),
-        (random(), "the state is of rule=FineRule, and this sampler has rule=RandomRule"),
+        (fine(61), "the state has samples=60, but this sampler has samples=61"),
+        (fine(seed=1), "the state has seed=0, but this sampler has seed=1"),
+        (random(), "the state has rule=FineRule, but this sampler has rule=RandomRule"),
     ):
         with pytest.raises(pl.ConfigError, match=message):
             other.load_state_dict(state)
@@ -363,7 +363,7 @@ def test_a_state_in_the_middle_of_an_epoch_is_of_its_rank() -> None:
     first, second = (fine(rank=rank, ranks=2) for rank in range(2))
     second.load_state_dict(first.state_dict())  # nothing was observed yet: all know the same
     first.observe(list(first)[:4], [1.0, 2.0, 3.0, 4.0])
-    with pytest.raises(pl.ConfigError, match="by rank 0 of 2, and this is rank 1 of 2: let each load its own"):
+    with pytest.raises(pl.ConfigError, match="by rank 0 of 2, but this is rank 1 of 2: each rank must load its own"):
         second.load_state_dict(first.state_dict())
     assert len(list(second)) == 30
     again = fine(rank=0, ranks=2)
@@ -397,7 +397,7 @@ def test_a_state_of_other_arrays_changes_nothing() -> None:
 def test_samplers_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(pl.ConfigError, match=message):
         fine(**options)
-    with pytest.raises(pl.ConfigError, match="RandomPruning counts nothing"):
+    with pytest.raises(pl.ConfigError, match="RandomPruning has no counts"):
         _ = random().counts
 
 
@@ -409,7 +409,7 @@ def test_a_data_set_that_changes_its_length_is_detected() -> None:
     assert data[3] == (3, 3)
     growing.append(10)
     for look in (lambda: len(data), lambda: data[3], lambda: data.__getitems__([1, 2])):
-        with pytest.raises(pl.ConfigError, match="the data set has 11 samples, and had 10"):
+        with pytest.raises(pl.ConfigError, match="the dataset has 11 samples, but had 10"):
             look()
 
 
@@ -435,12 +435,12 @@ def test_batches_are_looked_at_together_but_nothing_is_missed() -> None:
     for begin in range(0, 400, 4):
         batch = torch.tensor(order[begin : begin + 4])
         sampler.observe(batch, torch.tensor([0.0, 0.0, 0.0, 1.0]))
-        assert len(sampler._waiting) <= max(0, begin // 4 - 8)
+        assert len(sampler._pending) <= max(0, begin // 4 - 8)
         if begin == 300:
-            assert sampler._waiting
+            assert sampler._pending
             assert sampler.counts.sum() == 76
-            assert not sampler._waiting
-    assert not sampler._waiting  # the epoch is over
+            assert not sampler._pending
+    assert not sampler._pending  # the epoch is over
     assert sampler.counts.sum() == 100
 
 

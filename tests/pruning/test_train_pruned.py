@@ -216,7 +216,7 @@ def test_a_shard_that_pruning_leaves_too_small_is_refused() -> None:
     with pytest.raises(pl.ConfigError, match="pruning leaves worker 0 4 of 9 samples, fewer than one batch of 5"):
         FineRule(Schedule(1, 1, 1, window=9), fraction=0.6).open([np.arange(9)], 5, 0).draw(0)
     assert len(batches.draw(0)) == 4
-    with pytest.raises(pl.ConfigError, match="the data set has a sample 9, and FinePruning only 9"):
+    with pytest.raises(pl.ConfigError, match="the dataset has a sample 9, but FinePruning was made for 9"):
         pl.FinePruning(samples=9, **SCHEDULE).open([np.arange(10)], 2, 0)
 
 

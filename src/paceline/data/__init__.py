@@ -1,1 +1,1 @@
-"""Samples, who has which of them, and the mini-batches drawn from them."""
+"""Training data: samples, their partition into one shard per worker, and mini-batches drawn from the shards."""

@@ -1,7 +1,7 @@
-"""The mini-batches of each worker: one random stream a worker, the same whatever the strategy.
+"""Mini-batches of each worker, drawn from its shard with a random stream of its own, whatever the strategy.
 
-What a worker was given but did not compute (it was stopped, dropped, or handed in a part) goes back and is drawn first
-the next time; otherwise the data of slow workers would be seen less often.
+Samples that a worker drew but did not use (it was recalled, dropped, or computed only a part of the batch) are put back
+and drawn first the next time. Otherwise samples of slow workers would be used less often.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,47 +20,53 @@ Losses = NDArray[np.float32]
 
 
 class Batches(Protocol):
-    """The mini-batches of one run.
+    """Draws the mini-batches of one run.
 
-    To be kept in checkpoints they need ``state()`` and ``restore(state)`` as well: ``paceline.core.stateful.Stateful``.
+    For checkpoints it also needs ``state()`` and ``restore(state)``: ``paceline.core.stateful.Stateful``.
     """
 
     def draw(self, worker: int) -> Indices:
-        """The next mini-batch of a worker."""
+        """The indices of the next mini-batch of a worker."""
         ...
 
     def put_back(self, worker: int, indices: Indices) -> None:
-        """These samples were drawn, but not used."""
+        """Return samples that were drawn but not used."""
         ...
 
 
 @runtime_checkable
 class ObservesLosses(Batches, Protocol):
-    """Mini-batches that are chosen by how the samples perform."""
+    """Batches that depend on the losses of the samples."""
 
     def observe(self, worker: int, indices: Indices, losses: Losses) -> None:
-        """The losses that these samples had when their gradient was used."""
+        """Report the losses of samples whose gradient was used in an update."""
         ...
 
 
 @runtime_checkable
 class ObservesMembership(Batches, Protocol):
-    """Mini-batches that depend on who is here."""
+    """Batches that depend on which workers are present."""
 
-    def left(self, worker: int) -> None: ...
+    def left(self, worker: int) -> None:
+        """Report that a worker has left the run."""
+        ...
 
-    def joined(self, worker: int) -> None: ...
+    def joined(self, worker: int) -> None:
+        """Report that a worker, or its replacement, has joined."""
+        ...
 
 
 class Sampling(Protocol):
-    """A rule by which workers choose mini-batches from their shards."""
+    """How mini-batches are drawn from the shards: the argument ``sampling`` of ``paceline.train``."""
 
-    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches: ...
+    def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
+        """The mini-batches of a run whose workers have these shards."""
+        ...
 
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Every worker goes through its shard in a new random order each epoch; an incomplete last batch is left out."""
+    """Each worker iterates over its shard in a new random order every epoch, as ``DataLoader(drop_last=True)`` does."""
 
     def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
         return ShardBatches([_Shuffled(shard, batch_size, seed, w) for w, shard in enumerate(shards)], batch_size)
@@ -68,14 +74,14 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Every mini-batch is drawn afresh from the whole shard, without repetition inside the batch (as in GSGD)."""
+    """Each mini-batch is an independent random sample from the shard, without repetition in the batch (as in GSGD)."""
 
     def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
         return ShardBatches([_Resampled(shard, batch_size, seed, w) for w, shard in enumerate(shards)], batch_size)
 
 
 class ShardBatches:
-    """Mini-batches from one endless sequence a worker, with what was put back first."""
+    """Mini-batches from one infinite iterator per worker; samples that were put back come first."""
 
     def __init__(self, sequences: Sequence[Iterator[Indices]], batch_size: int) -> None:
         self._sequences = sequences
@@ -100,7 +106,7 @@ class ShardBatches:
             self._returned.setdefault(worker, []).insert(0, indices)
 
     def state(self) -> State:
-        """Needs sequences with a state."""
+        """The state for a checkpoint, if the iterators of all workers have one."""
         returned = {str(worker): np.concatenate(pieces).tolist() for worker, pieces in self._returned.items()}
         return {"returned": returned, "sequences": [sequence.state() for sequence in self._stateful()]}
 
@@ -120,13 +126,13 @@ class ShardBatches:
 
 
 class _Shuffled:
-    """One worker's way through its shard: an order for each epoch, and a place in it."""
+    """Infinite iterator over one shard: a random order per epoch, and a position in it."""
 
     def __init__(self, shard: Indices, batch_size: int, seed: int, worker: int) -> None:
         self._shard = shard
         self._batch_size = batch_size
         self._generator = stream(seed, "batches", worker)
-        self._before = stream_state(self._generator)  # where the stream stood when the order was drawn
+        self._before = stream_state(self._generator)  # state of the generator before it drew the order
         self._order: Indices = shard[:0]
         self._place = 0
 
@@ -154,7 +160,7 @@ class _Shuffled:
 
 
 class _Resampled:
-    """One worker's independent draws from its shard."""
+    """Infinite iterator of independent random batches from one shard."""
 
     def __init__(self, shard: Indices, batch_size: int, seed: int, worker: int) -> None:
         self._shard = shard

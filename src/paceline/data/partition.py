@@ -1,4 +1,4 @@
-"""How the training samples are dealt out to the workers."""
+"""Partition of the training samples: one shard, an array of indices, per worker."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Indices = NDArray[np.int64]
 
 
 class Labelled(Protocol):
-    """Samples that can be counted, and whose targets can be told (which may mean going through all of them)."""
+    """Samples with a length and targets; ``targets()`` may have to load every sample."""
 
     def __len__(self) -> int: ...
 
@@ -23,14 +23,16 @@ class Labelled(Protocol):
 
 
 class Partition(Protocol):
-    """Deals samples out to the workers: one array of indices each, no index twice."""
+    """Splits the training samples between the workers: the argument ``partition`` of ``paceline.train``."""
 
-    def shards(self, samples: Labelled, workers: int, generator: np.random.Generator) -> Sequence[Indices]: ...
+    def shards(self, samples: Labelled, workers: int, generator: np.random.Generator) -> Sequence[Indices]:
+        """One array of indices per worker; no index twice."""
+        ...
 
 
 @dataclass(frozen=True)
 class Equal:
-    """A random split into shards whose sizes differ by at most one: IID."""
+    """Random (IID) split into shards whose sizes differ by at most one."""
 
     def shards(self, samples: Labelled, workers: int, generator: np.random.Generator) -> Sequence[Indices]:
         return _sorted(np.array_split(generator.permutation(len(samples)), workers))
@@ -38,11 +40,11 @@ class Equal:
 
 @dataclass(frozen=True)
 class Pathological:
-    r"""Every worker has ``classes_per_worker`` ($c$) classes and no others: non-IID($c$).
+    r"""Non-IID($c$) split: every worker has samples of ``classes_per_worker`` ($c$) classes only.
 
     With as many classes as workers, worker $i$ has the classes $i, \dots, i+c-1$ (modulo their number), so that each
-    class is on exactly $c$ workers and is split evenly between them; $c$ = all classes is a stratified IID split. With
-    other numbers the classes are dealt round in the same way.
+    class is split evenly between exactly $c$ workers; with $c$ = all classes this is a stratified IID split. With
+    other numbers of workers the classes are assigned in turn in the same way.
 
     Xu, *Live Gradient Compensation*, Sec. III-A.
     """
@@ -75,7 +77,7 @@ class Pathological:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    r"""Each class is spread over the workers in proportions drawn from a Dirichlet($\alpha$): small is skewed."""
+    r"""Non-IID split: each class is divided in proportions drawn from Dirichlet($\alpha$); small $\alpha$ is skewed."""
 
     alpha: float
 
@@ -99,9 +101,9 @@ class Dirichlet:
 def deal(
     partition: Partition, samples: Labelled, workers: int, batch_size: int, generator: np.random.Generator
 ) -> Sequence[Indices]:
-    """The shards of a partition, refused where a worker could not fill one mini-batch."""
+    """The shards of a partition, after checking that every worker can fill one mini-batch."""
     if batch_size < 1:
-        raise ConfigError(f"a batch of {batch_size} samples is not possible: at least 1")
+        raise ConfigError(f"batch_size={batch_size} is not possible: at least 1")
     if len(samples) < batch_size:
         raise ConfigError(f"the data set has {len(samples)} samples, fewer than one batch of {batch_size}")
     shards = partition.shards(samples, workers, generator)
@@ -121,15 +123,17 @@ def _check_dealt(partition: Partition, shards: Sequence[Indices], samples: int, 
         raise ConfigError(f"{partition} made {len(shards)} shards for {workers} workers: it must make one for each")
     dealt = np.concatenate([np.asarray(shard) for shard in shards])
     if len(dealt) and not (np.issubdtype(dealt.dtype, np.integer) and dealt.min() >= 0 and dealt.max() < samples):
-        raise ConfigError(f"{partition} dealt out samples that do not exist: indices are whole numbers below {samples}")
+        raise ConfigError(
+            f"{partition} returned indices that do not exist: whole numbers from 0 to {samples - 1} are valid"
+        )
     if len(np.unique(dealt)) < len(dealt):
-        raise ConfigError(f"{partition} dealt out a sample twice: each goes to one worker at most")
+        raise ConfigError(f"{partition} returned a sample twice: each may go to one worker only")
 
 
 def _classes(samples: Labelled) -> tuple[NDArray[Any], NDArray[Any]]:
     targets = samples.targets()
     if targets.ndim != 1 or not (np.issubdtype(targets.dtype, np.integer) or targets.dtype == np.bool_):
-        raise ConfigError(f"this partition needs one class label a sample, not targets of shape {targets.shape}")
+        raise ConfigError(f"this partition needs one class label per sample, not targets of shape {targets.shape}")
     return targets, np.unique(targets)
 
 

@@ -1,4 +1,4 @@
-"""What becomes of a worker's shard when the worker is lost: it waits for a replacement, or others take it over."""
+"""``ReassignShards``: while a worker is gone, the others draw from its shard."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -14,10 +14,11 @@ from paceline.data.partition import Indices
 
 @dataclass(frozen=True)
 class ReassignShards:
-    """Those who are here take turns through their own shards and those of workers that left.
+    """The shard of a worker that left is assigned to the worker with the fewest shards.
 
-    Each such shard goes to whoever then has the fewest, and back to its worker when that one (or its replacement) joins
-    again. Without this, a shard waits. What is drawn from a shard follows the same ``sampling`` whoever draws it.
+    A worker with several shards draws from them in turn. When a worker, or its replacement, joins again, it gets its
+    shard back. Without this class nobody draws from the shard meanwhile. ``sampling`` decides what is drawn from a
+    shard, whichever worker draws it.
     """
 
     sampling: Sampling = Shuffled()
@@ -27,37 +28,37 @@ class ReassignShards:
 
 
 class ReassigningBatches:
-    """Mini-batches of shards that may change hands."""
+    """Mini-batches from shards that may be assigned to another worker."""
 
     def __init__(self, batches: Batches, shards: Sequence[Indices]) -> None:
         self.inner = batches
-        self._watchful = batches if isinstance(batches, ObservesLosses) else None
+        self._observer = batches if isinstance(batches, ObservesLosses) else None
         self._home = np.zeros(max((int(shard.max()) for shard in shards if len(shard)), default=0) + 1, dtype=np.int64)
         for worker, shard in enumerate(shards):
             self._home[shard] = worker
-        self._hands: dict[int, deque[int]] = {worker: deque([worker]) for worker in range(len(shards))}
-        self._waiting: list[int] = []  # shards that nobody is here for
+        self._shards: dict[int, deque[int]] = {worker: deque([worker]) for worker in range(len(shards))}
+        self._waiting: list[int] = []  # shards without a worker
 
     def left(self, worker: int) -> None:
-        """Hand its shards on."""
-        self._waiting += self._hands.pop(worker, ())
-        self._hand_out()
+        """Assign the shards of this worker to others."""
+        self._waiting += self._shards.pop(worker, ())
+        self._assign_waiting()
 
     def joined(self, worker: int) -> None:
-        """Give its shard back."""
-        for held in (*self._hands.values(), self._waiting):
+        """Give this worker its own shard back."""
+        for held in (*self._shards.values(), self._waiting):
             if worker in held:
                 held.remove(worker)
-        self._hands[worker] = deque([worker])
-        self._hand_out()
+        self._shards[worker] = deque([worker])
+        self._assign_waiting()
 
-    def _hand_out(self) -> None:
-        while self._hands and self._waiting:
-            fewest = min(sorted(self._hands), key=lambda worker: len(self._hands[worker]))
-            self._hands[fewest].append(self._waiting.pop(0))
+    def _assign_waiting(self) -> None:
+        while self._shards and self._waiting:
+            fewest = min(sorted(self._shards), key=lambda worker: len(self._shards[worker]))
+            self._shards[fewest].append(self._waiting.pop(0))
 
     def draw(self, worker: int) -> Indices:
-        shards = self._hands.get(worker)
+        shards = self._shards.get(worker)
         if not shards:
             return self.inner.draw(worker)
         shards.rotate(-1)
@@ -69,17 +70,17 @@ class ReassigningBatches:
             self.inner.put_back(home, indices[homes == home])
 
     def observe(self, worker: int, indices: Indices, losses: Losses) -> None:
-        if self._watchful is not None:
+        if self._observer is not None:
             homes = self._home[indices]
             for home in np.unique(homes).tolist():
-                self._watchful.observe(home, indices[homes == home], losses[homes == home])
+                self._observer.observe(home, indices[homes == home], losses[homes == home])
 
     def state(self) -> State:
         inner = check_stateful({"sampling": self.inner})["sampling"]
-        hands = [[worker, list(shards)] for worker, shards in self._hands.items()]
-        return {"inner": inner.state(), "hands": hands, "waiting": self._waiting}
+        assigned = [[worker, list(shards)] for worker, shards in self._shards.items()]
+        return {"inner": inner.state(), "hands": assigned, "waiting": self._waiting}
 
     def restore(self, state: State) -> None:
         check_stateful({"sampling": self.inner})["sampling"].restore(state["inner"])
-        self._hands = {whole(worker): deque(map(whole, shards)) for worker, shards in state["hands"]}
+        self._shards = {whole(worker): deque(map(whole, shards)) for worker, shards in state["hands"]}
         self._waiting = [whole(shard) for shard in state["waiting"]]

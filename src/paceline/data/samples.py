@@ -1,4 +1,4 @@
-"""Samples by index: from plain tensors in one gather, from a map-style dataset one by one."""
+"""Samples by index: a pair of tensors is indexed at once, a map-style dataset item by item."""
 
 import warnings
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Indices = NDArray[np.int64]
 
 
 class MapDataset(Protocol):
-    """What ``torch.utils.data.Dataset`` promises: ``dataset[i]`` is (input, target)."""
+    """A map-style ``torch.utils.data.Dataset``: ``dataset[i]`` is (input, target)."""
 
     def __getitem__(self, index: int, /) -> Any: ...
 
@@ -24,29 +24,29 @@ class MapDataset(Protocol):
 
 
 class TensorSamples:
-    """Inputs and targets that lie in memory, one row a sample."""
+    """Inputs and targets as tensors, one row per sample."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         if len(inputs) != len(targets):
             raise ConfigError(f"{len(inputs)} inputs and {len(targets)} targets do not pair up")
         self._inputs = inputs
         self._targets = targets
-        self._room: dict[int, Tensor] = {}
+        self._buffers: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._inputs)
 
     def fetch(self, indices: Indices) -> tuple[Any, Any]:
-        """The samples, in memory that the next call with as many of them uses again."""
+        """A batch of inputs and targets. The next call with as many indices overwrites the inputs."""
         rows = torch.from_numpy(indices)
-        room = self._room.get(len(indices))
-        if room is None:
-            if len(self._room) == 8:
-                self._room.clear()
-            room = self._room[len(indices)] = self._inputs.new_empty((len(indices), *self._inputs.shape[1:]))
+        buffer = self._buffers.get(len(indices))
+        if buffer is None:
+            if len(self._buffers) == 8:
+                self._buffers.clear()
+            buffer = self._buffers[len(indices)] = self._inputs.new_empty((len(indices), *self._inputs.shape[1:]))
         if rows.device != self._inputs.device:
             rows = rows.to(self._inputs.device)
-        return torch.index_select(self._inputs, 0, rows, out=room), self._targets.index_select(0, rows)
+        return torch.index_select(self._inputs, 0, rows, out=buffer), self._targets.index_select(0, rows)
 
     def targets(self) -> NDArray[Any]:
         return self._targets.cpu().numpy()
@@ -59,7 +59,7 @@ class TensorSamples:
 
 
 class DatasetSamples:
-    """A map-style dataset whose items are (input, target)."""
+    """A map-style dataset with items (input, target)."""
 
     def __init__(self, dataset: MapDataset) -> None:
         self._dataset = dataset
@@ -92,11 +92,11 @@ class DatasetSamples:
         return np.asarray(listed)
 
     def listed_targets(self) -> NDArray[Any] | None:
-        """The targets, if they can be told without going through all items."""
+        """The targets, or None if every item would have to be loaded to know them."""
         return self.targets() if getattr(self._dataset, "targets", None) is not None else None
 
     def may_have_target(self, value: int) -> bool:
-        return True  # to be sure, one would have to go through all of them
+        return True  # every item would have to be loaded to know
 
 
 Samples = TensorSamples | DatasetSamples
@@ -104,6 +104,7 @@ Data = tuple[Tensor | NDArray[Any], Tensor | NDArray[Any]] | MapDataset
 
 
 def samples(data: Data) -> Samples:
+    """Samples from a pair of tensors or arrays, or from a map-style dataset."""
     pair = as_tensors(data, None)
     if is_pair(pair):
         inputs, targets = pair
@@ -118,9 +119,9 @@ def is_pair(data: Any) -> bool:
 
 
 def as_tensors(data: Any, floats: torch.dtype | None) -> Any:
-    """A pair of numpy arrays as tensors; anything else as it is.
+    """A pair of numpy arrays as tensors; other data unchanged.
 
-    Arrays of numpy's own float64 become ``floats``, if it is given: few models have weights of that type.
+    Arrays of float64, the default of numpy, become ``floats`` if it is given: few models have weights in float64.
     """
     if not isinstance(data, Sequence) or len(data) != 2:
         return data
@@ -135,7 +136,9 @@ def as_tensors(data: Any, floats: torch.dtype | None) -> Any:
 def _tensor(array: NDArray[Any], floats: torch.dtype | None) -> Tensor:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that it must not be written to, which nobody does
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # about arrays that are read-only: nothing writes to the tensor
             tensor = torch.from_numpy(np.ascontiguousarray(array))
     except TypeError as error:
         raise ConfigError(f"an array of {array.dtype} cannot be trained on: {' '.join(str(error).split())}") from None
@@ -143,7 +146,7 @@ def _tensor(array: NDArray[Any], floats: torch.dtype | None) -> Tensor:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Move tensors, however nested, to a device."""
+    """Move the tensors in a nested structure of lists, tuples and dicts to a device."""
     if isinstance(batch, Tensor):
         return batch if batch.device == device else batch.to(device, non_blocking=True)
     if isinstance(batch, dict):

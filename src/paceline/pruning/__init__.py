@@ -1,1 +1,1 @@
-"""Data fine-pruning: leave samples out of some epochs by how they perform, by chance, or softly."""
+"""Data pruning: samplers that leave samples out of some epochs, by their losses."""

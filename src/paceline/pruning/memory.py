@@ -1,4 +1,4 @@
-"""What a rule remembers of each sample, and whom it leaves out: counts, marks, and lots drawn among equals."""
+"""What a pruning rule stores about each sample, and which samples it keeps: counts, last losses, random choice."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
@@ -16,12 +16,12 @@ CHUNK = 1 << 16
 
 
 def keep_lowest(counts: NDArray[np.uint16], keep: int, generator: np.random.Generator | None) -> Mask:
-    """The ``keep`` samples with the smallest counts. The last places are drawn by lot; by index without generator.
+    """A mask of the ``keep`` samples with the smallest counts; ties are random, or by index without generator.
 
-    Counts are small whole numbers and massively tied, so a histogram finds the count at which places run out.
+    Counts are small whole numbers with many ties, so a histogram finds the largest count that is kept.
     """
     histogram = _histogram(counts)
-    enough = int(np.searchsorted(np.cumsum(histogram), keep))  # the smallest count that fills all places
+    enough = int(np.searchsorted(np.cumsum(histogram), keep))  # the largest count that is kept
     kept: Mask = counts <= enough
     among = np.zeros(int(histogram[enough]), dtype=np.bool_)
     among[: keep - int(histogram[:enough].sum())] = True
@@ -36,12 +36,12 @@ def keep_lowest(counts: NDArray[np.uint16], keep: int, generator: np.random.Gene
 
 
 def keep_highest(counts: NDArray[np.uint16], keep: int, generator: np.random.Generator | None) -> Mask:
-    """The ``keep`` samples with the largest counts, the last places likewise."""
+    """A mask of the ``keep`` samples with the largest counts, with ties as in ``keep_lowest``."""
     return keep_lowest(counts.max() - counts, keep, generator)
 
 
 def keep_any(samples: int, keep: int, generator: np.random.Generator) -> Mask:
-    """So many at random."""
+    """A mask of ``keep`` samples chosen at random."""
     kept = np.zeros(samples, dtype=np.bool_)
     kept[:keep] = True
     generator.shuffle(kept)
@@ -49,18 +49,18 @@ def keep_any(samples: int, keep: int, generator: np.random.Generator) -> Mask:
 
 
 def only_kept(order: NDArray[np.int32], kept: Mask) -> NDArray[np.int32]:
-    """The kept samples in their order, made in the memory of ``order``."""
+    """The kept samples in the order of ``order``, whose memory is reused."""
     end = 0
     for begin in range(0, len(order), CHUNK):
         piece = order[begin : begin + CHUNK]
-        piece = np.compress(kept.take(piece), piece)  # several times as fast as indexing
+        piece = np.compress(kept.take(piece), piece)  # several times faster than indexing
         order[end : end + len(piece)] = piece
         end += len(piece)
     return order[:end]
 
 
 def _histogram(counts: NDArray[np.uint16]) -> NDArray[np.int64]:
-    """How many samples have which count, by pieces: all at once would take eight bytes a sample."""
+    """The number of samples with each count, in chunks: at once it would take eight bytes per sample."""
     total = np.zeros(int(counts.max()) + 1, dtype=np.int64)
     for begin in range(0, len(counts), CHUNK):
         total += np.bincount(counts[begin : begin + CHUNK], minlength=len(total))
@@ -71,40 +71,40 @@ Marks = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Mean = float | NDArray[np.float64]
 Arrays = dict[str, NDArray[np.generic]]
-Minimum = Callable[[NDArray[np.generic]], None]  # over all processes, in place
+Minimum = Callable[[NDArray[np.generic]], None]  # all-reduce over the processes, in place
 STANDS_OUT, UNSEEN = 1, 2
 
 
 class Memory(Protocol):
-    """Of the samples of one data set."""
+    """What a rule stores about the samples of one dataset."""
 
     def enter(self, epoch: int, generator: np.random.Generator) -> Mask | None:
-        """An epoch (from 1) begins: the samples that it keeps, or None for all."""
+        """Start an epoch (from 1), and return a mask of the samples that it keeps, or None for all."""
         ...
 
-    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> Mask | bool:
-        """Which samples stand out, given their losses and the mean loss of the batch of each."""
+    def observe(self, indices: Indices, losses: Floats, mean: Mean) -> Mask | bool:
+        """Observe losses, and return which samples stand out; ``mean`` is the mean loss of the batch of each sample."""
         ...
 
     def merge(self, marks: Marks, minimum: Minimum) -> None:
-        """Take in what other processes remember of this epoch, beside their marks."""
+        """Combine what the processes of ``torch.distributed`` have stored in this epoch, except for their marks."""
         ...
 
     def count(self, places: Indices | slice, standing_out: Mask | bool) -> None:
-        """Remember who of some samples stands out."""
+        """Count the samples that stand out."""
         ...
 
     def weights(self, indices: Indices) -> Floats:
-        """By which the losses of samples of this epoch are to be multiplied."""
+        """The weights of samples of this epoch, to multiply their losses with."""
         ...
 
     def state(self) -> Arrays:
-        """Arrays of a fixed shape that hold everything; the memory's own, not copies."""
+        """All stored arrays, of fixed shapes; not copies."""
         ...
 
 
 def refill(arrays: Arrays, saved: Mapping[str, Any]) -> None:
-    """Take saved arrays up into one's own, all or none: they must be like them."""
+    """Copy saved arrays into ``arrays``, all or none; shapes and types must match."""
     found = {name: np.asarray(saved[name]) for name in arrays}
     for name, own in arrays.items():
         if (found[name].dtype, found[name].shape) != (own.dtype, own.shape):
@@ -116,7 +116,7 @@ def refill(arrays: Arrays, saved: Mapping[str, Any]) -> None:
 
 
 class Counting:
-    """How often each sample stood out since the last reset (Algorithm 1)."""
+    """Memory of ``FinePruning``: how often each sample stood out since the last reset (Algorithm 1)."""
 
     def __init__(
         self, schedule: Schedule, samples: int, kept: int, tolerance: float, ties: Ties, *, highest: bool
@@ -125,7 +125,7 @@ class Counting:
         self._schedule = schedule
         self._kept = kept
         self._factor = 1.0 + tolerance
-        self._by_lot = ties == "random"
+        self._at_random = ties == "random"
         self._choose = keep_highest if highest else keep_lowest
 
     def enter(self, epoch: int, generator: np.random.Generator) -> Mask | None:
@@ -133,9 +133,9 @@ class Counting:
             self.counts[:] = 0
         if self._kept == len(self.counts) or not self._schedule.pruned(epoch):
             return None
-        return self._choose(self.counts, self._kept, generator if self._by_lot else None)
+        return self._choose(self.counts, self._kept, generator if self._at_random else None)
 
-    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> Mask:
+    def observe(self, indices: Indices, losses: Floats, mean: Mean) -> Mask:
         above: Mask = losses >= mean * self._factor
         return above
 
@@ -153,7 +153,7 @@ class Counting:
 
 
 class Blind:
-    """Nothing: the control."""
+    """Memory of ``RandomPruning``, the control: it stores nothing."""
 
     def __init__(self, schedule: Schedule, samples: int, kept: int) -> None:
         self._schedule = schedule
@@ -165,7 +165,7 @@ class Blind:
             return None
         return keep_any(self._samples, self._kept, generator)
 
-    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> bool:
+    def observe(self, indices: Indices, losses: Floats, mean: Mean) -> bool:
         return False
 
     def merge(self, marks: Marks, minimum: Minimum) -> None:
@@ -182,7 +182,7 @@ class Blind:
 
 
 class Scores:
-    """Each sample's last loss (NaN before there is one), and which samples are well learnt in this epoch."""
+    """Memory of ``SoftPruning``: the last loss of each sample (NaN if none), and which samples are well learnt."""
 
     def __init__(self, samples: int, fraction: float, until: int | None) -> None:
         self.scores = np.full(samples, np.nan, dtype=np.float32)
@@ -198,13 +198,13 @@ class Scores:
         mean = np.mean(self.scores, where=known, dtype=np.float64)
         np.less(self.scores, mean, out=self._well_learnt)
         kept = ~self._well_learnt
-        lots = generator.random(int(self._well_learnt.sum()), dtype=np.float32)
-        kept[self._well_learnt] = lots >= self._fraction
-        if not kept.any():  # only if all are equal but for rounding
+        draws = generator.random(int(self._well_learnt.sum()), dtype=np.float32)
+        kept[self._well_learnt] = draws >= self._fraction
+        if not kept.any():  # only if all losses are equal up to rounding
             kept[0] = True
         return kept
 
-    def judge(self, indices: Indices, losses: Floats, mean: Mean) -> bool:
+    def observe(self, indices: Indices, losses: Floats, mean: Mean) -> bool:
         self.scores[indices] = losses
         return False
 

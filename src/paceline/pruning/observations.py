@@ -1,4 +1,4 @@
-"""The losses of a data set's samples, batch by batch, and the marks that they leave, over one or several processes."""
+"""Per-sample losses that a training loop reports, batch by batch, in one or several processes."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,12 +14,12 @@ from paceline.pruning.memory import Floats
 
 
 def processes() -> int:
-    """How many train together."""
+    """The number of processes of ``torch.distributed``, or 1."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def minimum(values: NDArray[Any]) -> None:
-    """Replace each value by the smallest that a process has for it. All processes must call this."""
+    """All-reduce with the minimum, in place. Every process must call this."""
     on_gpu = "nccl" in distributed.get_backend()
     shared = torch.from_numpy(values).to("cuda" if on_gpu else "cpu")
     distributed.all_reduce(shared, op=distributed.ReduceOp.MIN)
@@ -32,21 +32,21 @@ Values = Tensor | NDArray[np.floating[Any]] | Sequence[float]
 
 
 class Batch(NamedTuple):
-    """Indices and losses as they were handed over."""
+    """Indices and losses of a batch, not checked yet."""
 
     indices: Tensor | NDArray[Any]
     losses: Tensor | Floats
     size: int
-    version: int  # of the losses, which grows when they are changed in place
+    version: int  # of the losses: torch increments it when they are changed in place
 
 
-def put_aside(indices: Places, losses: Values) -> Batch:
-    """A batch to be looked at later. Only the shapes are looked at now."""
+def buffered(indices: Places, losses: Values) -> Batch:
+    """A batch to be checked later: only the shapes are checked now, so that a GPU need not be waited for."""
     if not isinstance(indices, Tensor):
-        indices = np.array(indices)  # a copy: theirs may change
+        indices = np.array(indices)  # a copy: the caller may change its own
     version = 0
     if isinstance(losses, Tensor):
-        # memory on a GPU may be used again without a trace (CUDA graphs)
+        # with CUDA graphs, memory is overwritten without a change of the version
         losses = losses.detach() if losses.is_cpu else losses.detach().clone()
         version = losses._version
     else:
@@ -59,23 +59,23 @@ def put_aside(indices: Places, losses: Values) -> Batch:
 
 
 class Observed(NamedTuple):
-    """Samples of several batches, one behind the other."""
+    """Samples of several batches, concatenated."""
 
     places: Indices
     losses: Floats
-    means: NDArray[np.float64]  # of its batch, for each sample
+    means: NDArray[np.float64]  # mean loss of the batch of each sample
 
 
-def look_at(batches: Sequence[Batch], samples: int) -> Observed:
-    """Refused are losses that are not finite or were changed since, and indices of no sample."""
+def check_batches(batches: Sequence[Batch], samples: int) -> Observed:
+    """Concatenate batches. Losses that are not finite or were changed in place are refused, as are invalid indices."""
     if any(isinstance(each.losses, Tensor) and each.losses._version != each.version for each in batches):
         raise ConfigError("losses were changed in place after they were observed: observe(indices, losses.clone())")
     places = whole_numbers(_joined([each.indices for each in batches]))
     losses = _numbers(_joined([each.losses for each in batches]))
     sizes = np.array([each.size for each in batches if each.size], dtype=np.int64)
-    # in double precision, so that equal losses are not below their own mean
+    # in double precision, so that equal losses are not smaller than their mean
     totals = np.add.reduceat(losses, np.cumsum(sizes) - sizes, dtype=np.float64)
-    # negative indices are the largest when seen as without a sign
+    # as unsigned numbers, negative indices are the largest
     if not np.isfinite(totals).all() or int(places.view(np.uint64).max()) >= samples:
         raise ConfigError(_problem(places, losses, samples))
     return Observed(places, losses, np.repeat(totals / sizes, sizes))
@@ -90,7 +90,7 @@ def _joined(pieces: list[Any]) -> Any:
 
 
 def whole_numbers(indices: Places) -> Indices:
-    """Indices as an array."""
+    """Indices as an array of int64."""
     array = indices.cpu().numpy() if isinstance(indices, Tensor) else np.asarray(indices)
     if array.dtype != np.int64:
         if array.size and not np.issubdtype(array.dtype, np.integer):
@@ -100,7 +100,7 @@ def whole_numbers(indices: Places) -> Indices:
 
 
 def _numbers(losses: Tensor | Floats) -> Floats:
-    # numpy knows no bfloat16
+    # numpy has no bfloat16
     return losses.to("cpu", torch.float32).numpy() if isinstance(losses, Tensor) else losses
 
 

@@ -1,4 +1,4 @@
-"""Which samples were left out, epoch by epoch, in memory and on disk."""
+"""Record of which samples a run left out, in memory and on disk."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from paceline.data.samples import Samples
 
 
-FOLLOWED = 256  # samples whose every loss is kept
+FOLLOWED = 256  # samples of which every loss is recorded
 
 
 class Trends:
-    """Rows of (sample, epoch, loss) in twelve bytes each, where a tuple in a list takes a hundred."""
+    """Rows of (sample, epoch, loss), twelve bytes each; a list of tuples would take about a hundred."""
 
     def __init__(self, rows: Iterable[tuple[int, int, float]] = ()) -> None:
         self._samples, self._epochs, self._losses = array("i"), array("i"), array("f")
@@ -52,10 +52,10 @@ class Trends:
 
 @dataclass(eq=False)
 class PruningRecord:
-    """Counts over the whole run, and the losses of a few samples that were chosen beforehand.
+    """How often each sample was left out or stood out, and every loss of a few random samples (``followed``).
 
-    ``passes`` has a row for each pass of a worker through its shard: worker, epoch (from 1), samples that it holds,
-    samples that were kept. ``trends`` has a row for each loss of a followed sample: sample, epoch, loss.
+    ``passes`` has a row for each epoch of a worker's shard: worker, epoch (from 1), samples in the shard, samples that
+    were kept. ``trends`` has a row for each loss of a followed sample: sample, epoch, loss.
     """
 
     times_pruned: NDArray[np.uint16]
@@ -66,12 +66,12 @@ class PruningRecord:
 
     @property
     def pruned_share(self) -> float:
-        """The share of the samples that was left out of the passes that were begun."""
+        """The share of samples that was left out, over all epochs that were started."""
         held = sum(row[2] for row in self.passes)
         return 1 - sum(row[3] for row in self.passes) / held if held else 0.0
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Everything as arrays, to be written."""
+        """The record as arrays, for a file."""
         samples, epochs, losses = self.trends.columns()
         return {
             "times_pruned": self.times_pruned.astype(np.int32),
@@ -83,7 +83,7 @@ class PruningRecord:
         }
 
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on with the record that was written as these arrays."""
+        """Load a record from ``arrays()``."""
         for own, saved in ((self.times_pruned, "times_pruned"), (self.times_stood_out, "times_stood_out")):
             if arrays[saved].shape != own.shape:
                 raise ValueError(f"{saved} of {arrays[saved].shape}, not {own.shape}")
@@ -99,13 +99,13 @@ def _rows(arrays: Mapping[str, NDArray[Any]]) -> tuple[list[tuple[int, int, int,
 
 
 def new_record(samples: int, generator: np.random.Generator) -> PruningRecord:
-    """An empty record of so many samples; which are followed is drawn by lot."""
+    """An empty record for a number of samples; the followed ones are chosen at random."""
     followed = np.sort(generator.choice(samples, size=min(FOLLOWED, samples), replace=False)).astype(np.int64)
     return PruningRecord(np.zeros(samples, dtype=np.uint16), np.zeros(samples, dtype=np.uint16), followed)
 
 
 def record_of(arrays: Mapping[str, NDArray[Any]]) -> PruningRecord:
-    """The record that was written as these arrays."""
+    """The record with these ``arrays()``."""
     return PruningRecord(
         arrays["times_pruned"].astype(np.uint16),
         arrays["times_stood_out"].astype(np.uint16),
@@ -115,12 +115,12 @@ def record_of(arrays: Mapping[str, NDArray[Any]]) -> PruningRecord:
 
 
 FILE = "pruning.safetensors"
-SHOWN = 40  # of the most pruned samples, the inputs are kept
+SHOWN = 40  # most pruned samples whose inputs are saved for the report
 
 
 @dataclass(frozen=True, eq=False)
 class SavedPruning:
-    """A record, the class of each sample where there are classes, and the inputs of the most pruned samples."""
+    """A record from disk, with the class of each sample if it has one, and the inputs of the most pruned samples."""
 
     record: PruningRecord
     targets: NDArray[Any] | None
@@ -129,7 +129,7 @@ class SavedPruning:
 
 
 def write_pruning(directory: Path, record: PruningRecord, samples: "Samples") -> None:
-    """Write the record of a run."""
+    """Write the record of a run into its directory."""
     from safetensors.numpy import save
 
     arrays = record.arrays()
@@ -142,7 +142,7 @@ def write_pruning(directory: Path, record: PruningRecord, samples: "Samples") ->
 
 
 def read_pruning(directory: Path) -> SavedPruning | None:
-    """The record of a run, if it pruned."""
+    """The record in the directory of a run, or None if the run did not prune."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -157,7 +157,7 @@ def read_pruning(directory: Path) -> SavedPruning | None:
 
 
 def most_pruned(record: PruningRecord, most: int) -> NDArray[np.int64]:
-    """The samples that were pruned most often, the most often first; at least once each."""
+    """The samples that were pruned most often, in descending order, without those that never were."""
     order = np.argsort(-record.times_pruned.astype(np.int64), kind="stable")[:most]
     return order[record.times_pruned[order] > 0]
 

@@ -1,4 +1,4 @@
-"""The rules of pruning: frozen hyperparameters. What a rule remembers of the samples is in ``memory``."""
+"""The pruning rules: frozen hyperparameters. What a rule stores about the samples is in ``memory``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,18 @@ from paceline.pruning.shards import PrunedShards
 
 
 class Rule(Protocol):
-    """What the samplers need of a rule."""
+    """A pruning rule, as the samplers use it."""
 
-    def plan(self, samples: int, epochs: int) -> Plan: ...
+    def plan(self, samples: int, epochs: int) -> Plan:
+        """How many samples each epoch trains on."""
+        ...
 
-    def memory(self, samples: int) -> Memory: ...
+    def memory(self, samples: int) -> Memory:
+        """A new memory for a number of samples."""
+        ...
 
     def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
-        """For ``paceline.train(sampling=)``: each worker prunes its own shard."""
+        """Mini-batches for ``paceline.train(sampling=...)``: each worker prunes its own shard."""
         return PrunedShards(self.memory, shards, batch_size, seed)
 
 
@@ -29,9 +33,9 @@ class FineRule(Rule):
     r"""In pruned epochs, leave out the ``fraction`` of the samples that stood out most often in this window.
 
     Sample $i$ of batch $B$ stands out if $\ell_i \ge (1 + \text{tolerance}) \frac{1}{|B|} \sum_{k \in B} \ell_k$,
-    by the losses of the training pass itself. A pruned sample has no loss, so its count stays. Counts tie massively;
-    the last places are drawn by lot (``ties="random"``), or go to the lowest index. ``prune="low"`` leaves out those
-    that stood out least often: the opposite of the paper, for comparison.
+    by the losses of the training step itself. A pruned sample has no loss, so its count does not change. Many counts
+    are equal; ties are broken at random (``ties="random"``) or by index. ``prune="low"`` leaves out the samples that
+    stood out least often: the opposite of the paper, for comparison.
 
     *Data Fine-Pruning*, Algorithms 1 and 2.
     """
@@ -61,7 +65,7 @@ class FineRule(Rule):
 
 @dataclass(frozen=True)
 class RandomRule(Rule):
-    """The control: in the same epochs leave out as many samples, drawn anew each time, whatever their losses."""
+    """The control: in the same epochs, leave out as many samples, chosen at random every time."""
 
     schedule: Schedule
     fraction: float
@@ -78,16 +82,16 @@ class RandomRule(Rule):
 
 @dataclass(frozen=True)
 class SoftRule(Rule):
-    r"""Skip well-learnt samples with probability ``fraction`` ($r$); weigh those of them that are kept by $1/(1-r)$.
+    r"""Skip well-learnt samples with probability ``fraction`` ($r$); those that are kept have the weight $1/(1-r)$.
 
-    Sample $i$ is well learnt if its last loss is below the mean of all samples' last losses. The weights make up for
-    what was skipped: the expected sum of gradients over an epoch is that of all samples,
+    Sample $i$ is well learnt if its last loss is smaller than the mean of the last losses of all samples. With the
+    weights, the expected sum of gradients over an epoch is that of all samples:
 
     $$\mathbb{E} \sum_{i\ \text{kept}} w_i \nabla \ell_i = \sum_i \nabla \ell_i .$$
 
-    A sample that was never seen is never skipped, so the first epoch is whole, and so are those after ``until``.
+    A sample without a loss is never skipped, so the first epoch has all samples. So have those after ``until``.
 
-    In the manner of Qin et al., *InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning*, ICLR 2024.
+    Similar to Qin et al., *InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning*, ICLR 2024.
     """
 
     fraction: float
@@ -96,10 +100,10 @@ class SoftRule(Rule):
     def __post_init__(self) -> None:
         check_fraction(self.fraction)
         if self.until is not None and self.until < 0:
-            raise ConfigError(f"until={self.until} is no epoch: 0, which prunes none, or more")
+            raise ConfigError(f"until={self.until} is not an epoch: 0 (which prunes none) or more")
 
     def plan(self, samples: int, epochs: int) -> Plan:
-        """The epochs that may be pruned. How many samples they skip is known only when the losses are."""
+        """The epochs that may be pruned. How many samples they skip depends on the losses."""
         check_epochs(epochs)
         last = epochs if self.until is None else min(self.until, epochs)
         return Plan(samples, (samples,) * epochs, tuple(range(2, last + 1)) if self.fraction else (), exact=False)
@@ -109,6 +113,6 @@ class SoftRule(Rule):
 
     def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
         raise ConfigError(
-            "SoftPruning weighs samples, and a contribution to train() has one weight for its whole batch: "
-            "use FinePruning or RandomPruning there, or SoftPruning in a loop of your own"
+            "train() cannot use SoftPruning, because it needs one weight per sample: "
+            "use FinePruning or RandomPruning, or SoftPruning in a training loop of your own"
         )

@@ -1,4 +1,4 @@
-"""The samplers for a training loop of one's own: fine-pruning, its control, and its rival."""
+"""Samplers for ``DataLoader`` that leave samples out: ``FinePruning``, ``RandomPruning``, ``SoftPruning``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress, islice, repeat
@@ -22,10 +22,10 @@ from paceline.pruning.observations import (
     Observed,
     Places,
     Values,
-    look_at,
+    buffered,
+    check_batches,
     minimum,
     processes,
-    put_aside,
     whole_numbers,
 )
 from paceline.pruning.rules import FineRule, RandomRule, Rule, SoftRule
@@ -33,17 +33,17 @@ from paceline.pruning.schedule import Attenuate, Plan, Schedule, check_whole
 from paceline.randomness import stream
 
 
-class Rest(compress):  # type: ignore[type-arg]  # compress takes no argument when it runs
-    """Goes through indices, without making a list of them.
+class RemainingIndices(compress):  # type: ignore[type-arg]  # compress takes no argument when it runs
+    """Iterator over indices, without a list of them.
 
-    It has a state for loaders that keep those of iterators (torchdata's ``StatefulDataLoader``): they take it when an
-    index is handed to a worker process, long before its loss is observed. A subclass of ``compress``, because an
-    iterator written in Python would cost more time than all the rest.
+    It has a state for loaders that save the state of iterators (``StatefulDataLoader`` of torchdata): they do so when
+    an index is sent to a worker process, long before its loss is observed. It is a subclass of ``compress`` because an
+    iterator in Python would take more time than the rest of the sampler.
     """
 
     _all_true: "repeat[bool]"
 
-    def __new__(cls, indices: NDArray[np.int32]) -> "Rest":
+    def __new__(cls, indices: NDArray[np.int32]) -> "RemainingIndices":
         all_true = repeat(True, len(indices))
         self = super().__new__(cls, memoryview(np.ascontiguousarray(indices).data), all_true)
         self._all_true = all_true
@@ -53,22 +53,24 @@ class Rest(compress):  # type: ignore[type-arg]  # compress takes no argument wh
         return {"left": length_hint(self._all_true)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where the state was taken: leave out what was handed out then."""
+        """Continue from a state: skip the indices that were returned before it."""
         beyond = length_hint(self._all_true) - state["left"]
         next(islice(self, beyond, beyond), None)
 
 
-MOST_SAMPLES = 2**31 - 1  # indices are kept in four bytes
-MOST_WAITING = 64  # batches that are not looked at yet
-LOOKS = 8  # at single batches, where mistakes show; then at more and more together
+MOST_SAMPLES = 2**31 - 1  # indices have four bytes
+MOST_PENDING = 64  # batches that are buffered at most
+CHECKED_AT_ONCE = (
+    8  # first batches that are checked immediately, so that mistakes show; then more and more are buffered
+)
 State = dict[str, Any]
 
 
 class PruningSampler(Sampler[int]):
-    """Indices of the samples that an epoch keeps, in random order.
+    """Sampler of the indices that an epoch keeps, in random order.
 
-    An epoch that keeps all has the order of ``DistributedSampler(seed=seed, drop_last=True)``, index by index; a pruned
-    one has the same without what is left out. ``set_epoch`` counts from 0, as everywhere in torch; plans count from 1.
+    An epoch with all samples has the same order as ``DistributedSampler(seed=seed, drop_last=True)``; a pruned epoch
+    has that order without the samples that are left out. ``set_epoch`` counts from 0, as in torch; plans count from 1.
     """
 
     def __init__(self, rule: Rule, samples: int, seed: int, rank: int, ranks: int) -> None:
@@ -87,46 +89,48 @@ class PruningSampler(Sampler[int]):
         self.ranks = ranks
         self._memory = rule.memory(samples)
         self._marks = np.full(samples, UNSEEN, dtype=np.uint8)
-        self._waiting: list[Batch] = []
-        self._waiting_samples = 0
-        self._observed = 0  # samples of this epoch that were looked at
-        self._looks = 0
-        self._share = 0  # samples of this epoch and process
-        self._resuming = False  # in the middle of this epoch, from a state
+        self._pending: list[Batch] = []
+        self._pending_samples = 0
+        self._observed = 0  # samples of this epoch that were checked
+        self._checks = 0
+        self._share = 0  # samples of this epoch for this process
+        self._resuming = False  # in the middle of an epoch, after load_state_dict
         self._epoch = 1
         self._kept: Mask | None = None
         self._order: NDArray[np.int32]
         self._enter(1)
 
     def plan(self, epochs: int) -> Plan:
-        """Which of the first epochs are pruned, and what that saves. It depends on nothing that happens."""
+        """Which of the first epochs are pruned, and how many samples that saves. Known before training."""
         return self.rule.plan(self.samples, epochs)
 
     def open(self, shards: Sequence[Indices], batch_size: int, seed: int) -> Batches:
-        """For ``paceline.train(sampling=)``: each worker prunes its own shard, by the seed of the run."""
+        """Mini-batches for ``paceline.train(sampling=...)``: each worker prunes its shard, with the seed of the run."""
         if (highest := max(int(shard.max()) for shard in shards)) >= self.samples:
-            raise ConfigError(f"the data set has a sample {highest}, and {type(self).__name__} only {self.samples}")
+            raise ConfigError(
+                f"the dataset has a sample {highest}, but {type(self).__name__} was made for {self.samples} samples"
+            )
         return self.rule.open(shards, batch_size, seed)
 
     # Epochs
 
     @property
     def epoch(self) -> int:
-        """The epoch to go on with (from 0): the current one, or the next if all of it was observed."""
+        """The epoch to continue with (from 0): the current one, or the next if all samples were observed."""
         return self._epoch if self._is_over() else self._epoch - 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from 0. Under ``torch.distributed`` every process must; marks are merged here."""
+        """Start an epoch (from 0). With ``torch.distributed`` every process must call this: it combines their marks."""
         number = epoch + 1
         if number == self._epoch:
             return
         if number < self._epoch:
             raise ConfigError(
-                f"epoch {epoch} lies before epoch {self._epoch - 1}, and what was known then is gone: "
-                "go on, load a state, or make a new sampler"
+                f"epoch {epoch} is before the current epoch {self._epoch - 1}, and its counts are gone: "
+                "continue with later epochs, load a state, or make a new sampler"
             )
-        self._look()
-        self._kept, self._order = None, self._order[:0].copy()  # lets go of their memory
+        self._process_pending()
+        self._kept, self._order = None, self._order[:0].copy()  # frees their memory
         self._merge()
         self._memory.count(slice(None), self._marks == STANDS_OUT)
         self._marks.fill(UNSEEN)
@@ -146,66 +150,69 @@ class PruningSampler(Sampler[int]):
         self._share = len(self._order) // max(self.ranks, processes())
 
     def _mine(self) -> NDArray[np.int32]:
-        """The part of this process; as many for each, so fewer than ``ranks`` samples of an epoch go to nobody."""
+        """The samples of this process. All have the same number; up to ``ranks - 1`` samples are dropped."""
         each = len(self._order) // self.ranks
         return self._order[self.rank : each * self.ranks : self.ranks]
 
     def __len__(self) -> int:
-        """Samples of this epoch, for this process."""
+        """The number of samples of this epoch, for this process."""
         return len(self._order) // self.ranks
 
     def __iter__(self) -> Iterator[int]:
-        """The samples of this epoch; after a state was loaded, those that were not observed."""
-        self._look()
+        """The indices of this epoch; after ``load_state_dict``, those that were not observed yet."""
+        self._process_pending()
         if self._observed and (self._is_over() or not self._resuming):
             raise ConfigError(
-                f"epoch {self._epoch - 1} was gone through before: call set_epoch({self._epoch}) before the next one, "
-                "or load a state to go on in the middle"
+                f"epoch {self._epoch - 1} was iterated before: call set_epoch({self._epoch}) before the next one, "
+                "or load a state to resume in the middle"
             )
         mine = self._mine()
-        return Rest(mine[self._marks[mine] == UNSEEN] if self._observed else mine)
+        return RemainingIndices(mine[self._marks[mine] == UNSEEN] if self._observed else mine)
 
     def _is_over(self) -> bool:
         return self._observed >= self._share > 0
 
     @property
     def kept(self) -> Mask:
-        """Which samples this epoch keeps, for all processes."""
+        """A mask of the samples that this epoch keeps, for all processes."""
         return np.ones(self.samples, dtype=np.bool_) if self._kept is None else self._kept.copy()
 
     # Losses
 
     def observe(self, indices: Places, losses: Values) -> None:
-        """Take note of the per-sample losses of a batch: those of the training pass, before any weighing.
+        """Report the per-sample losses of a batch, from the training step itself and before weights are applied.
 
-        The first batches are looked at once, the others some dozens at a time: until then the tensors must not be
-        changed, and what is wrong with them is told then.
+        The first batches are checked at once, later ones are buffered and checked some dozens at a time. Until then
+        the tensors must not be changed; errors are raised when they are checked.
         """
-        batch = put_aside(indices, losses)
-        self._waiting.append(batch)
-        self._waiting_samples += batch.size
-        patience = 1 if self._looks < LOOKS else min(1 << (self._looks - LOOKS), MOST_WAITING)
-        if len(self._waiting) >= patience or self._observed + self._waiting_samples >= self._share:
-            self._look()
+        batch = buffered(indices, losses)
+        self._pending.append(batch)
+        self._pending_samples += batch.size
+        limit = 1 if self._checks < CHECKED_AT_ONCE else min(1 << (self._checks - CHECKED_AT_ONCE), MOST_PENDING)
+        if len(self._pending) >= limit or self._observed + self._pending_samples >= self._share:
+            self._process_pending()
 
-    def _look(self) -> None:
-        """Look at the batches that were put aside."""
-        if not self._waiting_samples:
+    def _process_pending(self) -> None:
+        """Check the buffered batches, and mark the samples that stand out."""
+        if not self._pending_samples:
             return
-        waiting, self._waiting, self._waiting_samples = self._waiting, [], 0
-        self._looks += 1
-        seen = look_at(waiting, self.samples)
+        pending, self._pending, self._pending_samples = self._pending, [], 0
+        self._checks += 1
+        seen = check_batches(pending, self.samples)
         new = self._first_time(seen.places)
         if not new.all():
             seen = Observed(seen.places[new], seen.losses[new], seen.means[new])
-        self._marks[seen.places] = self._memory.judge(seen.places, seen.losses, seen.means)
+        self._marks[seen.places] = self._memory.observe(seen.places, seen.losses, seen.means)
         self._observed += len(seen.places)
 
     def _first_time(self, places: Indices) -> Mask:
-        """Loaders of several processes fill their last batches up with samples that they had; others must not."""
+        """A mask of samples that are observed for the first time in this epoch.
+
+        Loaders of several processes may repeat samples to fill the last batch; otherwise repetition is an error.
+        """
         before = self._marks.take(places)
         labels = (np.arange(len(places)) * 0x9E3779B1 >> 16).astype(np.uint8)
-        self._marks[places] = labels  # of a sample that is there twice, one label is lost
+        self._marks[places] = labels  # a sample that occurs twice loses one of its labels
         new: Mask = (before == UNSEEN) & (self._marks.take(places) == labels)
         self._marks[places] = before
         if processes() == 1 and not new.all():
@@ -216,17 +223,17 @@ class PruningSampler(Sampler[int]):
         return new
 
     def weights(self, indices: Places) -> Tensor:
-        """What to multiply the losses of these samples with before their mean is taken: ones, but for soft pruning."""
+        """Weights to multiply the losses of these samples with, before the mean: 1, except for ``SoftPruning``."""
         device = indices.device if isinstance(indices, Tensor) else None
         return torch.from_numpy(self._memory.weights(whole_numbers(indices))).to(device)
 
     @property
     def counts(self) -> NDArray[Any]:
-        """How often each sample stood out in this window, up to now and in this process (``FinePruning`` alone)."""
-        self._look()
+        """How often each sample stood out in this window so far, in this process (only ``FinePruning``)."""
+        self._process_pending()
         counts = self._memory.state().get("counts")
         if counts is None:
-            raise ConfigError(f"{type(self).__name__} counts nothing: FinePruning does")
+            raise ConfigError(f"{type(self).__name__} has no counts: only FinePruning has")
         total: NDArray[Any] = counts + (self._marks == STANDS_OUT)
         return total
 
@@ -238,11 +245,11 @@ class PruningSampler(Sampler[int]):
     # States
 
     def state_dict(self) -> State:
-        """All that an exact resume needs, also in the middle of an epoch; without what is on its way in a loader.
+        """The state for an exact resume, also in the middle of an epoch; batches inside a loader are not in it.
 
-        Of several processes each has its own, for they are put together at ``set_epoch`` only.
+        Each process has a state of its own, because they are combined only by ``set_epoch``.
         """
-        self._look()
+        self._process_pending()
         arrays = {name: torch.from_numpy(array.copy()) for name, array in self._memory.state().items()}
         kept = None if self._kept is None else torch.from_numpy(np.packbits(self._kept))
         return {
@@ -257,18 +264,18 @@ class PruningSampler(Sampler[int]):
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on where the state was taken."""
+        """Load a state, to resume where it was taken."""
         mine = {"rule": type(self.rule).__name__, "samples": self.samples, "seed": self.seed}
         for name, value in mine.items():
             if state.get(name) != value:
-                raise ConfigError(f"the state is of {name}={state.get(name)}, and this sampler has {name}={value}")
+                raise ConfigError(f"the state has {name}={state.get(name)}, but this sampler has {name}={value}")
         if (taken := tuple(state["rank"])) != (self.rank, self.ranks) and (state["marks"] != UNSEEN).any():
             raise ConfigError(
-                f"the state was taken in the middle of an epoch by rank {taken[0]} of {taken[1]}, and this is rank "
-                f"{self.rank} of {self.ranks}: let each load its own, or take the state right after set_epoch"
+                f"the state was taken in the middle of an epoch by rank {taken[0]} of {taken[1]}, but this is rank "
+                f"{self.rank} of {self.ranks}: each rank must load its own, or take the state right after set_epoch"
             )
         refill({**self._memory.state(), "marks": self._marks}, {**state["memory"], "marks": state["marks"]})
-        self._waiting, self._waiting_samples, self._resuming = [], 0, True
+        self._pending, self._pending_samples, self._resuming = [], 0, True
         self._observed = int(np.count_nonzero(self._marks != UNSEEN))
         self._epoch = state["epoch"] + 1
         kept = state["kept"]
@@ -276,7 +283,7 @@ class PruningSampler(Sampler[int]):
         self._shuffle()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._look()
+        self._process_pending()
         return {**self.__dict__, "_resuming": True}
 
     def __repr__(self) -> str:
@@ -296,19 +303,19 @@ class FinePruning(PruningSampler):
                 sampler.observe(indices, losses)
                 ...
 
-    samples      how many the data set has
-    window       epochs after which counting begins anew; or ``windows``, the periods of the learning rate, one by one
-    start        the position in a window from which epochs are pruned; each window divides it by ``attenuation``
-    block, count pruned are ``count`` epochs of every ``block``
-    fraction     of the samples that a pruned epoch leaves out
-    attenuate    "window", or "epoch": the algorithm as it is printed
-    tolerance    a sample stands out if its loss is this share above the mean of its batch, or more
-    ties         who of equals is left out: "random", by ``seed``, or by "index"
-    until        the last epoch (from 1) that may be pruned
-    prune        "high": those that stand out most, or "low": those that stand out least
-    rank, ranks  this process, and how many share the samples; leave them where the loader shards (Accelerate)
+    samples      number of samples in the dataset
+    window       epochs after which counts are reset; or ``windows``, the lengths of the periods of the learning rate
+    start        position in a window from which epochs are pruned; each window divides it by ``attenuation``
+    block, count ``count`` epochs of every ``block`` are pruned
+    fraction     share of the samples that a pruned epoch leaves out
+    attenuate    "window", or "epoch": the algorithm as printed in the paper
+    tolerance    a sample stands out if its loss is at least this fraction above the mean of its batch
+    ties         which of equal samples are left out: "random", by ``seed``, or by "index"
+    until        last epoch (from 1) that may be pruned
+    prune        "high": leave out those that stand out most, or "low": those that stand out least
+    rank, ranks  rank of this process, and number of processes; omit them if the loader shards (Accelerate)
 
-    The rule is ``FineRule``, the plan ``Schedule``. Li et al., *Data Fine-Pruning*, 2019.
+    The rule is ``FineRule``, the plan is ``Schedule``. Li et al., *Data Fine-Pruning*, 2019.
     """
 
     def __init__(
@@ -322,7 +329,7 @@ class FinePruning(PruningSampler):
 
 
 class RandomPruning(PruningSampler):
-    """The control for ``FinePruning``: in the same epochs, leave out as many samples, but drawn by lot."""
+    """The control for ``FinePruning``: in the same epochs, leave out as many samples, chosen at random."""
 
     def __init__(
         self, *, samples: int, window: int | None = None, windows: Sequence[int] = (), start: int, block: int,
@@ -334,13 +341,13 @@ class RandomPruning(PruningSampler):
 
 
 class SoftPruning(PruningSampler):
-    """Skip samples whose last loss is below the mean with probability ``fraction``; weigh the others of them more.
+    """Skip samples with a small last loss with probability ``fraction``; such samples that are kept weigh more.
 
         losses = cross_entropy(model(inputs), targets, reduction="none")
         sampler.observe(indices, losses)
         (losses * sampler.weights(indices)).mean().backward()
 
-    The rule is ``SoftRule``. How many samples an epoch has is known when it begins, not before: the plan says at most.
+    The rule is ``SoftRule``. How many samples an epoch has is known when it starts; the plan has an upper bound.
     """
 
     def __init__(
@@ -350,12 +357,12 @@ class SoftPruning(PruningSampler):
 
 
 class WithIndices(Dataset[tuple[int, Any]]):
-    """Items of a map-style data set as ``(index, item)``; whatever the items are, a batch is ``(indices, batch)``.
+    """A map-style dataset whose items are ``(index, item)``, so that a batch is ``(indices, batch)``.
 
         loader = DataLoader(WithIndices(dataset), batch_size=128, sampler=sampler)
         for indices, (inputs, targets) in loader: ...
 
-    A data set that changes its length is refused: indices would no longer mean the same samples.
+    A dataset that changes its length is refused: its indices would refer to other samples.
     """
 
     def __init__(self, dataset: MapDataset) -> None:
@@ -371,7 +378,7 @@ class WithIndices(Dataset[tuple[int, Any]]):
         return index, self.dataset[index]
 
     def __getitems__(self, indices: list[int]) -> list[tuple[int, Any]]:
-        """A whole batch at once, as torch's loaders ask for it, and as the data set itself may offer it."""
+        """A whole batch at once, if the loader asks for it."""
         self._check_length()
         together = getattr(self.dataset, "__getitems__", None)
         items = together(indices) if together is not None else [self.dataset[index] for index in indices]
@@ -380,6 +387,6 @@ class WithIndices(Dataset[tuple[int, Any]]):
     def _check_length(self) -> None:
         if (length := len(self.dataset)) != self._length:
             raise ConfigError(
-                f"the data set has {length:,} samples, and had {self._length:,}: what was observed no longer fits; "
+                f"the dataset has {length:,} samples, but had {self._length:,} before: "
                 "make a new WithIndices and a new sampler"
             )

@@ -1,4 +1,4 @@
-"""Which epochs are pruned, and how much of them."""
+"""Which epochs are pruned, and how many samples each epoch trains on."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Literal
 from paceline.core.errors import ConfigError
 
 Attenuate = Literal["window", "epoch"]
-MOST_EPOCHS = 65_535  # in a window: counts take two bytes
+MOST_EPOCHS = 65_535  # in a window: counts have two bytes
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Schedule:
 
     where $r$ is ``block`` and $c$ ``count``. With a fixed ``window`` ($w$), $p(e) = e \bmod w$ and $j(e) = \lfloor e/w
     \rfloor$, as the paper has it: epoch $w$ is the first of the second window. With ``windows``, the lengths of the
-    periods in which the learning rate stays the same, $p(e)$ counts from the first epoch of a period, the last of which
-    goes on for ever. Counts are reset where $p(e) = 0$.
+    periods in which the learning rate stays the same, $p(e)$ counts from the first epoch of a period; the last period
+    has no end. Counts are reset where $p(e) = 0$.
 
-    $a_0$ is ``start`` and $a_{j+1} = \lfloor a_j / \text{attenuation} \rfloor$, but at least 1, for right after a reset
-    there is nothing to rank. ``attenuate="epoch"`` is the algorithm read literally: divided at every epoch after the
-    first window, down to 0. After epoch ``until`` nothing is pruned.
+    $a_0$ is ``start`` and $a_{j+1} = \lfloor a_j / \text{attenuation} \rfloor$, but at least 1, because right after a
+    reset there are no counts. ``attenuate="epoch"`` follows the algorithm literally: it divides at every epoch after
+    the first window, down to 0. After epoch ``until`` nothing is pruned.
 
     *Data Fine-Pruning*, Algorithm 2 and Sec. 4.3.
     """
@@ -49,18 +49,18 @@ class Schedule:
         longest = max(lengths)
         if not 1 <= self.start <= longest:
             raise ConfigError(
-                f"start={self.start} is outside the window of {longest} epochs: 1 to {longest}, which prunes none"
+                f"start={self.start} is outside the window of {longest} epochs: 1 to {longest} (which prunes none)"
             )
         if self.block < 1:
             raise ConfigError(f"block={self.block} epochs are not possible: at least 1")
         if not 0 <= self.count <= self.block:
             raise ConfigError(f"count={self.count} is beyond the block of {self.block} epochs: 0 to {self.block}")
         if not 1 <= self.attenuation < math.inf:
-            raise ConfigError(f"attenuation={self.attenuation} would move the start later: at least 1, which leaves it")
+            raise ConfigError(f"attenuation={self.attenuation} would move the start later: at least 1 (no change)")
         if self.attenuate not in ("window", "epoch"):
             raise ConfigError(f'attenuate={self.attenuate!r} is unknown: choose "window" or "epoch"')
         if self.until is not None and self.until < 0:
-            raise ConfigError(f"until={self.until} is no epoch: 0, which prunes none, or more")
+            raise ConfigError(f"until={self.until} is not an epoch: 0 (which prunes none) or more")
 
     def _lengths(self) -> tuple[int, ...]:
         if (self.window is None) == (not self.windows):
@@ -103,7 +103,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many samples every epoch trains on. ``exact`` is False where the losses decide: then no more than that."""
+    """How many samples each epoch trains on; an upper bound if ``exact`` is False, because the losses decide."""
 
     samples: int
     sizes: tuple[int, ...]
@@ -120,41 +120,41 @@ class Plan:
 
     @property
     def saved(self) -> float:
-        """The share of all samples that is not trained on: a quotient of whole numbers."""
+        """The share of samples that is left out, over all epochs."""
         return self.saved_samples / (self.samples * self.epochs)
 
     def size(self, epoch: int) -> int:
-        """Samples in an epoch, from 1."""
+        """The number of samples in an epoch (from 1)."""
         if not 1 <= epoch <= self.epochs:
             raise ConfigError(f"epoch {epoch} is not in the plan: 1 to {self.epochs}")
         return self.sizes[epoch - 1]
 
     def steps(self, batch_size: int, *, drop_last: bool = False, ranks: int = 1) -> tuple[int, ...]:
-        """Mini-batches of each epoch, for one of ``ranks`` processes."""
+        """Training steps (mini-batches) in each epoch, for one of ``ranks`` processes."""
         if batch_size < 1 or ranks < 1:
             raise ConfigError(f"batch_size={batch_size}, ranks={ranks}: each is at least 1")
         mine = (size // ranks for size in self.sizes)
         return tuple(size // batch_size if drop_last else math.ceil(size / batch_size) for size in mine)
 
     def total_steps(self, batch_size: int, *, drop_last: bool = False, ranks: int = 1) -> int:
-        """Mini-batches of all epochs: what ``OneCycleLR(total_steps=)`` and its like want to know."""
+        """Training steps (mini-batches) in all epochs, such as for ``OneCycleLR(total_steps=...)``."""
         return sum(self.steps(batch_size, drop_last=drop_last, ranks=ranks))
 
 
 def pruned_number(fraction: float, samples: int) -> int:
-    """How many of so many samples a fraction is; at least one sample is always left."""
+    """The number of samples to leave out; at least one sample is kept."""
     return min(round(fraction * samples), samples - 1)
 
 
 def check_whole(name: str, value: object) -> None:
-    """A whole number, or None where nothing is chosen."""
+    """Raise ``ConfigError`` unless the value is a whole number or None."""
     if value is not None and not hasattr(value, "__index__"):
         raise ConfigError(f"{name}={value!r} is not possible: a whole number, such as 2")
 
 
 def check_fraction(fraction: float) -> None:
     if not 0 <= fraction < 1:
-        raise ConfigError(f"fraction={fraction} of the samples cannot be left out: from 0, and less than 1")
+        raise ConfigError(f"fraction={fraction} of the samples cannot be left out: at least 0 and less than 1")
 
 
 def check_epochs(epochs: int) -> None:
@@ -163,7 +163,7 @@ def check_epochs(epochs: int) -> None:
 
 
 def plan_of(schedule: Schedule, fraction: float, samples: int, epochs: int) -> Plan:
-    """The plan of a rule that leaves out the same number in every pruned epoch."""
+    """The plan of a rule that leaves out the same number of samples in every pruned epoch."""
     check_epochs(epochs)
     kept = samples - pruned_number(fraction, samples)
     pruned = [schedule.pruned(epoch) for epoch in range(1, epochs + 1)]

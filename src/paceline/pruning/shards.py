@@ -1,4 +1,4 @@
-"""Pruning inside train(): each worker's shard has a memory of its own."""
+"""Pruning in ``paceline.train``: each shard has a memory of its own."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -16,9 +16,9 @@ from paceline.randomness import restore_stream, stream, stream_state
 
 
 class Passes:
-    """All mini-batches of a worker. The same random stream as ``Shuffled``, used in the same way.
+    """Infinite iterator over the mini-batches of one shard, with the random stream and order of ``Shuffled``.
 
-    Where the worker stands is a pass, the samples that it keeps, their order, and a place in that.
+    Its state is the epoch, the samples that the epoch keeps, their order, and the position in it.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class Passes:
         self._batch_size = batch_size
         self._seed = seed
         self._generator = stream(seed, "batches", worker)
-        self._before = stream_state(self._generator)  # where the stream stood when the order was drawn
+        self._before = stream_state(self._generator)  # state of the generator before it drew the order
         self._kept: Mask | None = None
         self._order: Indices = shard[:0]
         self._place = 0
-        self._skipped = 0  # in passes that are over
+        self._skipped = 0  # in epochs that are over
 
     def __iter__(self) -> Iterator[Indices]:
         return self
@@ -51,7 +51,7 @@ class Passes:
 
     @property
     def skipped(self) -> int:
-        """Samples left out so far: of the pass under way, in proportion to the batches drawn."""
+        """Samples left out so far; of the current epoch, in proportion to the batches drawn."""
         size = self._batch_size
         there, drawn = len(self._order) // size, self._place // size
         left_out = len(self._shard) // size - there
@@ -92,18 +92,18 @@ class Passes:
         if self.epoch:
             self._shuffle()
         if self._place > len(self._order):
-            raise ValueError(f"place {self._place} is beyond the {len(self._order)} samples of the pass")
+            raise ValueError(f"place {self._place} is beyond the {len(self._order)} samples of the epoch")
 
 
 class PrunedShards:
-    """The mini-batches of one run (``ObservesLosses``), and how many samples were skipped."""
+    """The mini-batches of a run that prunes (``ObservesLosses``), and the record of what was left out."""
 
     def __init__(self, memory: Callable[[int], Memory], shards: Sequence[Indices], batch_size: int, seed: int) -> None:
         size = 1 + max(int(shard.max()) for shard in shards)
         self.record: PruningRecord = new_record(size, stream(seed, "pruning", len(shards)))
         self._followed = np.zeros(size, dtype=np.bool_)
         self._followed[self.record.followed] = True
-        self._place = np.zeros(size, dtype=np.int64)  # of each sample in its shard
+        self._place = np.zeros(size, dtype=np.int64)  # position of each sample in its shard
         for shard in shards:
             self._place[shard] = np.arange(len(shard))
         self._passes = [
@@ -114,7 +114,7 @@ class PrunedShards:
 
     @property
     def skipped(self) -> int:
-        """Samples left out so far: of an epoch that is under way, in proportion to the batches drawn."""
+        """Samples left out so far; of current epochs, in proportion to the batches drawn."""
         return sum(passes.skipped for passes in self._passes)
 
     def draw(self, worker: int) -> Indices:
@@ -124,12 +124,12 @@ class PrunedShards:
         self._batches.put_back(worker, indices)
 
     def observe(self, worker: int, indices: Indices, losses: Losses) -> None:
-        """Take note of losses; those of a batch in which one is not finite tell nothing and are left out."""
+        """Observe the losses of a batch; ignore it if one of them is not finite."""
         mean = float(np.mean(losses, dtype=np.float64)) if len(losses) else float("nan")
         if not np.isfinite(mean):
             return
         passes, places = self._passes[worker], self._place[indices]
-        standing_out = passes.memory.judge(places, losses, mean)
+        standing_out = passes.memory.observe(places, losses, mean)
         passes.memory.count(places, standing_out)
         self.record.times_stood_out[indices] += standing_out
         if (followed := self._followed[indices]).any():
@@ -147,7 +147,7 @@ class PrunedShards:
 
 
 def pruned_shards(batches: Batches) -> PrunedShards | None:
-    """Those behind the mini-batches of a run, if it prunes."""
+    """The ``PrunedShards`` inside the mini-batches of a run, or None if it does not prune."""
     while isinstance(batches, ReassigningBatches):
         batches = batches.inner
     return batches if isinstance(batches, PrunedShards) else None
