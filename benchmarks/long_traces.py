@@ -16,10 +16,10 @@ from statistics import median
 
 from measuring import ratio, save
 
-import paceline as pl
+import paceline
+from paceline.delays import ShiftedExponential
 
-UPDATES = 200_000  # three lines each
-ROUNDS = 3
+SIZES = {200_000: 3, 733_000: 2}  # updates, of three lines each, and how often each is measured
 CHILD = """
 import resource, sys, time
 from pathlib import Path
@@ -40,29 +40,32 @@ print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_m
 
 
 def main() -> None:
+    save("long_traces", {f"{updates * 3:,} lines": measured(updates, rounds) for updates, rounds in SIZES.items()})
+
+
+def measured(updates: int, rounds: int) -> dict[str, object]:
+    """The costs of one length, each process in turn with the others."""
     with tempfile.TemporaryDirectory() as place:
         run = Path(place)
-        fleet = pl.SimulatedFleet(pl.delays.ShiftedExponential(0.5, 0.5), workers=16)
-        pl.simulate(pl.Asynchronous(), fleet, pl.Stop(updates=UPDATES), trace=run / "trace.jsonl")
+        fleet = paceline.SimulatedFleet(ShiftedExponential(0.5, 0.5), workers=16)
+        paceline.simulate(paceline.Asynchronous(), fleet, paceline.Stop(updates=updates), trace=run / "trace.jsonl")
         (run / "config.json").write_text(json.dumps({"strategy": "Asynchronous()"}))
         times: dict[str, list[float]] = {"read": [], "what-if": [], "page": []}
         memory: dict[str, list[float]] = {name: [] for name in times}
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for name, taken in times.items():
                 command = [sys.executable, "-c", CHILD, name, str(run), str(run / "page.html")]
                 answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
                 taken.append(float(answer[-2]))
                 memory[name].append(float(answer[-1]))
         lines = sum(1 for _ in (run / "trace.jsonl").open())
-    save(
-        "long_traces",
-        {
-            "lines": lines,
-            "microseconds_a_line": {name: round(median(each) / lines * 1e6, 2) for name, each in times.items()},
-            "against_reading": {name: round(ratio(times, name, "read"), 2) for name in ("what-if", "page")},
-            "peak_megabytes": {name: round(max(each)) for name, each in memory.items()},
-        },
-    )
+    return {
+        "lines": lines,
+        "rounds": rounds,
+        "microseconds_a_line": {name: round(median(each) / lines * 1e6, 2) for name, each in times.items()},
+        "against_reading": {name: round(ratio(times, name, "read"), 2) for name in ("what-if", "page")},
+        "peak_megabytes": {name: round(max(each)) for name, each in memory.items()},
+    }
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from paceline.reports.figures import COLOURS
-from paceline.reports.pruning_figures import contact_sheet, trends
+from paceline.reports.pruning import contact_sheet, trends
 from reproductions.fine_pruning.pictures import COLUMNS, NAMES
 from reproductions.fine_pruning.plan import ARMS
 from reproductions.pipeline.card import Card

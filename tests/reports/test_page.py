@@ -14,8 +14,7 @@ import pytest
 
 import paceline as pl
 from paceline.cli.report import report
-from paceline.reports.page import describe, histogram, limits, page, script_safe, spread
-from paceline.reports.page_tables import Html, _cells, straggler_tables
+from paceline.reports.page import Html, cells, describe, histogram, limits, page, script_safe, spread, straggler_tables
 from paceline.reports.picture import Picture
 from paceline.storage.reading import names_of, read_run
 from paceline.strategies.ensemble_compression import EnsembleCompression
@@ -147,8 +146,8 @@ def test_every_cell_is_escaped_whatever_a_trace_may_say(directory: Path) -> None
     text = straggler_tables([described])
     assert f"worker {escape(EVIL)}" in text
     assert "<img" not in text
-    cells = _cells(("a", "b"), (EVIL, Html("<b>bold</b>")))
-    assert cells == f'<td data-label="a">{escape(EVIL)}</td><td data-label="b"><b>bold</b></td>'
+    row = cells(("a", "b"), (EVIL, Html("<b>bold</b>")))
+    assert row == f'<td data-label="a">{escape(EVIL)}</td><td data-label="b"><b>bold</b></td>'
 
 
 def test_a_script_in_a_trace_is_refused_with_the_line(run: Path, tmp_path: Path) -> None:

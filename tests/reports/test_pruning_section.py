@@ -12,7 +12,7 @@ from torch import nn
 import paceline as pl
 from paceline.pruning.record import PruningRecord, Trends
 from paceline.reports.page import describe, page
-from paceline.reports.pruning_figures import as_pictures, telling_trends
+from paceline.reports.pruning import as_pictures, telling_trends
 from paceline.storage.reading import read_run
 
 

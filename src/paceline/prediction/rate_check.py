@@ -36,7 +36,7 @@ def lr_warnings(
 
 
 def quick_curvature(config: Config, seed: int, run_seconds: float) -> "Curvature | None":
-    """The largest curvature at a run's initial weights, roughly; None if it cannot be told, or is not wanted."""
+    """The largest curvature at a run's initial weights, roughly; None if it cannot be found, or is not wanted."""
     if descent_of(config.optimizer.name, config.optimizer.options) is None:
         return None
     from paceline.config.experiment import make_task

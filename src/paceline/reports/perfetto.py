@@ -113,5 +113,5 @@ def _track(worker: int) -> int:
 
 
 def _nanoseconds(seconds: float) -> int:
-    """Whole numbers: the end of one span is then exactly the start of the next. Times are told in microseconds."""
+    """Whole numbers: the end of one span is then exactly the start of the next. Times are in microseconds."""
     return round(seconds * 1e9)

@@ -1,28 +1,30 @@
-"""The part of a report page on runs that pruned their data: pictures, inside the file."""
+"""What runs pruned of their data: pictures, and the part of a report page that has them inside the file."""
 
+import io
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Any
 
-from paceline.pruning.record import FOLLOWED, SavedPruning, read_pruning
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from paceline.reports.page import Described
+from paceline.pruning.record import FOLLOWED, PruningRecord, SavedPruning
+from paceline.reports.figures import COLOURS, DASHES
+
+COLUMNS = 10  # of a contact sheet
 
 
-def pruning_section(runs: Sequence["Described"]) -> str:
-    """A section with what each run pruned; nothing if none did."""
-    parts = []
-    for number, run in enumerate(runs):
-        saved = read_pruning(run.saved.path)
-        if saved is not None and saved.record.passes:
-            parts.append(
-                f'<details open data-run="{number}"><summary><span class="swatch run{number % 7}"></span>'
-                f"{escape(run.name)}</summary>{_pictures(run.name, saved)}</details>"
-            )
-    if not parts:
-        return ""
+def pruning_section(runs: Mapping[int, tuple[str, SavedPruning]]) -> str:
+    """A section with what each run pruned: its number on the page, its name, and what it left behind."""
+    parts = [
+        f'<details open data-run="{number}"><summary><span class="swatch run{number % 7}"></span>'
+        f"{escape(name)}</summary>{_pictures(name, saved)}</details>"
+        for number, (name, saved) in runs.items()
+        if saved.record.passes
+    ]
     note = (
         "<p class=note>Left out counts the epochs of its worker that a sample was not trained on. Samples that are "
         "left out most often are worth a look: mislabelled, odd, or of a class that is hard. Losses are those of the "
@@ -32,18 +34,6 @@ def pruning_section(runs: Sequence["Described"]) -> str:
 
 
 def _pictures(name: str, saved: SavedPruning) -> str:
-    from paceline.reports.pruning_figures import (
-        as_pictures,
-        by_class,
-        contact_sheet,
-        how_often,
-        new_figure,
-        pass_sizes,
-        png,
-        telling_trends,
-        trends,
-    )
-
     record = saved.record
     figure = new_figure(10, 6)
     axes = figure.subplots(2, 2).flatten()
@@ -70,3 +60,112 @@ def _pictures(name: str, saved: SavedPruning) -> str:
 def _caption(saved: SavedPruning, sample: int) -> str:
     label = "" if saved.targets is None else f" ({saved.targets[sample]})"
     return f"{sample}{label} {int(saved.record.times_pruned[sample])}×"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": "Paceline"})
+    return buffer.getvalue()
+
+
+def how_often(axis: Any, times_pruned: NDArray[Any], most: int) -> None:
+    """How many samples were left out how often."""
+    counts = np.bincount(times_pruned, minlength=most + 1)
+    axis.bar(range(len(counts)), counts, color=COLOURS[0], width=0.8)
+    tidy(axis, "Samples by the number of times they were left out", "times left out", "samples")
+
+
+def by_class(axis: Any, times_pruned: NDArray[Any], targets: NDArray[Any], names: Sequence[str] | None = None) -> None:
+    """The mean number of times that a sample of each class was left out."""
+    classes = np.unique(targets)
+    means = [float(times_pruned[targets == each].mean()) for each in classes]
+    axis.bar(range(len(classes)), means, color=COLOURS[1], width=0.8)
+    axis.axhline(float(times_pruned.mean()), color="0.4", linewidth=1, linestyle="--")
+    turned = 45 if names is not None else 0
+    labels = [str(each) for each in classes] if names is None else list(names)
+    axis.set_xticks(range(len(classes)), labels, rotation=turned, ha="right" if turned else "center")
+    tidy(axis, "Times left out, by class (dashed: all)", "class", "mean times left out")
+
+
+def pass_sizes(axis: Any, record: PruningRecord) -> None:
+    """The share of the samples that each epoch kept."""
+    epochs = sorted({row[1] for row in record.passes})
+    held, kept = (
+        np.array([sum(row[place] for row in record.passes if row[1] == each) for each in epochs]) for place in (2, 3)
+    )
+    axis.bar(epochs, kept / held, color=COLOURS[0], width=0.8)
+    axis.set_ylim(0, 1.05)
+    tidy(axis, "Share of the samples that is kept", "epoch of a worker", "share")
+
+
+def trends(axis: Any, losses: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str) -> None:
+    """Losses of single samples against epochs, by their names."""
+    for number, (name, (epochs, values)) in enumerate(losses.items()):
+        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
+        axis.plot(epochs, values, label=name, marker=".", markersize=4, linewidth=1.2, **look)
+    axis.legend(fontsize=8, frameon=False)
+    tidy(axis, title, "epoch", "loss")
+
+
+def contact_sheet(pictures: NDArray[Any], captions: Sequence[str], title: str) -> Figure:
+    """Small pictures in rows, each with a caption."""
+    rows = -(-len(pictures) // COLUMNS)
+    figure = new_figure(10, 1.25 * rows + 0.5)
+    figure.suptitle(title, fontsize=11)
+    grid = figure.subplots(rows, COLUMNS, squeeze=False).flatten()
+    for axis in grid:
+        axis.axis("off")
+    for axis, picture, caption in zip(grid, pictures, captions, strict=False):
+        axis.imshow(picture, cmap="gray" if picture.ndim == 2 else None, interpolation="nearest")
+        axis.set_title(caption, fontsize=7, pad=2)
+    return figure
+
+
+def as_pictures(inputs: NDArray[Any]) -> NDArray[Any] | None:
+    """Inputs as pictures with values from 0 to 1, if they have the shape of pictures."""
+    if inputs.ndim == 4 and inputs.shape[1] in (1, 3):
+        inputs = inputs[:, 0] if inputs.shape[1] == 1 else inputs.transpose(0, 2, 3, 1)
+    if inputs.ndim < 3 or not len(inputs) or (inputs.ndim == 4 and inputs.shape[3] != 3) or inputs.ndim > 4:
+        return None
+    low, high = float(inputs.min()), float(inputs.max())
+    return (inputs - low) / (high - low) if high > low else np.zeros_like(inputs)
+
+
+def telling_trends(record: PruningRecord, most: int = 4) -> dict[str, tuple[list[float], list[float]]]:
+    """Losses of followed samples that differ most: the one that rose most, fell most, and was left out most often."""
+    by_sample: dict[int, list[tuple[int, float]]] = {}
+    for sample, epoch, loss in record.trends:
+        by_sample.setdefault(sample, []).append((epoch, loss))
+    followed = [sample for sample, rows in by_sample.items() if len(rows) > 1]
+    if not followed:
+        return {}
+
+    def change(sample: int) -> float:
+        return by_sample[sample][-1][1] - by_sample[sample][0][1]
+
+    times = {sample: int(record.times_pruned[sample]) for sample in followed}
+    wanted = [max(followed, key=change), min(followed, key=change), max(followed, key=lambda each: times[each])]
+    wanted += sorted(followed, key=lambda each: abs(change(each)))
+    chosen = list(dict.fromkeys(wanted))[:most]
+    return {
+        f"sample {each}, left out {times[each]} times": (
+            [float(epoch) for epoch, _ in by_sample[each]],
+            [loss for _, loss in by_sample[each]],
+        )
+        for each in chosen
+    }
+
+
+def tidy(axis: Any, title: str, across: str, up: str) -> None:
+    axis.set_title(title, fontsize=10)
+    axis.set_xlabel(across)
+    axis.set_ylabel(up)
+    axis.grid(True, axis="y", color="0.9", linewidth=0.7)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)

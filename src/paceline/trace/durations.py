@@ -47,15 +47,20 @@ class DurationReader(Observer):
     def arrived(self, times: TicketTimes) -> None:
         ticket = times.ticket
         own = self._of(ticket.worker)
+        if times.plain and ticket.work.kind == "gradient" and times.ended > times.started:  # as mostly
+            self._add(ticket.worker, own, times.ended - times.started, 1)
+            return
         seconds = seconds_a_mini_batch(times)
         if seconds is None:
             own.cut += 1
             return
         own.scaled += times.done < ticket.work.units
-        count = ticket.work.mini_batches
+        self._add(ticket.worker, own, seconds, ticket.work.mini_batches)
+
+    def _add(self, worker: int, own: Durations, seconds: float, count: int) -> None:
         if count > MOST_DURATIONS - len(own.seconds):
             raise ConfigError(
-                f"worker {ticket.worker} went through more than {MOST_DURATIONS:,} mini-batches in the recorded run: "
+                f"worker {worker} went through more than {MOST_DURATIONS:,} mini-batches in the recorded run: "
                 "too many to be gone through again"
             )
         if count == 1:

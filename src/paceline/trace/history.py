@@ -34,6 +34,7 @@ INSTANT = 1e-9  # seconds; two times that differ by less are one
 class TicketTimes:
     """The times of one ticket, in seconds.
 
+    plain         it took no message and no labels, and was not recalled: all of its time is training
     started       it was given out
     download, relabelling, upload  how long these take; the rest is training
     recalled_at   the worker was asked to hand in what it had; None if it was not
@@ -51,7 +52,7 @@ class TicketTimes:
     """
 
     __slots__ = (
-        "done", "download", "downloaded", "ended", "recalled_at", "relabelling", "sent", "started", "ticket",
+        "done", "download", "downloaded", "ended", "plain", "recalled_at", "relabelling", "sent", "started", "ticket",
         "trained_from", "upload", "used", "useful_until",
     )  # fmt: skip
 
@@ -63,6 +64,7 @@ class TicketTimes:
         self.recalled_at: float | None = None
         self.done = 0
         self.used = False
+        self.plain = not transfer
         self.downloaded: float
         self.trained_from: float
         self.useful_until: float
@@ -79,14 +81,13 @@ class TicketTimes:
         return self.recalled_at is not None and self.ended - self.recalled_at < INSTANT
 
     def arrive(self, at: float) -> None:
-        self.ended = at
-        if self.download or self.upload or self.relabelling:
-            self._prepare(at)
-            self.sent = at if self.answered_at_once else max(self.trained_from, at - self.upload)
-        else:
+        if self.plain:
             self.downloaded = self.trained_from = self.started
-            self.sent = at
-        self.useful_until = self.sent
+            self.useful_until = self.sent = self.ended = at
+            return
+        self.ended = at
+        self._prepare(at)
+        self.useful_until = self.sent = at if self.answered_at_once else max(self.trained_from, at - self.upload)
         recalled_at = self.recalled_at
         if recalled_at is not None and self.done < self.ticket.work.units and self.sent - recalled_at < INSTANT:
             trained = self.sent - self.trained_from
@@ -252,6 +253,7 @@ class History:
     def _cost(self, fact: WorkCost) -> None:
         times = self._runs(fact.ticket)
         times.download, times.relabelling, times.upload = fact.download, fact.relabelling, fact.upload
+        times.plain = False
         for tell in self._on_cost:
             tell(times)
 
@@ -265,13 +267,14 @@ class History:
         if times.recalled_at is not None:
             raise ValueError(f"{fact.ticket} is recalled twice")
         times.recalled_at = self.now
+        times.plain = False
         for tell in self._on_recalled:
             tell(times)
 
     def _arrived(self, fact: Arrived) -> None:
         self._event(fact)
         ticket, done = fact.ticket, fact.done
-        worker, units = ticket.worker, ticket.work.units
+        serial, worker, _, (_, units) = ticket
         times = self._running.get(worker)
         if times is None or times.ticket is not ticket:
             raise ValueError(f"{ticket} arrives and does not run")
@@ -279,7 +282,7 @@ class History:
             raise ValueError(f"{ticket} arrives with {done} of {units} units, and was not recalled")
         del self._running[worker]
         times.done = done
-        self._held[ticket.serial] = times
+        self._held[serial] = times
         if worker in self._free_since:
             self._free_since[worker] = fact.at
         if self._watched:
@@ -300,33 +303,44 @@ class History:
                 tell(times)
 
     def _step(self, fact: Step) -> None:
-        weights, keep, held = fact.weights, fact.keep, self._held
-        if not weights:
-            raise ValueError("a step on nothing")
-        kept: set[int] = set()
-        if keep:
-            kept = {ticket.serial for ticket in keep}
-            if not kept <= {ticket.serial for ticket in weights}:
-                raise ValueError("what is kept was not used")
+        weights, held = fact.weights, self._held
         first: list[TicketTimes] = []
-        for ticket in weights:
+        if fact.keep or len(weights) != 1:
+            self._use(fact, first)
+        else:  # by far the most frequent
+            for ticket in weights:
+                serial = ticket.serial
+                times = held.get(serial)
+                if times is None or not times.done:
+                    raise ValueError(f"t{serial} is used, and was not handed in or is used up")
+                del held[serial]
+                self._settled.append(serial)
+                self._stepped[serial] = None if times.used else times
+                if not times.used:
+                    first.append(times)
+        for tell in self._on_stepped:
+            tell(self.now, self.updates, fact, first)
+        self.updates += 1
+
+    def _use(self, step: Step, first: list[TicketTimes]) -> None:
+        held, kept = self._held, {ticket.serial for ticket in step.keep}
+        if not step.weights:
+            raise ValueError("a step on nothing")
+        if not kept <= {ticket.serial for ticket in step.weights}:
+            raise ValueError("what is kept was not used")
+        for ticket in step.weights:
             serial = ticket.serial
             times = held.get(serial)
             if times is None or not times.done:
                 raise ValueError(f"t{serial} is used, and was not handed in or is used up")
-            if times.used:
-                self._stepped[serial] = None
-            else:
-                self._stepped[serial] = times
+            self._stepped[serial] = None if times.used else times
+            if not times.used:
                 first.append(times)
             if serial in kept:
                 times.used = True
             else:
                 del held[serial]
                 self._settled.append(serial)
-        for tell in self._on_stepped:
-            tell(self.now, self.updates, fact, first)
-        self.updates += 1
 
     def _drop(self, fact: Drop) -> None:
         if (times := self._held.pop(fact.ticket.serial, None)) is None:

@@ -145,10 +145,13 @@ class MeasureReader(Observer):
         self._hands_in_models = True
 
     def arrived(self, times: TicketTimes) -> None:
+        self._last = times
+        if times.plain:  # as mostly
+            self._of(times.ticket.worker).busy += times.ended - times.started
+            return
         worker = self._spend(times)
         worker.wasted += times.sent - times.useful_until
         worker.transfer += times.ended - times.sent
-        self._last = times
 
     def halted(self, times: TicketTimes) -> None:
         self._spend(times).wasted += times.sent - times.downloaded
@@ -195,7 +198,7 @@ class MeasureReader(Observer):
             share, age, worker = self._float(weight), version - ticket.version, self._of(ticket.worker)
             worker.influence += share
             worker.contributions += len(first)
-            self._staleness.add((age,) if first else ())
+            self._staleness.add_one(age) if first else self._staleness.add(())
             ages, gaps = self._weight_by_age, self._weight_by_gap
             ages[age] = ages.get(age, 0.0) + share
             gaps[0] = gaps.get(0, 0.0) + share * share

@@ -36,6 +36,12 @@ class Staleness:
             self.maximum = max(self.maximum, *ages)
         self.updates += 1
 
+    def add_one(self, age: int) -> None:
+        """Count an update that uses one contribution, for the first time."""
+        self.total += age
+        self.maximum = max(self.maximum, age)
+        self.updates += 1
+
     def state(self) -> State:
         totals = [self.updates, self.maximum, self.total, self._row_updates, self._row_total]
         return {"totals": totals, "kept": [plain_ticket(ticket) for ticket in sorted(self._kept)]}
