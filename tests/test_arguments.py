@@ -177,7 +177,7 @@ def test_an_argument_of_another_kind_is_refused(given: dict[str, Any], said: str
         (lambda: any_pl.ProcessFleet("4"), "ProcessFleet cannot have workers='4': give a whole number"),
         (lambda: any_pl.ProcessFleet(4, slow=[3]), "does not say who is slow"),
         (lambda: any_pl.ProcessFleet(4, slow={1: "very"}), "'very' is no distribution of durations"),
-        (lambda: any_pl.ProcessFleet(4, deadline=5.0), "deadline=5.0 is none: give SilenceTimeout"),
+        (lambda: any_pl.ProcessFleet(4, deadline=5.0), "deadline=5.0 is no timeout: give SilenceTimeout"),
         (lambda: any_pl.SilenceTimeout(factor="10"), "SilenceTimeout cannot have factor='10': give a number"),
         (lambda: any_pl.RayFleet(4.0), "RayFleet cannot have workers=4.0: give a whole number"),
         (lambda: any_pl.simulate("ssgd", FLEET, 100), "stop=100 is a number: give Stop(updates=100)"),

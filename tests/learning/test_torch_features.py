@@ -577,7 +577,7 @@ def test_lists_are_no_tensors() -> None:
 
 
 def test_gpus_of_ray_are_refused() -> None:
-    with pytest.raises(ConfigError, match="1 GPU would be set aside and never used"):
+    with pytest.raises(ConfigError, match="1 GPU would be reserved and never used"):
         pl.RayFleet(2, resources_per_worker={"CPU": 1.0, "GPU": 1.0})
 
 

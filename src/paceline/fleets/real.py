@@ -10,11 +10,12 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
 from paceline.delays import Delay, check_delay
 from paceline.fleets.base import check_labels, check_number
+from paceline.fleets.processes.timeouts import SilenceTimeout
 
 Slow = Mapping[int, float | Delay]
 
 
-def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[str]) -> None:
+def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[str], deadline: object) -> None:
     """Raise ``ConfigError`` if a fleet of real workers cannot have these settings."""
     if workers < 1:
         raise ConfigError(f"a fleet of {workers} workers can do nothing: at least 1")
@@ -33,6 +34,8 @@ def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[s
         if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):
             raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: at least 1 times")
     check_labels(labels, workers)
+    if not isinstance(deadline, SilenceTimeout):
+        raise ConfigError(f"deadline={shown(deadline)} is no timeout: give SilenceTimeout(at_least=5.0)")
 
 
 @contextmanager
@@ -45,8 +48,8 @@ def open_files_for(workers: int, each: int, besides: int) -> Iterator[None]:
     present = len(os.listdir("/proc/self/fd"))
     needed = present + besides + each * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = (hard - present - besides) // each
-    fewer = f", or have at most {room} workers" if room >= 1 else ""
+    most = (hard - present - besides) // each
+    fewer = f", or have at most {most} workers" if most >= 1 else ""
     remedy = f"raise the limit (ulimit -n {needed}){fewer}"
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise ConfigError(f"{workers} workers need {needed} open files, and this process may have {hard}: {remedy}")

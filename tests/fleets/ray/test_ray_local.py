@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from paceline.fleets.ray import local
-from paceline.fleets.ray.local import CallbackThread, DescriptorServer
+from paceline.fleets.ray.connection import CallbackThread
+from paceline.fleets.ray.local import DescriptorServer
 
 
 @contextmanager

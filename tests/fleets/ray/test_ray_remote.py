@@ -12,8 +12,8 @@ from torch import nn
 
 from paceline.core.messages import Ticket, gradient
 from paceline.fleets.processes.channel import FAILED, RECORD, Order
+from paceline.fleets.processes.group import WorkerHandle
 from paceline.fleets.processes.launch import SharedContext
-from paceline.fleets.processes.supervisor import WorkerHandle
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.ray.connection import ActorGone
 from paceline.fleets.ray.launcher import ActorProcess
@@ -74,7 +74,8 @@ class Remote:
         os.set_blocking(self.results, False)
         weights = WeightSender(self.arena, self.store, once_per_version=True)  # type: ignore[arg-type]
         regions = SimpleNamespace(blobs=self.blobs.descriptor)
-        context = SharedContext(regions, self.arena, None, self.theirs)  # type: ignore[arg-type]
+        workload = SimpleNamespace(hands_in_models=False)
+        context = SharedContext(regions, self.arena, workload, self.theirs)  # type: ignore[arg-type]
         self.channel = RemoteChannel(self.worker, self.process, 3, context, weights)
 
     def assign(self, serial: int, version: int = 0) -> Ticket:

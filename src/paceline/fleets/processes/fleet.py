@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields, shown
+from paceline.core.fields import check_fields
 from paceline.delays import Delay
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.real import check_workers, medians_of
@@ -24,10 +24,10 @@ class ProcessFleet:
 
     slow         workers that are made slow: worker 3 four times as slow with ``{3: 4.0}``, or as slow as a ``Delay``
                  says with ``{3: LogNormal(0.2, 0.5)}`` (seconds a mini-batch, if it is not slower anyway)
-    threads      of torch in each worker; by default the cores are shared out
-    replace      have another process for a worker that is lost
-    min_workers  the run stops when fewer than these are here or on their way
-    deadline     how long a worker may be silent
+    threads      torch threads of each worker; by default the cores are divided among the workers
+    replace      start another process when a worker is lost
+    min_workers  the run stops when fewer workers than this are ready or starting
+    deadline     how long a worker may be silent before it is killed
     labels       one for each worker, if groups are to be formed by them
     """
 
@@ -37,13 +37,11 @@ class ProcessFleet:
     replace: bool = True
     min_workers: int = 1
     deadline: SilenceTimeout = SilenceTimeout()
-    labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
+    labels: Sequence[str] = field(default=(), repr=False)  # a run depends on them only by its groups
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_workers(self.workers, self.min_workers, self.slow, self.labels)
-        if not isinstance(self.deadline, SilenceTimeout):
-            raise ConfigError(f"deadline={shown(self.deadline)} is none: give SilenceTimeout(at_least=5.0)")
+        check_workers(self.workers, self.min_workers, self.slow, self.labels, self.deadline)
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads={self.threads} is not possible: at least 1, or none for a share of the cores")
         if sys.platform != "linux":

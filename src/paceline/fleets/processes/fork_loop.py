@@ -92,25 +92,25 @@ class _ForkLoop:
             os.close(each)
         return True
 
-    def _fork(self, number: int, told: int, *given: int) -> None:
+    def _fork(self, number: int, status: int, *given: int) -> None:
         own = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:  # too many processes, or too little memory
             with suppress(OSError):
-                os.write(told, NUMBER.pack(-(error.errno or 0)))
-            os.close(told)
+                os.write(status, NUMBER.pack(-(error.errno or 0)))
+            os.close(status)
             return
         if not pid:
             try:
                 for other in (self._signals, self._signalled, self._requests.fileno(), *self._workers.values()):
                     os.close(other)
-                self._run_worker(number, told, given, own)
+                self._run_worker(number, status, given, own)
             finally:
                 os._exit(1)
-        self._workers[pid] = told
+        self._workers[pid] = status
 
-    def _run_worker(self, number: int, told: int, given: Sequence[int], parent: int) -> None:
+    def _run_worker(self, number: int, status: int, given: Sequence[int], parent: int) -> None:
         """In the forked process: be a worker, and exit."""
         signal.set_wakeup_fd(-1)
         for each in (signal.SIGCHLD, signal.SIGCONT):
@@ -119,7 +119,7 @@ class _ForkLoop:
         self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before that
             return
-        _send_pidfd(told)
+        _send_pidfd(status)
         code = 1
         try:
             code = self._main(number, given)
@@ -133,15 +133,15 @@ class _ForkLoop:
         """Tell how workers ended, and kill what their code has started."""
         with suppress(ChildProcessError):  # there are no more processes
             while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                told = self._workers.pop(found.si_pid, None)
-                if told is not None:
+                status = self._workers.pop(found.si_pid, None)
+                if status is not None:
                     with suppress(OSError):
                         os.killpg(found.si_pid, signal.SIGKILL)
-                _, status = os.waitpid(found.si_pid, 0)
-                if told is not None:
-                    with suppress(OSError):  # nobody listens any more
-                        os.write(told, NUMBER.pack(os.waitstatus_to_exitcode(status)))
-                    os.close(told)
+                _, code = os.waitpid(found.si_pid, 0)
+                if status is not None:
+                    with suppress(OSError):  # the training process has closed it
+                        os.write(status, NUMBER.pack(os.waitstatus_to_exitcode(code)))
+                    os.close(status)
         if not self._workers:
             _kill_children()  # left behind by workers
 
@@ -158,16 +158,16 @@ class _ForkLoop:
                 time.sleep(0.005)
 
 
-def _send_pidfd(told: int) -> None:
+def _send_pidfd(status: int) -> None:
     """A worker tells that it has started. The pidfd lets the training process watch it without the fork server."""
     pid = os.getpid()
-    with socket.socket(fileno=told) as teller:
+    with socket.socket(fileno=status) as sender:
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:  # a kernel older than 5.3
-            teller.send(NUMBER.pack(-(error.errno or 0)))
+            sender.send(NUMBER.pack(-(error.errno or 0)))
             raise
-        socket.send_fds(teller, [NUMBER.pack(pid)], [pidfd])
+        socket.send_fds(sender, [NUMBER.pack(pid)], [pidfd])
     os.close(pidfd)
 
 

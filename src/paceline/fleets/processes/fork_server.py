@@ -34,7 +34,7 @@ from contextlib import suppress
 from paceline.fleets.processes.fork_loop import ENDED_WITHIN, NUMBER, OPTIMIZERS
 
 START_WITHIN = 10.0  # seconds that a fork may take, once torch is loaded
-REQUEST_WITHIN = 60.0  # seconds until a request must have found room in the socket
+REQUEST_WITHIN = 60.0  # seconds until a request must have fit into the socket
 CAUSE_WITHIN = 1.0  # seconds that the fork server may take to tell how a worker ended
 SOCKET_FULL = (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS)
 PIDFD_SIGNAL_PROCESS_GROUP = 4  # since Linux 6.9
@@ -192,11 +192,11 @@ class ForkedProcess:
 
     expected_for = float("inf")
 
-    def __init__(self, told: socket.socket, server: _ServerProcess) -> None:
+    def __init__(self, status: socket.socket, server: _ServerProcess) -> None:
         self.pid = 0  # until it is known to have started
-        self.sentinel = told.fileno()
-        told.setblocking(False)
-        self._told = told
+        self.sentinel = status.fileno()
+        status.setblocking(False)
+        self._status = status
         self._server = server
         self._requested_at = time.monotonic()
         self._pidfd = -1
@@ -217,7 +217,7 @@ class ForkedProcess:
 
     def _read_start(self) -> None:
         try:
-            message, descriptors, _, _ = socket.recv_fds(self._told, NUMBER.size, 1)
+            message, descriptors, _, _ = socket.recv_fds(self._status, NUMBER.size, 1)
         except BlockingIOError:
             return
         except OSError:
@@ -264,18 +264,18 @@ class ForkedProcess:
                     os.killpg(self.pid, signal.SIGKILL)
             return self._cause() if ended else "could not be ended"
         finally:
-            self._told.close()
+            self._status.close()
             if self._pidfd >= 0:
                 os.close(self._pidfd)
 
     def _cause(self) -> str:
         message = b""
         server = self._server
-        server.is_unresponsive = not _readable(self._told.fileno(), 0.0 if server.is_unresponsive else CAUSE_WITHIN)
+        server.is_unresponsive = not _readable(self._status.fileno(), 0.0 if server.is_unresponsive else CAUSE_WITHIN)
         if server.is_unresponsive:
             return "ended"  # the fork server is stopped
         with suppress(OSError):
-            message = self._told.recv(NUMBER.size)
+            message = self._status.recv(NUMBER.size)
         if len(message) < NUMBER.size:
             return "ended with the fork server"
         code = NUMBER.unpack(message)[0]

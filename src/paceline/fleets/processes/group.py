@@ -19,8 +19,9 @@ from paceline.core.codec import real, whole
 from paceline.core.errors import TooFewWorkers, WorkerFailed
 from paceline.core.messages import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.stateful import State
-from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
-from paceline.fleets.processes.supervisor import MAX_FAILURES, ServerChannel, Supervisor, WorkerHandle
+from paceline.fleets.processes.channel import FAILED, READY, RECORD, Channel, Order
+from paceline.fleets.processes.supervisor import MAX_FAILURES, ServerChannel, Supervisor, WorkerProcess
+from paceline.fleets.processes.timeouts import DurationHistory, SilenceTimeout
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.generators import work_seed
 from paceline.trace.format import Computed
@@ -30,6 +31,75 @@ READ_BYTES = 256 * RECORD.size  # at most, by one call
 MAX_COUNTED = 1.0  # seconds of one wait that count for timeouts at most: the server itself may have been stopped
 
 log = logging.getLogger("paceline")
+
+
+class WorkerHandle:
+    """One worker: a number that stays, and a process that may be replaced.
+
+    Times are seconds of the clock of ``ProcessWorkers``, which counts only the time that the server spends waiting.
+    """
+
+    def __init__(self, number: int, channel: Channel, timeout: SilenceTimeout) -> None:
+        self.number = number
+        self.shared_channel = channel
+        self.channel: ServerChannel = channel  # another one where the process shares no memory with the server
+        self.history = DurationHistory(timeout)
+        self._at_first = timeout.at_first
+        self.process: WorkerProcess | None = None
+        self.ready = False
+        self.ticket: Ticket | None = None
+        self.assigned_at = 0.0  # when it got the ticket that it has to answer, or was started
+        self.heard_at = 0.0  # when it last gave a sign of life
+        self.last_heartbeat = 0
+        self.last_received = 0
+        self.owes_answer = False  # it was sent an order, and has handed nothing in since
+        self.kill_reason = ""  # why the server killed it, if it did
+        self.error = ""  # the traceback of what it raised
+        self.failures = 0  # how often in a row it ended without handing anything in
+
+    @property
+    def overdue_at(self) -> float:
+        """When it will have been silent for too long; never for a worker without a ticket."""
+        if self.process is None or (self.ready and self.ticket is None):
+            return float("inf")
+        if self.ready:
+            return self.heard_at + self.history.limit
+        limit = self.process.start_timeout  # loading data and modules may take longer than a mini-batch ever did
+        return self.heard_at + (self._at_first if limit is None else limit)
+
+    def kill_silent(self, now: float) -> None:
+        """Kill it because it was silent for too long."""
+        silent = f"{now - self.heard_at:.3g} s"
+        if self.ready:
+            self.kill_reason = f"was silent for {silent} ({self.history.reason()}), and was killed"
+        else:
+            self.kill_reason = f"was not ready after {silent}, and was killed"
+        if self.process is not None:
+            self.process.kill()
+
+    def assign(self, ticket: Ticket, now: float) -> None:
+        """It has a ticket from now on. If it never received the last order, its silence began with that one."""
+        if not self.owes_answer or self.channel.last_received != self.last_received:
+            self.assigned_at = self.heard_at = now
+        self.last_heartbeat = self.channel.last_heartbeat
+        self.ticket, self.last_received, self.owes_answer = ticket, self.channel.last_received, True
+
+    def check_heartbeat(self, now: float) -> None:
+        """Another block or mini-batch since the last look is a sign of life."""
+        if self.ticket is not None and self.channel.last_heartbeat != self.last_heartbeat:
+            self.last_heartbeat, self.heard_at = self.channel.last_heartbeat, now
+
+    def complete(self, now: float) -> None:
+        """It has handed in its ticket."""
+        mini_batches = 1 if self.ticket is None else self.ticket.work.mini_batches
+        self.history.add((now - self.assigned_at) / mini_batches)
+        self.ticket, self.owes_answer, self.failures = None, False, 0
+
+    def activity(self) -> str:
+        """What it was doing, for a message."""
+        if not self.ready:
+            return "while it started"
+        return "while it had nothing to do" if self.ticket is None else f"while it ran {self.ticket}"
 
 
 class ProcessWorkers:

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from paceline.core.errors import ConfigError
 from paceline.delays import Delay
-from paceline.fleets.processes.channel import IN_ORDER, SPIN, ChannelLayout
+from paceline.fleets.processes.channel import IN_ORDER, SPIN, Channel, ChannelLayout
 from paceline.fleets.processes.fork_server import FORK_SERVER
-from paceline.fleets.processes.group import ProcessWorkers
+from paceline.fleets.processes.group import ProcessWorkers, WorkerHandle
 from paceline.fleets.processes.memory import SharedMemory, SharedRegions
 from paceline.fleets.processes.payload import payload_of, shared_contributions, slots_needed
 from paceline.fleets.processes.serialization import pack
@@ -104,8 +104,12 @@ def launch(
         context = SharedContext(regions, arena, workload, theirs)
         launcher = ForkLauncher() if make_launcher is None else make_launcher(context)
         undo.callback(launcher.close)
-        supervisor = Supervisor(channels, fleet.deadline, regions, theirs, launcher)
-        undo.callback(supervisor.close_channels)
+        workers = []
+        for number in range(fleet.workers):
+            undo.callback(os.close, eventfd := os.eventfd(0))
+            channel = Channel(regions.channels, channels, number, eventfd)
+            workers.append(WorkerHandle(number, channel, fleet.deadline))
+        supervisor = Supervisor(workers, regions, theirs, launcher)
         contributions = shared_contributions(workload, arena, blobs, fleet.workers)
         undo.callback(contributions.detach)
         group = ProcessWorkers(

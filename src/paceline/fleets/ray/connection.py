@@ -7,11 +7,13 @@ It connects, reserves resources, starts actors and calls them. Nothing here know
 import logging
 import math
 import os
+import selectors
 import signal
 import socket
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -35,8 +37,73 @@ OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # resource
 CONTROL = "control"  # recalls, halts and questions, while a computation runs
 ALIVE = "alive"  # one call that never returns
 
-Schedule = Callable[[Callable[[], None]], None]  # runs a function on the callback thread
-Then = Callable[[Any], None]  # called there with the list of results, or with ``ActorGone``
+Then = Callable[[Any], None]  # called on the callback thread with the list of results, or with ``ActorGone``
+
+log = logging.getLogger("paceline")
+
+
+class CallbackThread:
+    """One thread on which all callbacks of Ray and of local sockets run, one after the other.
+
+    Ray reports results in threads of its own, in which nothing may block. They only schedule a function here. So
+    everything about one worker happens in order, and needs few locks.
+    """
+
+    def __init__(self) -> None:
+        self._scheduled: deque[Callable[[], None]] = deque()
+        self._eventfd = os.eventfd(0)
+        self._waking = threading.Lock()  # the eventfd is not closed while another thread writes to it
+        self._open = True
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._eventfd, selectors.EVENT_READ, self._run_scheduled)
+        self._thread = threading.Thread(target=self._run, name="paceline-ray", daemon=True)
+        self._thread.start()
+
+    def schedule(self, action: Callable[[], None]) -> None:
+        """Run a function soon; may be called from any thread. After ``close`` it is not run."""
+        self._scheduled.append(action)
+        with self._waking:
+            if self._open:
+                os.eventfd_write(self._eventfd, 1)
+
+    def watch(self, descriptor: int, action: Callable[[], None]) -> None:
+        """Run a function whenever a descriptor is readable."""
+        self._selector.register(descriptor, selectors.EVENT_READ, action)
+
+    def unwatch(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
+
+    def drain(self) -> None:
+        """Wait until everything has run that was scheduled so far."""
+        drained = threading.Event()
+        self.schedule(drained.set)
+        drained.wait()
+
+    def close(self) -> None:
+        self.schedule(self._end)
+        self._thread.join()
+        self._selector.close()
+
+    def _run(self) -> None:
+        while self._open:
+            for key, _ in self._selector.select():
+                self._call(key.data)
+
+    def _run_scheduled(self) -> None:
+        os.eventfd_read(self._eventfd)
+        while self._scheduled and self._open:
+            self._call(self._scheduled.popleft())
+
+    def _call(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception:  # it concerns one worker: the others continue
+            log.exception("a message of a worker could not be handled")
+
+    def _end(self) -> None:
+        with self._waking:
+            self._open = False
+            os.close(self._eventfd)
 
 
 @dataclass(frozen=True)
@@ -49,14 +116,16 @@ class ActorGone:
 class Connection:
     """A connection to one cluster."""
 
-    def __init__(self, address: str | None, wanted: Mapping[str, float], schedule: Schedule, *, trusted: bool) -> None:
+    def __init__(
+        self, address: str | None, wanted: Mapping[str, float], callbacks: CallbackThread, *, trusted: bool
+    ) -> None:
         self._ours = not ray.is_initialized()
         if self._ours:
             connect(address, wanted, trusted=trusted)
         elif address not in (None, "auto", ray.get_runtime_context().gcs_address):
             present = ray.get_runtime_context().gcs_address
             raise ConfigError(f"this process is connected to the Ray cluster at {present} already, not to {address}")
-        self._schedule = schedule
+        self._callbacks = callbacks
         self._group: PlacementGroup | None = None
         self._checked_at, self._has_capacity = -math.inf, True
 
@@ -100,7 +169,7 @@ class Connection:
             **{"num_cpus": 0, **named}, resources=rest, max_restarts=0, max_task_retries=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
         )  # fmt: skip
-        return ActorHandle(remote.remote(), self._schedule)
+        return ActorHandle(remote.remote(), self._callbacks)
 
     def put(self, value: Any) -> Any:
         """Put a value into the object store: each node fetches it once, when an actor there needs it."""
@@ -116,9 +185,9 @@ class Connection:
 class ActorHandle:
     """An actor, to be called."""
 
-    def __init__(self, handle: Any, schedule: Schedule) -> None:
+    def __init__(self, handle: Any, callbacks: CallbackThread) -> None:
         self._handle = handle
-        self._schedule = schedule
+        self._callbacks = callbacks
         self._methods: dict[tuple[str, int, str], Any] = {}
 
     def call(self, then: Then, method: str, *arguments: Any, results: int = 1, group: str = "") -> None:
@@ -132,10 +201,10 @@ class ActorHandle:
             bound = self._methods[method, results, group] = getattr(self._handle, method).options(**chosen)
         made = bound.remote(*arguments)
         first, *rest = made if results > 1 else [made]
-        first.future().add_done_callback(lambda future: self._schedule(lambda: then(_results(future, rest))))
+        first.future().add_done_callback(lambda future: self._callbacks.schedule(lambda: then(_results(future, rest))))
 
     def send(self, method: str, *arguments: Any) -> None:
-        """Call a method beside the computation that runs; nobody waits for a result."""
+        """Call a method beside the computation that runs; the result is ignored."""
         getattr(self._handle, method).options(concurrency_group=CONTROL).remote(*arguments)
 
     def kill(self) -> None:

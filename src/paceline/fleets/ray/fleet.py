@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields, shown
+from paceline.core.fields import check_fields
 from paceline.delays import Delay
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.real import check_workers, medians_of
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 class RayFleet:
     """Actors of a Ray cluster, in real time: on as many machines as the cluster has.
 
-    resources_per_worker  what Ray sets aside for each; torch gets as many threads as there are whole ``CPU``
-    address       of a cluster, such as ``"10.0.0.1:6379"``, or ``"auto"`` on one of its machines; none starts a cluster
-                  on this machine, and ends it with the run
+    resources_per_worker  what Ray reserves for each; torch gets as many threads as there are whole ``CPU``
+    address       of a cluster, such as ``"10.0.0.1:6379"``, or ``"auto"`` on one of its machines; without one, a
+                  cluster is started on this machine and ended with the run
     placement     ``"spread"`` over the machines, or ``"pack"`` onto few
     labels        what the machine of each worker must be labelled with, such as ``("gpu=a100", "gpu=a100", "gpu=t4")``
     share_memory  workers on the server's own machine share memory with it; otherwise they too go through Ray
     slow          workers that are made slow, as in a ``ProcessFleet``
-    replace       have another actor for a worker that is lost, as soon as the cluster has a place
-    min_workers   the run stops when fewer than these are here or on their way
-    deadline      how long a worker may be silent
+    replace       start another actor when a worker is lost, as soon as the cluster has resources for it
+    min_workers   the run stops when fewer workers than this are ready or starting
+    deadline      how long a worker may be silent before it is killed
     trust_address send this machine's Ray token to the address, if the cluster asks for it; not where a file names it
     """
 
@@ -44,7 +44,7 @@ class RayFleet:
     resources_per_worker: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     address: str | None = field(default=None, repr=False)  # a run may be resumed on another cluster
     placement: Literal["spread", "pack"] = "spread"
-    labels: Sequence[str] = field(default=(), repr=False)  # no part of a run but by the groups that come of them
+    labels: Sequence[str] = field(default=(), repr=False)  # a run depends on them only by its groups
     share_memory: bool = True
     slow: Mapping[int, float | Delay] = field(default_factory=dict)
     replace: bool = True
@@ -54,9 +54,7 @@ class RayFleet:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_workers(self.workers, self.min_workers, self.slow, self.labels)
-        if not isinstance(self.deadline, SilenceTimeout):
-            raise ConfigError(f"deadline={shown(self.deadline)} is none: give SilenceTimeout(at_least=5.0)")
+        check_workers(self.workers, self.min_workers, self.slow, self.labels, self.deadline)
         if self.placement not in ("spread", "pack"):
             raise ConfigError(f"placement={self.placement!r} is unknown: 'spread' or 'pack'")
         if self.address is not None and self.address.startswith("ray://"):
@@ -69,7 +67,7 @@ class RayFleet:
                 raise ConfigError(f"resources_per_worker: {amount} of {name} is not possible: at least 0")
             if name == "GPU" and amount:
                 raise ConfigError(
-                    f"resources_per_worker: {amount:g} GPU would be set aside and never used: workers of a RayFleet "
+                    f"resources_per_worker: {amount:g} GPU would be reserved and never used: workers of a RayFleet "
                     "compute on the CPU in this release; leave GPU out"
                 )
         for label in self.labels:
@@ -78,7 +76,7 @@ class RayFleet:
 
     @property
     def threads(self) -> int:
-        """Of torch in each worker."""
+        """The number of torch threads of each worker."""
         return max(1, int(self.resources_per_worker.get("CPU", 0)))
 
     @property

@@ -11,9 +11,9 @@ from functools import partial
 
 from paceline.data.samples import TensorSamples
 from paceline.fleets.processes.channel import READY, RECORD
+from paceline.fleets.processes.group import WorkerHandle
 from paceline.fleets.processes.launch import SharedContext
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.supervisor import WorkerHandle
 from paceline.fleets.ray.actor import ActorInfo, versions
 from paceline.fleets.ray.connection import ALIVE, ActorGone, ActorHandle, kill_on
 from paceline.fleets.ray.fleet import RayFleet

@@ -5,17 +5,15 @@ read. The server never waits for one connection: a silent one does not delay the
 when it closes, the worker's process has ended. That is noticed within a millisecond, whatever happened to its Ray node.
 """
 
-import logging
 import os
 import secrets
-import selectors
 import socket
 import struct
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from paceline.fleets.ray.connection import CallbackThread
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 KEY_BYTES = 16
@@ -23,72 +21,6 @@ MAX_DESCRIPTORS = 16
 MAX_SILENT = 64  # connections that have sent nothing yet; the oldest one is closed for the next
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 CONNECT_WITHIN = 10.0  # seconds
-
-log = logging.getLogger("paceline")
-
-
-class CallbackThread:
-    """One thread on which all callbacks of Ray and of local sockets run, one after the other.
-
-    Ray reports results in threads of its own, in which nothing may block. They only schedule a function here. So
-    everything about one worker happens in order, and needs few locks.
-    """
-
-    def __init__(self) -> None:
-        self._scheduled: deque[Callable[[], None]] = deque()
-        self._eventfd = os.eventfd(0)
-        self._waking = threading.Lock()  # the eventfd is not closed while another thread writes to it
-        self._open = True
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._eventfd, selectors.EVENT_READ, self._run_scheduled)
-        self._thread = threading.Thread(target=self._run, name="paceline-ray", daemon=True)
-        self._thread.start()
-
-    def schedule(self, action: Callable[[], None]) -> None:
-        """Run a function soon; may be called from any thread. After ``close`` it is not run."""
-        self._scheduled.append(action)
-        with self._waking:
-            if self._open:
-                os.eventfd_write(self._eventfd, 1)
-
-    def watch(self, descriptor: int, action: Callable[[], None]) -> None:
-        """Run a function whenever a descriptor is readable."""
-        self._selector.register(descriptor, selectors.EVENT_READ, action)
-
-    def unwatch(self, descriptor: int) -> None:
-        self._selector.unregister(descriptor)
-
-    def drain(self) -> None:
-        """Wait until everything has run that was scheduled so far."""
-        drained = threading.Event()
-        self.schedule(drained.set)
-        drained.wait()
-
-    def close(self) -> None:
-        self.schedule(self._end)
-        self._thread.join()
-        self._selector.close()
-
-    def _run(self) -> None:
-        while self._open:
-            for key, _ in self._selector.select():
-                self._call(key.data)
-
-    def _run_scheduled(self) -> None:
-        os.eventfd_read(self._eventfd)
-        while self._scheduled and self._open:
-            self._call(self._scheduled.popleft())
-
-    def _call(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception:  # it concerns one worker: the others continue
-            log.exception("a message of a worker could not be handled")
-
-    def _end(self) -> None:
-        with self._waking:
-            self._open = False
-            os.close(self._eventfd)
 
 
 class DescriptorServer:

@@ -34,8 +34,8 @@ from paceline.learning.arena.blobs import Blobs
 from paceline.learning.copies import hang
 
 if TYPE_CHECKING:
+    from paceline.fleets.processes.group import WorkerHandle
     from paceline.fleets.processes.launch import SharedContext
-    from paceline.fleets.processes.supervisor import WorkerHandle
     from paceline.fleets.ray.launcher import ActorProcess
 
 Bytes = NDArray[np.uint8]
@@ -119,7 +119,7 @@ class RemoteChannel:
         self._run = run
         self._arena = context.arena
         self._weights = weights
-        self._blobs = Blobs(context.regions.blobs)
+        self._blobs = Blobs(context.regions.blobs) if context.workload.hands_in_models else None
         self._results = context.results
         self._chunks = chunks_of(context.arena.layout.losses.end)
         self._order: Order | None = None
@@ -152,7 +152,7 @@ class RemoteChannel:
             return
         self._sent = True
         self._calls += 1
-        blob = self._blobs.packed(order.source, order.serial)
+        blob = None if self._blobs is None else self._blobs.packed(order.source, order.serial)
         sent = RemoteOrder(order.serial, order.units, order.indices, order.seed, order.seconds, blob)
         self._process.actor.call(
             lambda results: self._handle_results(order, results), "compute", sent, self._chunks,
@@ -212,7 +212,7 @@ class RemoteChannel:
             for chunk in (first, *rest):
                 row[begin : begin + len(chunk)] = chunk
                 begin += len(chunk)
-        if result.blob is not None:
+        if result.blob is not None and self._blobs is not None:
             self._blobs.put_packed(order.slot, order.serial, result.blob)
         self.reported, self.seconds = result.reported, result.seconds
         os.write(self._results, RECORD.pack(self._worker.number, result.done, order.serial))

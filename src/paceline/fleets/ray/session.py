@@ -8,9 +8,9 @@ from typing import Any
 from paceline.core.errors import ConfigError
 from paceline.core.fields import nearest
 from paceline.fleets.ray.actor import Actor
-from paceline.fleets.ray.connection import ActorHandle, Connection
+from paceline.fleets.ray.connection import ActorHandle, CallbackThread, Connection
 from paceline.fleets.ray.fleet import RayFleet
-from paceline.fleets.ray.local import CallbackThread, DescriptorServer
+from paceline.fleets.ray.local import DescriptorServer
 
 RESERVED_WITHIN = 10.0  # seconds that others may take to free what is missing
 NODE_ID = "ray.io/node-id"  # the label that Ray itself gives to each node
@@ -29,7 +29,7 @@ class ClusterSession:
         self._connection: Connection | None = None
         try:
             total = {name: amount * fleet.workers for name, amount in fleet.resources_per_worker.items()}
-            self._connection = Connection(fleet.address, total, self.callbacks.schedule, trusted=fleet.trust_address)
+            self._connection = Connection(fleet.address, total, self.callbacks, trusted=fleet.trust_address)
             self._reserve(fleet, self._connection)
             self.local = DescriptorServer(self.callbacks) if fleet.share_memory else None
         except BaseException:
@@ -126,7 +126,7 @@ def _shown(resources: Mapping[str, float]) -> str:
     """Amounts by name, without the resources that Ray uses internally."""
     internal = ("node:", "object_store", "bundle")
     own = {name: amount for name, amount in resources.items() if not (name.startswith(internal) or "_group_" in name)}
-    told = [
+    texts = [
         f"{amount / 2**30:.3g} GiB {name}" if name == "memory" else f"{amount:g} {name}" for name, amount in own.items()
     ]
-    return ", ".join(told) or "nothing"
+    return ", ".join(texts) or "nothing"
