@@ -51,7 +51,7 @@ SLIPS = (  # of all that Cosmic Ray offers, what one could have written by mista
 
 # The tests of a module: its own, or those of the package around it; those that notice most come first.
 _DECIDE = ("strategies/test_decide.py",)
-_MODELS = ("strategies/test_ec_dnn_by_hand.py", "learning/test_averaging.py", "strategies/test_ec_dnn.py")
+_MODELS = ("strategies/test_ec_dnn_by_hand.py", "learning/models/test_averaging.py", "strategies/test_ec_dnn.py")
 TESTS: dict[str, Sequence[str]] = {
     "core": (
         "core/test_coordinator.py",
@@ -84,24 +84,35 @@ TESTS: dict[str, Sequence[str]] = {
     "pruning/rules": ("pruning/test_memory.py", "pruning/test_samplers.py"),
     "pruning/memory": ("pruning/test_memory.py", "pruning/test_samplers.py", "pruning/test_train_pruned.py"),
     "learning": ("test_train.py", *_MODELS),
-    "learning/arena/arena": ("learning/test_rows.py", "learning/test_loss.py"),
-    "learning/arena/blobs": ("fleets/ray/test_ray_remote.py",),
+    "learning/arena/arena": (
+        "learning/arena/test_arena.py",
+        "learning/gradients/test_shared_gradients.py",
+        "learning/test_loss.py",
+    ),
+    "learning/arena/blobs": (
+        "learning/arena/test_arena.py",
+        "fleets/ray/test_ray_remote.py",
+    ),
     "learning/contributions": ("test_train.py", "test_resume.py"),
     "learning/copies": ("learning/test_copies.py", "learning/test_buffers.py"),
     "learning/cost": ("fleets/simulated/test_billing.py",),
-    "learning/curvature": ("test_curvature.py",),
+    "learning/curvature": ("learning/test_curvature.py",),
     "learning/fusing": ("learning/test_fusing.py",),
     "learning/generators": ("learning/test_generators.py",),
-    "learning/gradients/lazy": ("learning/test_unused.py", "learning/test_fusing.py", "test_train.py"),
-    "learning/gradients/server": ("test_train.py", "learning/test_copies.py", "learning/test_rows.py"),
-    "learning/gradients/shared": ("learning/test_rows.py",),
-    "learning/gradients/work": ("learning/test_rows.py", "learning/test_loss.py"),
+    "learning/gradients/lazy": ("learning/gradients/test_unused.py", "learning/test_fusing.py", "test_train.py"),
+    "learning/gradients/server": (
+        "test_train.py",
+        "learning/test_copies.py",
+        "learning/gradients/test_shared_gradients.py",
+    ),
+    "learning/gradients/shared": ("learning/gradients/test_shared_gradients.py",),
+    "learning/gradients/work": ("learning/gradients/test_shared_gradients.py", "learning/test_loss.py"),
     "learning/learner": ("test_train.py", "engine/test_build.py", *_MODELS),
     "learning/loss": ("learning/test_loss.py",),
     "learning/model_state": ("learning/test_buffers.py", "learning/test_copies.py"),
     "learning/models/averaging": _MODELS,
-    "learning/models/compression": ("learning/test_distillation.py", *_MODELS),
-    "learning/models/ensemble": ("learning/test_ensemble.py", "learning/test_relabelling.py", *_MODELS),
+    "learning/models/compression": ("learning/models/test_distillation.py", *_MODELS),
+    "learning/models/ensemble": ("learning/models/test_ensemble.py", "learning/models/test_relabelling.py", *_MODELS),
     "learning/models/server": _MODELS,
     "learning/models/shared": ("fleets/processes/test_process_models.py",),
     "learning/models/training": _MODELS,

@@ -291,7 +291,9 @@ class SharedGradients:
             if promise.used:
                 continue
             losses = slot.losses_array[: promise.losses]
-            computed = promise.indices[: promise.samples]
+            computed = promise.indices
+            if promise.samples < len(computed):
+                computed = computed[: promise.samples]
             result.passes.append(Pass((ticket,), (computed,), losses, promise.loss_sum, promise.loss_weight))
         return result
 

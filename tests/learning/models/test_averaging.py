@@ -51,7 +51,7 @@ def test_torchs_periodic_averager_on_two_real_processes_gets_the_same(tmp_path: 
     result = run(pl.ModelAveraging(PERIOD), on=fleet(2), sampling=record, optimizer=optimizer, updates=ROUNDS)
     for rank in range(2):
         torch.save(record.draws[rank][: PERIOD * ROUNDS], tmp_path / f"batches{rank}.pt")
-    path = os.pathsep.join(map(str, (Path(__file__).parents[1], *filter(None, sys.path))))
+    path = os.pathsep.join(map(str, (Path(__file__).parents[2], *filter(None, sys.path))))
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "support.gloo_averaging", str(rank), str(tmp_path)],
