@@ -49,8 +49,8 @@ class NoTrace(TraceWriter):
 
 def events_per_second(strategy: pl.strategy.Strategy, workers: int, trace: TraceWriter) -> float:
     fleet = pl.SimulatedFleet(pl.delays.ShiftedExponential(0.05, 0.02), workers=workers)
-    loop = Loop(strategy, fleet.open(0), NoLearner(), trace)
-    wait, counted, most = loop._crew.wait, 0, EVENTS[workers]
+    group = fleet.open(0)
+    wait, counted, most = group.wait, 0, EVENTS[workers]
 
     def counting() -> object:
         nonlocal counted
@@ -60,7 +60,8 @@ def events_per_second(strategy: pl.strategy.Strategy, workers: int, trace: Trace
             raise StopIteration
         return events
 
-    loop._crew.wait = counting  # type: ignore[method-assign, assignment]
+    group.wait = counting  # type: ignore[method-assign, assignment]
+    loop = Loop(strategy, group, NoLearner(), trace)
     begin = time.perf_counter()
     try:
         with seldom_collecting():
