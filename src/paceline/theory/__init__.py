@@ -1,8 +1,9 @@
-r"""What a delay does to stochastic gradient descent, before a run: steps that converge, how fast, and how near.
+r"""Theory of stochastic gradient descent with delayed gradients: stable learning rates, speed and error.
 
-Everything here is about one direction of curvature $\lambda$, or a quadratic with several, and says so where a number
-holds more widely. Delays are whole updates where the discrete algorithm is meant, and times where a differential
-equation is. ``docs/theory.md`` tells which number to trust when.
+Results are for one direction of curvature $\lambda$, or for a quadratic with several, unless a docstring says
+otherwise. Delays are whole numbers of updates for the discrete algorithm, and times for a differential equation. Names
+with ``step`` (``critical_step``, ``scaled_step``) are about the learning rate times the curvature, $\eta\lambda$.
+``docs/theory.md`` explains which number to use when.
 """
 
 from paceline.theory.group_bound import group_sgd_bound

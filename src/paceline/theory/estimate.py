@@ -1,10 +1,10 @@
-"""A number together with where it comes from."""
+"""A number with its source: exact, measured, simulated, ..."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Source = Literal["exact", "quadrature", "simulation", "theorem", "measured"]
-# From the surest to the least sure: a number made of several has the source of the weakest.
+# From the most to the least certain: a number computed from several has the weakest source.
 SOURCES: tuple[Source, ...] = ("exact", "theorem", "quadrature", "measured", "simulation")
 
 
@@ -12,15 +12,15 @@ SOURCES: tuple[Source, ...] = ("exact", "theorem", "quadrature", "measured", "si
 class Estimate:
     """A value and its source.
 
-    source  ``exact``: a closed form or a finite sum; ``quadrature``: an integral, to about ``error``; ``simulation``:
-            drawn, with the standard error ``error``; ``theorem``: a bound; ``measured``: read off a recorded run
+    source  ``exact``: a closed form or a finite sum; ``quadrature``: a numerical integral with about this ``error``;
+            ``simulation``: random, with the standard error ``error``; ``theorem``: a bound; ``measured``: from a trace
     """
 
     value: float
     source: Source
-    error: float | None = None  # None: not told, or none
+    error: float | None = None  # None: unknown, or zero
 
 
 def weakest(*sources: Source) -> Source:
-    """The source of a number that is made of others."""
+    """The source of a number that is computed from others."""
     return max(sources, key=SOURCES.index)

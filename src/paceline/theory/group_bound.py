@@ -11,21 +11,24 @@ from paceline.core.errors import ConfigError
 def group_sgd_bound(
     noises: Sequence[float], *, step: float, smoothness: float, convexity: float, gamma: float, gap: float
 ) -> NDArray[np.float64]:
-    r"""The right side of theorem 3.1 after 0, 1, ... updates, for any problem; $\alpha = 1 - \eta c (1-\gamma)$:
+    r"""The right side of theorem 3.1 of *Group SGD* after 0, 1, ... updates; $\alpha = 1 - \eta c (1-\gamma)$:
 
     $$B_{t+1} = \alpha B_t + \tfrac12 \mu \eta^2 v_t.$$
 
     noises      $v_t = \sigma^2 / (m |G_{k(t)}|)$, the variance of each update's gradient
+    step        $\eta$, the learning rate
     smoothness  $\mu$, and ``convexity`` $c$: $c \le \nabla^2 F \le \mu$
     gamma       of assumption 3.5, which no function can check: how much staleness changes the gradient
     gap         $F(w_0) - F_*$
 
-    Needs $\eta \le 1/\mu$, which is checked. With $\gamma > 1$ it is a number, but no theorem.
+    Needs $\eta \le 1/\mu$, which is checked. With $\gamma > 1$ it is not a bound.
     """
     if not 0 < convexity <= smoothness:
-        raise ConfigError(f"a convexity of {convexity} does not go with a smoothness of {smoothness}: 0 < c <= mu")
+        raise ConfigError(f"a convexity of {convexity} does not fit a smoothness of {smoothness}: 0 < c <= mu")
     if not 0 < step * smoothness <= 1:
-        raise ConfigError(f"theorem 3.1 is not for a step of {step}: above 0, and at most 1/mu = {1 / smoothness:g}")
+        raise ConfigError(
+            f"theorem 3.1 does not hold for a learning rate of {step}: above 0, at most 1/mu = {1 / smoothness:g}"
+        )
     alpha = 1 - step * convexity * (1 - gamma)
     right = [gap]
     for noise in noises:

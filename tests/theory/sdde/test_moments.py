@@ -82,7 +82,7 @@ def test_the_equation_is_the_limit_of_the_recursion_with_random_delays_and_momen
 
 
 def test_an_unstable_equation_has_no_stationary_variance() -> None:
-    with pytest.raises(ConfigError, match=r"the rate 40 with delays up to 10 of 0\.005 is not"):
+    with pytest.raises(ConfigError, match=r"the rate 40 with delays up to 10 of 0\.005 is unstable"):
         sdde_stationary_variance(40.0, 10, 1.0, unit=0.005)
     with pytest.raises(ConfigError, match="a unit of 0, a rate of"):
         sdde_moments(1.0, 1, 1.0, unit=0, updates=3, history=1.0)

@@ -291,10 +291,10 @@ def test_memory_does_not_grow_with_the_steps() -> None:
     ("arguments", "message"),
     [
         ({"step": 0.0}, "a grid step of 0.0 is not possible"),
-        ({"steps": -1}, "cannot keep each 1 of -1 steps"),
+        ({"steps": -1}, "every=1, steps=-1"),
         ({"delay": -3}, "a delay of -3 updates is not possible"),
         ({"delay": [0, -1, 0, 0, 0]}, "a delay of -1 steps is not possible"),
-        ({"delay": [1, 2]}, "delays of type int64 do not go with 5 steps"),
+        ({"delay": [1, 2]}, "delays of type int64 do not fit 5 steps"),
         ({"delay": 2, "history": [[1.0], [2.0]]}, "reaches 2 steps back, but the history has 2 rows: give 3"),
         ({"history": math.nan}, "the history is not finite"),
         ({"noise": np.zeros((4, 1, 1))}, r"noise of shape \(4, 1, 1\) cannot drive paths of shape \(5, 1, 1\)"),
@@ -309,12 +309,12 @@ def test_what_cannot_be_solved_is_refused_with_the_value(arguments: dict[str, ob
 
 @pytest.mark.parametrize("diffusion", [np.ones(2), np.ones((3, 2)), lambda t, x: np.ones(2)])
 def test_noise_that_does_not_go_with_the_dimensions_is_refused(diffusion: Floats) -> None:
-    with pytest.raises(ConfigError, match=r"a diffusion of shape \(.*2.*\) does not go with 2 dimensions"):
+    with pytest.raises(ConfigError, match=r"a diffusion of shape \(.*2.*\) does not fit 2 dimensions"):
         solve_sdde(DelayEquation(-1.0, diffusion), step=0.1, steps=3, history=[1.0, 2.0])
 
 
 def test_impossible_descents_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a step of -1 is not possible"):
+    with pytest.raises(ConfigError, match="a learning rate of -1 is not possible"):
         DelayedDescent(gradient, 1.0, -1)
     with pytest.raises(ConfigError, match="decay='1/k2' is unknown"):
         DelayedDescent(gradient, 1.0, 1, "1/k2")  # type: ignore[arg-type]

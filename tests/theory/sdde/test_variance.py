@@ -109,7 +109,7 @@ def test_systems_without_a_stationary_variance_are_refused_with_the_values() -> 
         stationary_variance(np.array([[1.0, 1.0], [0.0, 1.0]]), 0.05, np.eye(2))
     with pytest.raises(ConfigError, match=r"0\.2 is not stable in mean square, .* less than 0\.14946"):
         discrete_stationary_variance(0.2, 10, 1.0)
-    with pytest.raises(ConfigError, match="a step times curvature of 2 is not stable in mean square"):
+    with pytest.raises(ConfigError, match="a learning rate times curvature of 2 is not stable in mean square"):
         discrete_stationary_variance(2.0, 0, 1.0)  # exactly at the limit
     with pytest.raises(ConfigError, match=r"a delay of -0\.1 is not possible"):
         dominant_root(1.0, -0.1)

@@ -128,7 +128,7 @@ def test_long_tails_are_lumped_together() -> None:
     ("ages", "said"),
     [
         ({}, "no weights are given"),
-        ({-1: 1.0}, "on an age of -1 is not possible"),
+        ({-1: 1.0}, "at an age of -1 is not possible"),
         ({0: math.nan}, "a weight of nan"),
         ({0: 0.5, 1: -0.5}, "weights that add up to 0 do not descend"),
     ],

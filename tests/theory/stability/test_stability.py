@@ -179,5 +179,5 @@ def test_histograms_that_cannot_be_are_refused_with_the_value(delays: int, messa
 def test_impossible_momentum_and_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"a momentum of 1\.0 is not possible"):
         critical_step(3, momentum=1.0)
-    with pytest.raises(ConfigError, match="a step times curvature of -1 is not possible"):
+    with pytest.raises(ConfigError, match="a learning rate times curvature of -1 is not possible"):
         spectral_radius(-1, 3)

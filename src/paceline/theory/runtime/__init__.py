@@ -1,1 +1,1 @@
-"""How long the updates of a strategy take on a fleet, and how stale they are."""
+"""Expected time of an update, wasted work and staleness of a strategy on a fleet."""

@@ -1,8 +1,8 @@
-r"""What a strategy costs on a fleet, without running anything where a formula is known.
+r"""Speed, wasted work and staleness of a strategy on a fleet, from formulas where they are known.
 
-Time comes from order statistics, staleness from renewal theory; ``simulation`` stands in, and says so, where late
-workers keep computing into the next round and rounds so depend on each other, or where a server takes time for which
-all workers wait:
+Time comes from order statistics, staleness from renewal theory. A simulation without a model is used, and named as the
+source, if late workers keep computing into the next round, so that rounds depend on each other, or if workers wait for
+the server:
 
 | strategy | time of an update | staleness |
 |---|---|---|
@@ -10,10 +10,10 @@ all workers wait:
 | ``FastestK`` | $E X_{(K)} + 2c$; simulation if late workers are not stopped | 0 |
 | ``Asynchronous`` | $1 / \sum_i (E X_i + 2c)^{-1}$ | $P-1$ in the mean; distribution by ``renewal`` |
 | ``LiveCompensation`` | $E X_{(K)} + 2c$ if late workers answer a recall at once; else simulation | 1 for the late |
-| ``Grouped`` | $1 / \sum_g T_g^{-1}$ over the groups' rounds | groups less one in the mean; likewise |
+| ``Grouped`` | $1 / \sum_g T_g^{-1}$ over the groups' rounds | groups minus one in the mean; likewise |
 
-$X_{(K)}$ is the $K$-th order statistic of the workers' durations and $c$ the transfer of one message. All are means in
-the long run: warm-up rounds, and workers that leave or join, are left out.
+$X_{(K)}$ is the $K$-th order statistic of the workers' durations and $c$ the transfer of one message. All are
+means in the long run, without warm-up rounds and without workers that leave or join.
 
 Xu, *Live Gradient Compensation*, Sec. III-B; Gao & Chen, *Group SGD*, Sec. 3.
 """
@@ -41,16 +41,16 @@ from paceline.trace.measure import MeasureReader
 from paceline.trace.staleness import Staleness
 from paceline.trace.writing import NoTrace
 
-PIECES_OF_WORK = 16_000  # half a second, more or less
+PIECES_OF_WORK = 16_000  # about half a second
 PIECES_OF_A_WORKER = 20  # at least
 FEWEST_UPDATES = 400
-BATCHES = 20  # of updates, whose means tell how sure the mean of all is
-SETTLING = 0.1  # the share of the updates at the beginning that is left out
+BATCHES = 20  # of updates, for the standard error of the mean
+SETTLING = 0.1  # share of the updates at the start that is left out
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """Means over a long simulation; ``updates`` says how long."""
+    """Means over a long simulation of so many ``updates``."""
 
     updates: int
     seconds_per_update: Estimate
@@ -61,17 +61,17 @@ class Simulated:
 
 
 def simulated(strategy: Strategy, fleet: SimulatedFleet, message_bytes: int = 0, seed: int = 0) -> Simulated:
-    """Run until enough was computed to tell the mean times to about a percent. Nobody leaves or joins."""
+    """Simulate until mean times are known to about one percent. No worker leaves or joins."""
     fleet = replace(fleet, changes=())
-    hands, enough = _Counting(), max(PIECES_OF_WORK, PIECES_OF_A_WORKER * fleet.workers)
+    counter, enough = _Counting(), max(PIECES_OF_WORK, PIECES_OF_A_WORKER * fleet.workers)
     workers = fleet.open(seed, message_bytes)
     measuring, ages = MeasureReader(workers.about), _Ages()
     trace = NoTrace(workers.about, measuring)
     workers.announce = trace.note
     with seldom_collecting():
-        for update in Loop(strategy, workers, hands, trace):
+        for update in Loop(strategy, workers, counter, trace):
             ages.count(update)
-            if hands.started >= enough and len(ages.times) >= FEWEST_UPDATES:
+            if counter.started >= enough and len(ages.times) >= FEWEST_UPDATES:
                 break
     begin = int(SETTLING * len(ages.times))
     gaps, means = np.diff(ages.times)[begin:], np.array(ages.means)[begin:]
@@ -87,13 +87,13 @@ def simulated(strategy: Strategy, fleet: SimulatedFleet, message_bytes: int = 0,
 
 
 def _mean(values: NDArray[np.float64]) -> Estimate:
-    """The mean, and its standard error from the means of consecutive batches, since neighbours depend on each other."""
+    """The mean, and its standard error from the means of consecutive batches, because values are correlated."""
     batches = [batch.mean() for batch in np.array_split(values, BATCHES)]
     return Estimate(float(values.mean()), "simulation", float(np.std(batches, ddof=1)) / math.sqrt(BATCHES))
 
 
 class _Counting(NoLearner):
-    """Counts what was given out."""
+    """Counts the tickets that were assigned."""
 
     started = 0
 
@@ -102,7 +102,7 @@ class _Counting(NoLearner):
 
 
 class _Ages:
-    """When updates were made, and how old what each used for the first time was."""
+    """The time of each update, and the age of what it used for the first time."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -123,7 +123,7 @@ class _Ages:
 
 @dataclass(frozen=True)
 class Ages:
-    """How much of an update is how old: ages in updates, mapped to shares that add up to 1."""
+    """Distribution of the age of what an update uses: ages in updates, mapped to shares that add up to 1."""
 
     shares: Mapping[int, float]
     source: Source
@@ -133,7 +133,7 @@ class Ages:
         return sum(age * share for age, share in self.shares.items())
 
     def quantile(self, probability: float) -> int:
-        """The smallest age that at least so much is not older than."""
+        """The smallest age such that at least this share is not older."""
         total = 0.0
         for age in sorted(self.shares):
             total += self.shares[age]
@@ -147,14 +147,14 @@ FRESH = Ages({0: 1.0}, "exact")
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a strategy does on a fleet in the long run.
+    """Speed, waste and staleness of a strategy on a fleet in the long run.
 
-    wasted_share    of the computing time, what no update uses
+    wasted_share    share of the computing time that no update uses
     mean_staleness  updates between the download of a model and the first use of its gradient, mean over the updates
     staleness       its distribution: every update counts once, shared among the contributions that it uses first
-    weights         the net weights that gradients of each age have in an update, on which the stable step depends, and
-                    ``weights_source``. They are ``staleness``, except where a rule uses a gradient again: what
-                    ``LiveCompensation`` adds for the late it takes from the fast
+    weights         the net weights of gradients of each age in an update, on which the stable learning rate depends,
+                    with ``weights_source``. They are ``staleness``, except where a rule uses a gradient again:
+                    ``LiveCompensation`` subtracts from fast workers what it adds for late ones
     """
 
     updates_per_second: Estimate
@@ -175,8 +175,8 @@ class Runtime:
 def runtime(strategy: Strategy, fleet: SimulatedFleet, *, message_bytes: int = 0, seed: int = 0) -> Runtime:
     """Expected speed, waste and staleness of ``strategy`` on ``fleet``, each with its source.
 
-    message_bytes  the size of the model, which with the fleet's network gives the transfer time of a message
-    seed           of the simulation, if one is needed
+    message_bytes  size of the model; with the fleet's network it gives the transfer time of a message
+    seed           random seed of the simulation, if one is needed
     """
     if (check := getattr(strategy, "check", None)) is not None:
         check(fleet.workers, None)
@@ -227,7 +227,7 @@ class _Case:
         return self.simulation.wasted_share
 
     def _all_is_used(self) -> bool:
-        """Nothing is ever stopped, dropped or broken off."""
+        """Is no work ever stopped, dropped or interrupted?"""
         inner = self.inner
         if type(inner) is LiveCompensation:
             whole = not inner.recall or self.fleet.recall == "complete"
@@ -268,14 +268,14 @@ class _Case:
         return None if found is None else Ages(dict(enumerate(found.tolist())), "quadrature")
 
     def _counts_others(self) -> bool:
-        """Everything that an update uses was begun right after the same clock's update before."""
+        """Was everything that an update uses started right after the previous update of the same clock?"""
         inner = self.inner
         return type(inner) is not LiveCompensation or all(
             inner.quorum == len(group) for group in getattr(self.strategy, "groups", [range(self.fleet.workers)])
         )
 
     def _meet_for_sure(self) -> bool:
-        """Those that arrive at one instant are told together, and so do not count each other."""
+        """Do contributions that arrive at one instant form one event, and so not make each other stale?"""
         return self.fleet.ties == "batch" and sum(clock.may_tick_in_step for clock in self.clocks or ()) > 1
 
     def weights(self) -> tuple[NetWeights, Source]:
@@ -284,9 +284,9 @@ class _Case:
             alone = not isinstance(self.strategy, Grouped) or len(self.strategy.groups) == 1
             whole = not inner.recall or self.fleet.recall == "complete" or not inner.scale or inner.blocks == 1
             if alone and whole and self._all_is_used():
-                # what is added for the late is taken from the fast of the same round
+                # what is added for late workers is subtracted from the fast ones of the same round
                 return NetWeights.of_delays(FRESH.shares), "exact"
             return self.simulation.weights, "simulation"
-        if self.staleness.source == "simulation":  # of a rule of which nothing is known, several ages in one update
+        if self.staleness.source == "simulation":  # for a rule without formulas: several ages in one update
             return self.simulation.weights, "simulation"
         return NetWeights.of_delays(self.staleness.shares), self.staleness.source

@@ -1,7 +1,7 @@
-"""How long the fastest ``rank`` of several workers take: means of order statistics, of unlike workers too.
+"""Expected time of the ``rank``-th fastest of several workers: means of order statistics, for different workers too.
 
-A round of workers that begin together ends with the $K$-th of them to be done, at the order statistic $X_{(K)}$ of
-their durations. With everybody it is the slowest's, $X_{(N)}$.
+A round of workers that start together ends when the $K$-th of them is done, at the order statistic $X_{(K)}$ of their
+durations. If it waits for all, that is the slowest, $X_{(N)}$.
 """
 
 import math
@@ -19,12 +19,12 @@ from paceline.theory.estimate import Estimate, Source
 
 Floats = NDArray[np.float64]
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(10)
-AT_ONCE = 1 << 16  # values of the function kept at a time, more or less
-MOST_PIECES = 4096  # where rounding keeps the halves from agreeing, refining would never end
+AT_ONCE = 1 << 16  # values of the function in memory at a time, about
+MOST_PIECES = 4096  # refinement ends there, in case rounding errors prevent agreement
 
 
 def integrate(function: Callable[[Floats], Floats], edges: Sequence[float], relative: float) -> tuple[Floats, float]:
-    """The integral from the first edge to the last, and about how wrong it is: of the largest value, ``relative``.
+    """The integral from the first edge to the last, and an estimate of its error; ``relative``: to the largest value.
 
     function  from points to an array (points, values); smooth between the edges
     edges     in increasing order. Pieces between them are halved until the halves agree with the whole.
@@ -50,7 +50,7 @@ def integrate(function: Callable[[Floats], Floats], edges: Sequence[float], rela
 
 
 def _gauss(function: Callable[[Floats], Floats], lows: Floats, highs: Floats) -> Floats:
-    """The rule of Gauss and Legendre on each piece."""
+    """Gauss-Legendre quadrature on each piece."""
     found = []
     values_of_a_point = 1
     begin = 0
@@ -65,13 +65,13 @@ def _gauss(function: Callable[[Floats], Floats], lows: Floats, highs: Floats) ->
     return np.concatenate(found)
 
 
-NEGLIGIBLE = 1e-10  # a probability so small that the integral ends there
+NEGLIGIBLE = 1e-10  # probability at which the integral is cut off
 ACCURACY = 1e-9  # of an integral, relative
 
 
 @dataclass(frozen=True)
 class OrderMeans:
-    """The means of the first to the last order statistic asked for, and where they come from."""
+    """The means of order statistics, with their source."""
 
     means: Floats
     source: Source
@@ -79,7 +79,7 @@ class OrderMeans:
 
 
 def exponential_order_statistic(shift: float, mean: float, workers: int, rank: int) -> tuple[float, float]:
-    r"""Mean and variance of the time of the ``rank``-th ($K$) of $N$ like workers, $X = a + \mathrm{Exp}(b)$. Exact.
+    r"""Mean and variance of the time of the ``rank``-th ($K$) of $N$ equal workers, $X = a + \mathrm{Exp}(b)$. Exact.
 
     $$E X_{(K)} = a + b\,(H_N - H_{N-K}), \qquad \mathrm{Var}\,X_{(K)} = b^2\,(H^{(2)}_N - H^{(2)}_{N-K})$$
 
@@ -93,7 +93,7 @@ def exponential_order_statistic(shift: float, mean: float, workers: int, rank: i
 
 
 def pareto_order_statistic(minimum: float, shape: float, workers: int, rank: int) -> float:
-    r"""The mean time of the ``rank``-th ($K$) of $N$ like workers with $P(X > x) = (m/x)^a$. Exact.
+    r"""The mean time of the ``rank``-th ($K$) of $N$ equal workers with $P(X > x) = (m/x)^a$. Exact.
 
     $$E X_{(K)} = m\,\frac{N!}{(N-K)!}\,\frac{\Gamma(N-K+1-1/a)}{\Gamma(N+1-1/a)}$$
 
@@ -112,15 +112,16 @@ def order_statistic_means(delays: Sequence[Distribution], rank: int) -> OrderMea
 
     $$E X_{(k)} = \int_0^\infty P(\text{fewer than } k \text{ are done by } t)\,dt,$$
 
-    where the number that is done is a sum of independent yes-or-no draws with the probabilities $F_i(t)$. Like workers
-    with exponential or Pareto delays have closed forms, constants and measured durations finite sums: ``exact``.
+    where the number of workers that are done is a sum of independent Bernoulli variables of probabilities $F_i(t)$. It
+    is ``exact`` for equal workers with exponential or Pareto delays (closed forms) and for constant or measured
+    durations (finite sums).
     """
     _check_rank(rank, len(delays))
     return _means(delays, range(1, rank + 1), lambda seconds: fewer_done(delays, rank, seconds))
 
 
 def order_statistic_mean(delays: Sequence[Distribution], rank: int) -> Estimate:
-    r"""$E X_{(K)}$ alone; for the slowest ($K = N$) of a large fleet much cheaper than with all before it."""
+    r"""$E X_{(K)}$ only; for the slowest ($K = N$) of a large fleet much cheaper than ``order_statistic_means``."""
     _check_rank(rank, len(delays))
     found = _means(delays, range(rank, rank + 1), lambda seconds: 1 - round_cdf(delays, rank, seconds)[:, None])
     return Estimate(float(found.means[0]), found.source, found.error)
@@ -128,7 +129,7 @@ def order_statistic_mean(delays: Sequence[Distribution], rank: int) -> Estimate:
 
 def fewer_done(delays: Sequence[Distribution], rank: int, seconds: Floats) -> Floats:
     r"""$P(\text{fewer than } k \text{ are done by } t)$ for $k = 1, \dots,$ ``rank``: an array (times, rank)."""
-    exactly = np.zeros((len(seconds), rank))  # this many are done, of those looked at so far
+    exactly = np.zeros((len(seconds), rank))  # probability that this many are done, of the workers so far
     exactly[:, 0] = 1.0
     for delay, count in Counter(delays).items():
         alike = _binomial(delay.cdf(seconds), count, rank)
@@ -139,7 +140,7 @@ def fewer_done(delays: Sequence[Distribution], rank: int, seconds: Floats) -> Fl
 
 
 def round_cdf(delays: Sequence[Distribution], rank: int, seconds: Floats) -> Floats:
-    r"""$P(X_{(K)} \le t)$: a round with this ``rank`` ($K$) is over by then."""
+    r"""$P(X_{(K)} \le t)$, the probability that a round with this ``rank`` ($K$) is over."""
     if rank < len(delays):
         return np.asarray(1 - fewer_done(delays, rank, seconds)[:, -1])
     product = np.ones(len(seconds))
@@ -149,7 +150,7 @@ def round_cdf(delays: Sequence[Distribution], rank: int, seconds: Floats) -> Flo
 
 
 def _binomial(share: Floats, count: int, most: int) -> Floats:
-    """The probabilities of 0, 1, ... (fewer than ``most``) of ``count`` like workers; small ones are as precise."""
+    """Binomial probabilities of 0, 1, ... (fewer than ``most``) of ``count`` workers, precise for small ones too."""
     done = np.arange(min(count + 1, most))
     ways = gammaln(count + 1) - gammaln(done + 1) - gammaln(count - done + 1)
     share = share[:, None]
@@ -157,7 +158,7 @@ def _binomial(share: Floats, count: int, most: int) -> Floats:
 
 
 def beginnings_and_jumps(delay: Distribution) -> tuple[float, ...]:
-    """Where a distribution function is not smooth."""
+    """The points at which a distribution function is not smooth."""
     match delay:
         case Constant(value):
             return (value,)
@@ -171,7 +172,7 @@ def beginnings_and_jumps(delay: Distribution) -> tuple[float, ...]:
 
 
 def _means(delays: Sequence[Distribution], ranks: range, waiting: Callable[[Floats], Floats]) -> OrderMeans:
-    """By the surest way there is. ``waiting``: the probabilities that a rank is not done yet, (times, ranks)."""
+    """In closed form if there is one. ``waiting``: the probability that a rank is not done yet, (times, ranks)."""
     first, workers = delays[0], len(delays)
     if len(set(delays)) == 1:
         if isinstance(first, ShiftedExponential):
@@ -194,7 +195,7 @@ def _exact(means: Sequence[float] | Floats) -> OrderMeans:
 def _integral(
     delays: Sequence[Distribution], ranks: range, waiting: Callable[[Floats], Floats]
 ) -> tuple[Floats, Source, float]:
-    """Over the logarithm of time, in which every scale is alike, up to a negligible rest."""
+    """Integrate over the logarithm of time, up to a negligible rest."""
     kinds = set(delays)
     medians = np.sort([delay.median for delay in kinds])
     begin, end = medians[0] * ACCURACY, medians[-1]
@@ -219,9 +220,10 @@ def _integral(
 
 
 def _tails(delays: Sequence[Distribution], ranks: range, end: float, waiting: Floats) -> Floats:
-    r"""What comes after the integral's end $T$: $T\,P(X_{(k)} > T) / (a - 1)$ for a tail $\propto t^{-a}$.
+    r"""The rest of the integral after $T$: $T\,P(X_{(k)} > T) / (a - 1)$ for a tail $\propto t^{-a}$.
 
-    $X_{(k)} > T$ needs $N - k + 1$ workers that are not done: the heaviest tails, whose exponents add up to $a$.
+    $X_{(k)} > T$ needs $N - k + 1$ workers that are not done. The heaviest tails dominate, and their
+    exponents add up to $a$.
     """
     shapes = np.sort([delay.shape if isinstance(delay, Pareto) else math.inf for delay in delays])
     exponents = np.cumsum(shapes)[len(delays) - np.array(ranks)]

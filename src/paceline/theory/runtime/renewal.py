@@ -1,18 +1,19 @@
-r"""How stale the updates of independent clocks are: how often the others tick during one's own round.
+r"""Staleness of workers or groups with independent rounds: how often the others update during a round.
 
-A clock downloads the model when its round begins. Since the clocks are independent, it then finds the others in their
-stationary state, and the others' ticks in a time $d$ are distributed as
+A *clock* is a part of the fleet that makes updates by itself. It downloads the model when its round starts. Since the
+clocks are independent, the others are then in their stationary state, and their numbers of updates in a time $d$ are
+distributed as
 
 $$P(N_j(d) \ge n) = (F_j^e * F_j^{*(n-1)})(d), \qquad F_j^e(t) = \frac{1}{m_j}\int_0^t (1 - F_j(s))\,ds,$$
 
 where $F_j$ is the distribution of its rounds, $m_j$ their mean and $*$ convolution (Cox, *Renewal Theory*, 1962). The
-staleness is $\sum_{j \ne i} N_j(D_i)$ with $D_i$ the length of one's own round. Its mean over all updates is the number
-of clocks less one, whatever the distributions.
+staleness is $\sum_{j \ne i} N_j(D_i)$, where $D_i$ is the length of the round. Its mean over all updates is the number
+of clocks minus one, for any distributions.
 
-The parts of a fleet that make updates on their own clock are its ``Clock``s: where the workers of a part begin a round
-together, and it ends with the $K$-th of them, rounds are independent, each as long as the order statistic $X_{(K)}$ and
-two transfers. ``Synchronous`` is one such clock, ``Asynchronous`` one for each worker, ``Grouped`` one for each group.
-Where late workers keep computing into the next round, rounds depend on each other, and there is no such clock.
+The workers of a clock start a round together, and it ends with the $K$-th of them. So rounds are independent, and each
+takes the order statistic $X_{(K)}$ and two transfers. ``Synchronous`` has one clock, ``Asynchronous`` one per worker,
+``Grouped`` one per group. If late workers keep computing into the next round, rounds depend on each other, and there is
+no such clock.
 """
 
 import math
@@ -41,7 +42,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Clock:
-    """Rounds of workers that begin together and end with the ``rank``-th; ``transfer`` is what one message takes."""
+    """Rounds of workers that start together and end with the ``rank``-th; a message takes ``transfer`` seconds."""
 
     delays: tuple[Distribution, ...]
     rank: int
@@ -55,12 +56,12 @@ class Clock:
 
     @cached_property
     def used(self) -> float:
-        """Seconds of computing in a round that end in its update, by all workers."""
+        """Worker-seconds of computation in a round that are used in its update."""
         return float(order_statistic_means(self.delays, self.rank).means.sum())
 
     @property
     def stopped(self) -> float:
-        """Seconds of computing in a round by those that are stopped when it ends: the download is not computing."""
+        """Worker-seconds of computation in a round by workers that are stopped at its end, without downloads."""
         return (len(self.delays) - self.rank) * (self.seconds.value - self.transfer)
 
     def cdf(self, seconds: Floats) -> Floats:
@@ -69,19 +70,19 @@ class Clock:
 
     @property
     def independent_rounds(self) -> bool:
-        """No duration is held for several rounds."""
+        """Is every duration drawn again in each round?"""
         return not any(isinstance(delay, ShiftedExponential) and delay.h > 1 for delay in self.delays)
 
     @property
     def may_tick_in_step(self) -> bool:
-        """Its rounds have only certain lengths, so that it may keep pace with another such clock for ever."""
+        """Can only certain lengths of a round occur? Two such clocks may stay in lockstep."""
         return any(isinstance(delay, Constant | Empirical) for delay in self.delays)
 
 
 def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> list[Clock] | None:
-    """The clocks of a strategy on a fleet, or None if its rounds depend on each other or on what cannot be told."""
+    """The clocks of a strategy on a fleet, or None if rounds depend on each other or delays are unknown."""
     if fleet.server_seconds:
-        return None  # everybody waits for the same server
+        return None  # all workers wait for the same server
     delays: list[Distribution] = []
     for delay in fleet.worker_delays:
         if not _is_drawn(delay):
@@ -106,12 +107,12 @@ def _clocks(strategy: Strategy, delays: Sequence[Distribution], recall: str, tra
     if type(strategy) is Asynchronous:
         return [Clock((delay,), 1, transfer) for delay in delays]
     rank = _rank(strategy, len(delays), recall, transfer)
-    ordered = tuple(sorted(delays, key=repr))  # so that like clocks are equal
+    ordered = tuple(sorted(delays, key=repr))  # so that clocks with the same delays are equal
     return None if rank is None else [Clock(ordered, rank, transfer)]
 
 
 def _rank(strategy: Strategy, workers: int, recall: str, transfer: float) -> int | None:
-    """Whom a round waits for, if all workers begin the next one together."""
+    """How many workers a round waits for, or None if workers do not start the next round together."""
     if type(strategy) is Synchronous:
         return workers
     if type(strategy) is FastestK:
@@ -125,13 +126,13 @@ def _rank(strategy: Strategy, workers: int, recall: str, transfer: float) -> int
 PARTS_OF_A_QUARTILE = 10  # grid cells between the quartiles of the steadiest clock
 NEGLIGIBLE = 2e-6  # the probability of a round that is longer than the grid
 LARGEST_GRID = 2e7  # cells times ticks: some seconds
-MOST_KINDS = 12  # of clocks: each is set against each
+MOST_KINDS = 12  # of clocks: the cost grows with the square
 
 
 def exponential_staleness(clocks: Sequence[Clock]) -> Floats | None:
-    r"""The distribution where each worker is alone and all durations are exponential, without shift or transfer. Exact.
+    r"""Distribution of staleness if every clock is one worker with exponential durations and no transfer. Exact.
 
-    With the rates $r_i$ and their sum $R$ the next tick is always worker $i$'s with the probability $p_i = r_i / R$:
+    With the rates $r_i$ and their sum $R$ the next update is from worker $i$ with probability $p_i = r_i / R$:
 
     $$P(\tau = n) = \sum_i p_i \cdot p_i (1 - p_i)^n.$$
     """
@@ -152,7 +153,7 @@ def exponential_staleness(clocks: Sequence[Clock]) -> Floats | None:
 
 
 def renewal_staleness(clocks: Sequence[Clock]) -> Floats | None:
-    """The distribution by convolutions on a grid, or None where it would be too large."""
+    """Distribution of staleness by convolutions on a grid, or None if the grid would be too large."""
     counts = Counter(clocks)
     if len(counts) > MOST_KINDS:
         return None
@@ -176,7 +177,7 @@ def renewal_staleness(clocks: Sequence[Clock]) -> Floats | None:
 
 
 def trimmed(shares: Floats, negligible: float = 1e-9) -> Floats:
-    """Without a tail that hardly ever happens; adds up to 1."""
+    """Cut off a negligible tail, and normalize the sum to 1."""
     shares = shares.clip(0.0)
     shares /= shares.sum()
     last = int(np.searchsorted(np.cumsum(shares), 1 - negligible))
@@ -192,7 +193,7 @@ def _longest(clock: Clock) -> float:
 
 
 def _quartiles(clock: Clock, longest: float) -> float:
-    """How far apart the quartiles of a round's length are."""
+    """The interquartile range of the length of a round."""
     places = np.linspace(0.0, longest, 20_001)
     first, third = np.searchsorted(clock.cdf(places), [0.25, 0.75])
     return float(places[third] - places[first])
@@ -204,7 +205,7 @@ def _round_grid(clock: Clock, cell: float, cells: int) -> Floats:
 
 
 def _tick_counts(clock: Clock, rounds: Floats, cell: float) -> Floats:
-    """The probability of 0, 1, ... ticks (rows) from an arbitrary moment up to each point of the grid (columns)."""
+    """The probability of 0, 1, ... updates (rows) from a random moment up to each point of the grid (columns)."""
     size = len(rounds)
     length = 1 << (2 * size - 1).bit_length()
     ahead = (
@@ -220,7 +221,7 @@ def _tick_counts(clock: Clock, rounds: Floats, cell: float) -> Floats:
 
 
 def _ticks_in(rounds: Floats, ticks: Mapping[Clock, Floats], others: Mapping[Clock, int], length: int) -> Floats:
-    """The distribution of all others' ticks together during one's own round."""
+    """The distribution of the number of updates of all other clocks during a round."""
     weights, places = _representatives(rounds)
     product = np.ones((length // 2 + 1, len(places)), dtype=complex)
     below = np.floor(places).astype(int)
@@ -233,7 +234,7 @@ def _ticks_in(rounds: Floats, ticks: Mapping[Clock, Floats], others: Mapping[Clo
 
 
 def _representatives(rounds: Floats, number: int = 100) -> tuple[Floats, Floats]:
-    """Few lengths of a round that stand for all: bins that are narrow in probability and in length."""
+    """Weights and positions of about 200 bins for the length of a round, narrow in probability and in length."""
     total = np.cumsum(rounds)
     used = int(np.searchsorted(total, total[-1] * (1 - 1e-9))) + 1
     by_share = np.searchsorted(total, total[-1] * np.arange(number) / number)

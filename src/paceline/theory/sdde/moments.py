@@ -1,8 +1,8 @@
-r"""Mean and variance of the paths of a linear problem, exactly: of the discrete recursion, and of its SDDE.
+r"""Exact mean and variance of the paths of a linear problem: of the discrete recursion, and of its SDDE.
 
-The gradient is $a\,x$ and its noise has a constant variance, so the moments follow equations of their own. The discrete
+The gradient is $a\,x$ and its noise has a constant variance, so the moments have equations of their own. The discrete
 ones are iterated. Those of the delay equation are solved by the method of steps: on each interval of one update the
-delayed values are known polynomials, and so is the solution, up to the 14 digits that its degree is chosen for.
+delayed values are known polynomials, and so is the solution. Its degree is chosen for 14 digits.
 """
 
 import math
@@ -28,12 +28,12 @@ from paceline.theory.stability.limits import (
 Floats = NDArray[np.float64]
 DEGREE = 12  # of the polynomials of an interval
 MOST_INTERVALS = 200_000
-GROWN = 1e12  # times the noise of an update: no stable response adds up to so much in so many intervals
+GROWN = 1e12  # times the noise of an update: the sum of no stable response is as large
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Mean and variance after 0, 1, 2, ... updates (or their times)."""
+    """Mean and variance after 0, 1, 2, ... updates, or at their times."""
 
     mean: Floats
     variance: Floats
@@ -48,15 +48,15 @@ def recursion_moments(
     updates: int,
     momentum: float = 0.0,
 ) -> Moments:
-    r"""Of $x_{k+1} = x_k + m(x_k - x_{k-1}) - h\,x_{k-l_k} + s\,z_k$, where all values before $x_0$ were $x_0$. Exact.
+    r"""Exact moments of $x_{k+1} = x_k + m(x_k - x_{k-1}) - h\,x_{k-l_k} + s\,z_k$; values before $x_0$ equal $x_0$.
 
-    scaled_step  $h = \eta a$
+    scaled_step  $h = \eta a$, the learning rate times the curvature
     delays       a number of updates, a mapping from delays to probabilities, or the recorded delay of each update
-    noise        $s = \eta\sigma$
+    noise        $s = \eta\sigma$, the learning rate times the standard deviation of a stochastic gradient
 
     With the covariances $C_{ij}$ and means $m_i$ of the last values $x_{k-i}$, and the weights $w$ of the mean
     recursion, $\mathrm{Var}\,x_{k+1} = w^T C w + s^2 + h^2\big(\sum_j q_j (C_{jj} + m_j^2) - q^T (C + m m^T) q\big)$;
-    the last term is what random delays add.
+    random delays add the last term.
     """
     check_momentum(momentum)
     lags = grid_delays(delays, updates)
@@ -94,16 +94,16 @@ def sdde_moments(
     history: float | Callable[[float], float],
     momentum: float = 0.0,
 ) -> Moments:
-    r"""Of $dX = -a\,X(t-\theta)\,dt + s\,dB$ at the times $0, \delta, 2\delta, \dots$, to about 13 digits.
+    r"""Moments of $dX = -a\,X(t-\theta)\,dt + s\,dB$ at the times $0, \delta, 2\delta, \dots$, to about 13 digits.
 
     rate      $a$
-    delays    $\theta$ in units of $\delta$; if it is drawn, then anew at every instant, so that only its distribution
-              is felt: $-a \sum_j q_j X(t - j\delta)$. (In discrete time the drawing makes noise of its own.)
+    delays    $\theta$ in units of $\delta$; a random delay is drawn at every instant, so that only its distribution
+              matters: $-a \sum_j q_j X(t - j\delta)$. (In discrete time random delays add noise.)
     noise     $s$: for asynchronous SGD, $\sqrt\eta\,\sigma$
     unit      $\delta$, the time of an update
     history   $X(t)$ for $t \le 0$
     momentum  $m$: then $dX = -P\,dt$, $\delta\,dP = (-(1-m) P + a X(t-\theta))\,dt + s\,dB$, which is the limit of
-              torch's momentum SGD for $\eta = \delta$. The buffer $P$ begins with 0
+              torch's momentum SGD for $\eta = \delta$. The buffer $P$ starts with 0
     """
     line = _Line(rate, delays, noise, unit, momentum)
     past: Callable[[float], float] = history if callable(history) else lambda t: float(history)
@@ -114,11 +114,11 @@ def sdde_moments(
 
 
 def sdde_stationary_variance(rate: float, delays: Delays, noise: float, *, unit: float, momentum: float = 0.0) -> float:
-    r"""The variance that ``sdde_moments`` comes to in the long run, for drawn delays and momentum too.
+    r"""The variance of ``sdde_moments`` in the long run, also for random delays and momentum.
 
-    For a fixed delay without momentum ``stationary_variance`` has it in closed form. This one adds up the squared
-    response to a push until nothing is left of it. A response that does not die out is refused: then the equation is
-    not stable (in the mean and in mean square, which is the same for these equations).
+    For a fixed delay without momentum ``stationary_variance`` is a closed form. This function sums the squared response
+    to an impulse until it has decayed. A response that does not decay is refused: then the equation is not stable (in
+    the mean and in mean square, which is the same for these equations).
     """
     line = _Line(rate, delays, noise, unit, momentum)
     total, window, recent = 0.0, line.longest + 2, list[float]()
@@ -132,8 +132,8 @@ def sdde_stationary_variance(rate: float, delays: Delays, noise: float, *, unit:
                 return total
             recent.clear()
     raise ConfigError(
-        f"there is no stationary variance: the rate {rate:.6g} with delays up to {line.longest} of {unit:.6g} is not "
-        "stable, or hardly so"
+        f"there is no stationary variance: the rate {rate:.6g} with delays up to {line.longest} of {unit:.6g} is "
+        "unstable, or almost"
     )
 
 
@@ -143,11 +143,11 @@ class _Line:
     def __init__(self, rate: float, delays: Delays, noise: float, unit: float, momentum: float) -> None:
         check_momentum(momentum)
         if not (0 < unit < math.inf and math.isfinite(rate) and 0 <= noise < math.inf):
-            raise ConfigError(f"a unit of {unit}, a rate of {rate} and a noise of {noise} do not make an equation")
+            raise ConfigError(f"a unit of {unit}, a rate of {rate} and a noise of {noise} are not possible")
         shares = probabilities(delays)
         self.longest = len(shares) - 1
         self.size = 2 if momentum else 1
-        # where the delayed gradient enters, and what is there without it
+        # the vector that the delayed gradient is multiplied with, and the matrix without it
         into = np.array([0.0, rate]) if momentum else np.array([-rate * unit])
         own = np.array([[0.0, -unit], [0.0, -(1 - momentum)]]) if momentum else np.zeros((1, 1))
         own[:, 0] += shares[0] * into
@@ -161,7 +161,7 @@ class _Line:
         self._solve = np.linalg.inv(whole)
 
     def pieces(self, begin: Floats, count: int, past: Callable[[float], float]) -> Iterator[Floats]:
-        """The solution on each interval of an update, at its points."""
+        """The solution on each interval of one update, at the Chebyshev points."""
         known: dict[int, Floats] = {
             -j: np.array([past((point - j) * self._unit) for point in self._points]) for j in range(1, self.longest + 1)
         }
@@ -177,12 +177,12 @@ class _Line:
             yield piece
 
     def area(self, values: Floats) -> float:
-        """The integral over an interval, in time."""
+        """The integral over one interval of time."""
         return float(self._integrate[-1] @ values) * self._unit
 
 
 def _integration(points: Floats) -> Floats:
-    """The matrix from values at the points to integrals from 0 to each of them."""
+    """The matrix that maps values at the points to the integrals from 0 to each point."""
     coefficients = np.linalg.inv(chebyshev.chebvander(2 * points - 1, len(points) - 1))
     rows = []
     for unit in coefficients.T:
@@ -201,20 +201,20 @@ def stationary_variance(rate: ArrayLike, delay: float, noise: ArrayLike) -> floa
     $$\mathrm{Var} = \frac{s^2\,(1 + \sin a\tau)}{2a \cos a\tau}$$
 
     rate   $a$, or a symmetric positive definite matrix $A$; then the result is the covariance matrix
-    delay  $\tau$, in the time in which ``rate`` counts
-    noise  $s$, or a matrix $G$ with the noise $G\,dB$. For asynchronous SGD with the step $\eta$ it is
+    delay  $\tau$, in the unit of time of ``rate``
+    noise  $s$, or a matrix $G$ with the noise $G\,dB$. For asynchronous SGD with the learning rate $\eta$ it is
            $\sqrt\eta\,\sigma$, where $\sigma$ is the standard deviation of a stochastic gradient
 
-    A matrix is taken apart into its eigenvalues $a_i$. Two of them share
-    $\int_0^\infty r_i r_j\,dt$ of their responses $r$ to a unit push, which solves a linear equation of its own:
+    A matrix is decomposed into its eigenvalues $a_i$. For two of them, the integral $\int_0^\infty r_i r_j\,dt$ of the
+    responses $r$ to a unit impulse solves a linear equation:
     with $\omega = \sqrt{a_i a_j}$ it is $P$ from $P = \frac{\omega}{a_j}(P \sin\omega\tau - R\cos\omega\tau)$,
     $a_i (P \cos\omega\tau + R \sin\omega\tau) - \omega R = 1$.
 
-    An equation that is not stable in the mean has no such variance, and is refused.
+    An equation that is not stable in the mean is refused: it has no such variance.
     """
     matrix = square(rate)
     if not np.allclose(matrix, matrix.T, rtol=1e-9, atol=0):
-        raise ConfigError(f"the rate {matrix.tolist()} is not symmetric, as a matrix of second derivatives is")
+        raise ConfigError(f"the rate {matrix.tolist()} is not symmetric, as a Hessian is")
     rates, directions = np.linalg.eigh(matrix)
     if (rates <= 0).any() or dominant_root(matrix, delay) >= 0:
         raise ConfigError(
@@ -223,7 +223,7 @@ def stationary_variance(rate: ArrayLike, delay: float, noise: ArrayLike) -> floa
         )
     diffusion = np.atleast_2d(np.asarray(noise, dtype=np.float64))
     if diffusion.shape[0] != len(matrix) or not np.isfinite(diffusion).all():
-        raise ConfigError(f"noise of shape {diffusion.shape} does not go with {len(matrix)} dimensions, or is infinite")
+        raise ConfigError(f"noise of shape {diffusion.shape} does not fit {len(matrix)} dimensions, or is infinite")
     turned = directions.T @ diffusion
     covariance = directions @ (_shared(rates, delay) * (turned @ turned.T)) @ directions.T
     return float(covariance[0, 0]) if np.ndim(rate) == 0 else covariance
@@ -232,13 +232,13 @@ def stationary_variance(rate: ArrayLike, delay: float, noise: ArrayLike) -> floa
 def discrete_stationary_variance(scaled_step: float, delays: Delays, noise: float, momentum: float = 0.0) -> float:
     r"""The variance of $x_{k+1} = x_k + m(x_k - x_{k-1}) - h\,x_{k-l_k} + s\,z_k$ in the long run. Exact.
 
-    scaled_step  $h = \eta\lambda$, the step times the curvature
-    delays       a number of updates, or a mapping from delays to probabilities, drawn anew for each update
-    noise        $s = \eta\sigma$, the step times the standard deviation of a stochastic gradient
+    scaled_step  $h = \eta\lambda$, the learning rate times the curvature
+    delays       a number of updates, or a mapping from delays to probabilities, drawn for each update
+    noise        $s = \eta\sigma$, the learning rate times the standard deviation of a stochastic gradient
     momentum     $m$, as in ``torch.optim.SGD(momentum=...)``
 
     It is $s^2 R_0 / (1 - h^2 \sum_n \varphi_n)$ with $R_0 = \sum_n r_n^2$ and $\varphi$ as in
-    ``mean_square_critical_step``. A step that is not stable in mean square has no such variance, and is refused.
+    ``mean_square_critical_step``. A learning rate that is not stable in mean square is refused.
     """
     if not 0 <= noise < math.inf:
         raise ConfigError(f"a noise of {noise} is not possible: at least 0, and finite")
@@ -247,17 +247,17 @@ def discrete_stationary_variance(scaled_step: float, delays: Delays, noise: floa
     returned = delay_noise(scaled_step, shares, momentum) if 0 < scaled_step < limit else math.inf
     if not returned < 1:
         raise ConfigError(
-            f"there is no stationary variance: a step times curvature of {scaled_step:.6g} is not stable in mean "
-            f"square, which needs more than 0 and less than {mean_square_critical_step(delays, momentum):.6g}"
+            f"there is no stationary variance: a learning rate times curvature of {scaled_step:.6g} is not stable "
+            f"in mean square, which needs more than 0 and less than {mean_square_critical_step(delays, momentum):.6g}"
         )
     return float(noise**2 * push_correlations(scaled_step, shares, momentum)[0] / (1 - returned))
 
 
 def _shared(rates: Floats, delay: float) -> Floats:
-    """What the responses of two directions have in common, for each pair."""
+    """The integral of the product of the responses of two directions, for each pair."""
     first, second = rates[:, None], rates[None, :]
     omega = np.sqrt(first * second)
     sine, cosine = np.sin(omega * delay), np.cos(omega * delay)
-    # with R = P * ratio from the first equation, the second gives P; written so that no delay is no special case
+    # with R = P * ratio from the first equation, the second gives P; a delay of 0 is no special case
     ratio = (omega / second * sine - 1) / (omega / second * cosine)
     return np.asarray(1 / (first * (cosine + ratio * sine) - omega * ratio))

@@ -9,9 +9,9 @@ $$X_{k+1} = X_k + \big( f(t_k, X_{k-l_k})\,\Delta + g(t_k, X_{k-l_k})\,\sqrt\Del
 The method converges with strong order 1/2, or 1 if $g$ is constant, and with weak order 1. Without a delay it is the
 Euler-Maruyama method of ordinary stochastic differential equations.
 
-Both coefficients depend on the delayed value only, as those of asynchronous SGD do. So a block of $\min_k l_k + 1$
-steps can be worked on at once, and paths in portions that stay in the processor's cache: what is left to pay for is
-the random numbers.
+Both coefficients depend only on the delayed value, as those of asynchronous SGD do. So a block of $\min_k l_k + 1$
+steps is computed at once, for chunks of paths that fit into the processor's cache. Most of the time goes into random
+numbers.
 """
 
 import math
@@ -34,11 +34,11 @@ Keep = Literal["end", "moments", "paths"]
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """What came of the paths. Arrays go by time, path and dimension; what was not kept is None.
+    """The result of ``solve_sdde``. Arrays have the axes time, path, dimension; those that were not kept are None.
 
-    times     the instants of ``paths``, ``mean`` and ``variance``
-    end       all paths at the end
-    mean      over the paths, at each instant, and ``variance``, without bias
+    times     the times of ``paths``, ``mean`` and ``variance``
+    end       the values of all paths at the end
+    mean      over the paths, at each time; so is ``variance``, which is unbiased
     """
 
     times: Floats
@@ -49,7 +49,7 @@ class Solution:
 
 
 class Record:
-    """What is remembered of all paths. Portions of them are watched apart, in any order, and put together in theirs."""
+    """Collects what is kept of all paths. Chunks of paths are recorded separately, in any order, then combined."""
 
     def __init__(self, keep: Keep, every: int, shape: tuple[int, int, int], scale: float) -> None:
         steps, paths, dimensions = shape
@@ -60,7 +60,7 @@ class Record:
         self._watches: list[Watch] = []
 
     def watch(self, some: slice) -> "Watch":
-        """For these paths, which come after those of the watches before."""
+        """A recorder for the next chunk of paths."""
         paths = None if self._paths is None else self._paths[:, some]
         self._watches.append(Watch(self._every, self._scale, self._end[some], paths, self._moments.copy()))
         return self._watches[-1]
@@ -81,9 +81,9 @@ class Record:
 
 
 class Watch:
-    """Takes the values of a portion of the paths, block by block of steps.
+    """Records a chunk of the paths, one block of steps after the other.
 
-    mean     over these paths, at each instant that is kept; ``squares``: the sums of squared differences from it
+    mean     over these paths, at each time that is kept; ``squares``: the sums of squared differences from it
     """
 
     def __init__(self, every: int, scale: float, end: Floats, paths: Floats | None, moments: Floats) -> None:
@@ -92,18 +92,18 @@ class Watch:
         self._every, self._scale, self._paths = every, scale, paths
 
     def begin(self, now: Floats) -> None:
-        """Where these paths begin."""
+        """Record the values of these paths at the start."""
         if self.needs_all:
             self._note(0, now[None])
 
     def block(self, k: int, values: Floats) -> None:
-        """The values after the steps k, k + 1, ..."""
+        """Record the values after the steps k, k + 1, ..."""
         skipped = -(k + 1) % self._every
         if skipped < len(values):
             self._note((k + 1 + skipped) // self._every, values[skipped :: self._every])
 
     def finish(self, values: Floats) -> None:
-        """Where these paths end."""
+        """Record the values of these paths at the end."""
         np.multiply(self._scale, values, out=self.end)
 
     def _note(self, place: int, values: Floats) -> None:
@@ -119,9 +119,9 @@ class Watch:
 
 Coefficient = Callable[[Floats, Floats], ArrayLike]
 Streams = tuple[np.random.Generator, np.random.Generator]  # of normal numbers, and of delays
-MOST_ROWS = 16  # steps worked on at once
-FEWEST_PATHS = 250  # worked on together: below it the calls cost more than the numbers
-TINY = 1e-100  # noise below it cannot be a unit
+MOST_ROWS = 16  # steps computed at once
+FEWEST_PATHS = 250  # in a chunk: with fewer, the overhead of calls dominates
+TINY = 1e-100  # smaller noise is not used as a unit
 IN_CACHE = 24_000  # numbers in a block: five of these fit a second-level cache of 1 MB
 
 
@@ -133,9 +133,9 @@ class DelayEquation:
                (steps, paths, dimensions), and so has the result. A number $c$ stands for $f = c\,x$
     diffusion  $g(t, x)$ in the same way: a factor for each dimension, of the shape of ``x``, or a matrix for each, with
                one more dimension at the end. A number or a matrix stands for a constant $g$
-    unit       the time in which the coefficients count: over a step $\Delta$ they are multiplied with $\Delta$/unit and
-               $\sqrt{\Delta/\text{unit}}$. Coefficients of one update of an algorithm have the time of an update here,
-               so that a step of that length has no rounding of its own
+    unit       the unit of time of the coefficients: over a step $\Delta$ they are multiplied by $\Delta$/unit and
+               $\sqrt{\Delta/\text{unit}}$. For coefficients per update of an algorithm, the time of an update; then a
+               step of that length adds no rounding errors
     """
 
     drift: Coefficient | float
@@ -162,21 +162,21 @@ def solve_sdde(
     every: int = 1,
     threads: int = 1,
 ) -> Solution:
-    r"""Paths of ``equation`` over ``steps`` grid steps of the length ``step``, from the time ``start`` on.
+    r"""Paths of ``equation`` over ``steps`` grid steps of the length ``step``, from the time ``start``.
 
-    delay    in grid steps: a number; a mapping from delays to probabilities, drawn anew for each step and path; or the
-             delay of each step, as it was recorded
+    delay    in grid steps: a number; a mapping from delays to probabilities, drawn for each step and path; or a
+             sequence with the delay of each step
     history  the past, $X(t)$ for $t \le$ ``start``: one value (or vector) for all times, a function of time, or
              rows, the last of which is the value at ``start``
-    seed     of the normal numbers, and of the delays, which have a stream of their own
+    seed     random seed of the normal numbers, and of the delays, which have their own stream
     noise    standard normal numbers to use instead, by step, path and dimension
-    keep     what to remember beside the ``end``: mean and variance at each instant (``moments``) or all ``paths``.
-             Memory does not depend on the number of steps otherwise
-    every    keep each so many steps only
-    threads  how many portions of the paths are worked on at a time. The result is the same, to the last bit; functions
-             are called from several threads then
+    keep     what to keep besides the ``end``: mean and variance at each time (``moments``) or all ``paths``.
+             Otherwise memory does not depend on the number of steps
+    every    keep every n-th step only
+    threads  number of threads. The result has the same bits for any number; with several, the functions of the equation
+             are called from several threads
 
-    An equation that is not stable runs off to infinity without a warning.
+    The paths of an unstable equation go to infinity without a warning.
     """
     _check(step, steps, paths, every, keep)
     if threads < 1:
@@ -202,14 +202,14 @@ def solve_sdde(
             follow(*each)
     else:
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(follow, portions, streams, watches))  # after an error those that did not begin are cancelled
+            list(pool.map(follow, portions, streams, watches))  # an error cancels the rest
     with np.errstate(over="ignore", invalid="ignore"):
         return record.solution(start + step * np.arange(0, steps + 1, every, dtype=np.float64))
 
 
 @dataclass(frozen=True, eq=False)
 class _Scheme:
-    """The method for a portion of the paths. What does not change from block to block is worked out once."""
+    """The Euler-Maruyama method for a chunk of the paths, with everything that is the same for all blocks."""
 
     equation: DelayEquation
     step: float
@@ -220,12 +220,12 @@ class _Scheme:
 
     @cached_property
     def rows(self) -> int:
-        """Steps of a block: the delayed values of all of them are known when it begins."""
+        """The number of steps in a block: all their delayed values are known when it starts."""
         return min(self.lags.shortest + 1, MOST_ROWS)
 
     @cached_property
     def noise_scale(self) -> float | None:
-        """In units of this the noise is standard: one pass less over a linear equation with constant noise."""
+        """The unit in which noise is standard normal, for linear equations with constant noise: it saves a pass."""
         if callable(self.equation.drift) or callable(self.equation.diffusion) or np.ndim(self.equation.diffusion):
             return None
         scale = float(self.equation.diffusion) * math.sqrt(self._ratio)
@@ -237,17 +237,17 @@ class _Scheme:
 
     @cached_property
     def _offsets(self) -> Floats:
-        """The times of a block's steps, from its first on."""
+        """The times of the steps of a block, relative to the first."""
         offsets: Floats = self.step * np.arange(self.rows, dtype=np.float64).reshape(-1, 1, 1)
         return offsets
 
     @cached_property
     def _constant(self) -> Floats | None:
-        """What the normal numbers of all steps are multiplied with, if it is the same."""
+        """The factor of the normal numbers, if it is the same for all steps."""
         return None if callable(self.equation.diffusion) else self._factors(self.equation.diffusion)
 
     def run(self, past: Floats, noise: Floats | None, streams: Streams, watch: Watch) -> None:
-        """Normal numbers are drawn to where the values will be, and become increments and then values in place."""
+        """Draw normal numbers, and turn them into increments and then into values, in place."""
         blocks = -(-(self.lags.longest + 1) // self.rows) + 1
         ring = np.empty((blocks * self.rows, *past.shape[1:]))  # X_k is in row k - 1, modulo its length
         for age in range(self.lags.reach + 1):
@@ -265,13 +265,13 @@ class _Scheme:
                 new[...] = noise[k : k + len(new)]
             self._increments(k, self.lags.take(ring, k, len(new), streams[1]), new)
             for _ in map(np.add, before[rows], values[rows], values[rows]):
-                pass  # each increment becomes a value in its place
+                pass  # each increment becomes a value in place
             if watch.needs_all:
                 watch.block(k, new)
         watch.finish(values[(self.steps - 1) % len(ring)])
 
     def _increments(self, k: int, delayed: Floats, normal: Floats) -> None:
-        """Turn the normal numbers of the steps from k on into the steps' increments."""
+        """Turn the normal numbers of the steps k, k + 1, ... into increments, in place."""
         drift, diffusion, ratio = self.equation.drift, self.equation.diffusion, self._ratio
         if self.noise_scale is not None:
             assert not callable(drift)
@@ -292,24 +292,24 @@ class _Scheme:
             normal += np.multiply(ratio, drift(times, delayed))
 
     def _factors(self, diffusion: ArrayLike) -> Floats:
-        """A diffusion over one step, if it goes with the dimensions."""
+        """The diffusion over one step, after checking its shape."""
         found, dimensions = np.asarray(diffusion, dtype=np.float64), self.dimensions
         if found.ndim not in (0, 3) and found.shape[-2:] != (dimensions, dimensions):
             raise ConfigError(
-                f"a diffusion of shape {found.shape} does not go with {dimensions} dimensions: a factor or matrix"
+                f"a diffusion of shape {found.shape} does not fit {dimensions} dimensions: a factor or matrix"
             )
         return found if self._ratio == 1 else math.sqrt(self._ratio) * found
 
 
 def _portions(paths: int, most: int) -> list[slice]:
-    """Nearly equal ones of at most so many paths."""
+    """Chunks of nearly equal size, of at most ``most`` paths."""
     count = -(-paths // most)
     edges = [paths * number // count for number in range(count + 1)]
     return [slice(*each) for each in pairwise(edges)]
 
 
 def _streams(seed: int, portions: int) -> list[Streams]:
-    """Each portion has its own, so that the result does not depend on who is first."""
+    """Random streams for each chunk, so that the result does not depend on the order of threads."""
     each = [np.random.Generator(np.random.SFC64(child)) for child in np.random.SeedSequence(seed).spawn(2 * portions)]
     return list(zip(each[::2], each[1::2], strict=True))
 
@@ -317,7 +317,7 @@ def _streams(seed: int, portions: int) -> list[Streams]:
 def _past(
     history: ArrayLike | Callable[[float], ArrayLike], reach: int, start: float, step: float, paths: int
 ) -> Floats:
-    """The values at the last grid times up to the start, as many as are needed: by time, path and dimension."""
+    """The values at the grid times before the start that are needed: by time, path and dimension."""
     if callable(history):
         rows = np.array([np.atleast_1d(history(start - age * step)) for age in range(reach, -1, -1)], dtype=np.float64)
     else:
@@ -326,7 +326,7 @@ def _past(
             rows = np.broadcast_to(np.atleast_1d(rows), (reach + 1, rows.size))
     rows = rows[:, None, :] if rows.ndim == 2 else rows
     if rows.ndim != 3 or rows.shape[1] not in (1, paths) or not rows.size:
-        raise ConfigError(f"a history of shape {rows.shape} does not go with {paths} paths: rows by time, then values")
+        raise ConfigError(f"a history of shape {rows.shape} does not fit {paths} paths: rows by time, then values")
     if len(rows) <= reach:
         raise ConfigError(
             f"the delay reaches {reach} steps back, but the history has {len(rows)} rows: give {reach + 1}, or a value"
@@ -340,6 +340,6 @@ def _check(step: float, steps: int, paths: int, every: int, keep: str) -> None:
     if not 0 < step < math.inf:
         raise ConfigError(f"a grid step of {step} is not possible: positive and finite")
     if steps < 0 or paths < 1 or every < 1:
-        raise ConfigError(f"cannot keep each {every} of {steps} steps of {paths} paths: at least 1 of 0 of 1")
+        raise ConfigError(f"every={every}, steps={steps}, paths={paths} is not possible: at least 1, 0 and 1")
     if keep not in ("end", "moments", "paths"):
         raise ConfigError(f"cannot keep {keep!r}: choose end, moments or paths")

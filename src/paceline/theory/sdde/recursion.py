@@ -1,9 +1,9 @@
-r"""The algorithm itself: stochastic gradient descent with old gradients, many paths at a time.
+r"""Stochastic gradient descent with delayed gradients, for many paths at a time.
 
 $$x_{k+1} = x_k + \big( -\eta u_k \nabla F(x_{k-l_k}) + \eta u_k \sigma z_k \big) \tag{5}$$
 
-with noise $z_k$ of mean 0 and variance 1. Normal noise makes this the Euler-Maruyama scheme of its ``equation``
-with the step $\delta$, to the last bit; the noise of real mini-batches makes it the algorithm (Eqs. 3 and 4).
+with noise $z_k$ of mean 0 and variance 1. With normal noise this is, bit for bit, the Euler-Maruyama scheme of its
+``equation`` with the grid step $\delta$; with the noise of mini-batches it is the algorithm (Eqs. 3 and 4).
 
 He et al., *Differential Equations for Modeling Asynchronous Algorithms*, Secs. 2.1 and 3.1.
 """
@@ -33,12 +33,14 @@ FACTORS: dict[Choice, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class DelayedDescent:
-    r"""A problem and a step: $\nabla F$ as a function of arrays by path and dimension, $\sigma$, $\eta$ and $u_k$.
+    r"""SGD with delayed gradients: the gradient $\nabla F$ of arrays (path, dimension), and the learning rates.
 
-    decay   $u_k$: ``constant`` (the paper's choice (a)), ``1/k`` (b) or ``1/sqrt k`` (c). The last two begin with k = 1
-    warm_up what the first updates do, before there is a past of length $l$: with ``history``, the values before the
-            first are all $x_0$ (which is the delay $\min(k, l)$, and the SDDE's constant history); with ``undelayed``,
-            the first $l$ updates have no delay, as in the paper's experiment
+    sigma   $\sigma$, the standard deviation of a stochastic gradient
+    step    $\eta$, the learning rate
+    decay   $u_k$: ``constant`` (choice (a) of the paper), ``1/k`` (b) or ``1/sqrt k`` (c). The last two start at k = 1
+    warm_up the delay of the first updates: with ``history``, the values before the first are all $x_0$ (the delay is
+            $\min(k, l)$, and the SDDE has a constant history); with ``undelayed``, the first $l$ updates have no
+            delay, as in the experiment of the paper
     """
 
     gradient: Gradient
@@ -49,7 +51,7 @@ class DelayedDescent:
 
     def __post_init__(self) -> None:
         if not 0 < self.step < math.inf:
-            raise ConfigError(f"a step of {self.step} is not possible: positive and finite")
+            raise ConfigError(f"a learning rate of {self.step} is not possible: positive and finite")
         if not 0 <= self.sigma < math.inf:
             raise ConfigError(f"a noise of {self.sigma} is not possible: at least 0, and finite")
         for name, chosen, known in (
@@ -61,7 +63,7 @@ class DelayedDescent:
 
     @property
     def first(self) -> int:
-        """The number of the first update: 1 where $u_0$ would be infinite."""
+        """The index of the first update: 1 if $u_0$ would be infinite."""
         return 0 if self.decay == "constant" else 1
 
     def paths(self, start: ArrayLike, noise: Floats, delays: Delays | Sequence[int] = 0, seed: int = 0) -> Floats:
@@ -71,7 +73,7 @@ class DelayedDescent:
                 ``seed``; or the recorded delay of each update
         """
         if noise.ndim != 3:
-            raise ConfigError(f"noise of shape {noise.shape} has to go by update, path and dimension")
+            raise ConfigError(f"noise of shape {noise.shape} must have the axes update, path, dimension")
         updates, paths, _ = noise.shape
         lags = self._lags(delays, updates, paths, seed)
         values = np.empty((updates + 1, *noise.shape[1:]))
@@ -83,14 +85,14 @@ class DelayedDescent:
         return values
 
     def equation(self, interval: float | None = None) -> DelayEquation:
-        r"""The SDDE that this is the Euler-Maruyama scheme of, $x_k \approx X(k\delta)$:
+        r"""The SDDE whose Euler-Maruyama scheme this is, $x_k \approx X(k\delta)$:
 
         $$dX = -\frac{\eta}{\delta}\, U(t)\, \nabla F(X(t-\theta))\,dt
         + \frac{\eta}{\sqrt\delta}\, U(t)\, \sigma\,dB. \tag{6}$$
 
-        interval  $\delta$, the time of an update; by default $\eta$, which choices (a) and (c) ask for
+        interval  $\delta$, the time of an update; by default $\eta$, as for choices (a) and (c)
 
-        $U = 1$, $\delta/t$ or $\sqrt{\delta/t}$; solve the last two from $t = \delta$ on (``start=interval``).
+        $U = 1$, $\delta/t$ or $\sqrt{\delta/t}$; solve the last two from $t = \delta$ (``start=interval``).
         """
         delta = self.step if interval is None else interval
         gradient, step, decay = self.gradient, self.step, self.decay
@@ -123,11 +125,11 @@ class DelayedDescent:
 
 @dataclass(frozen=True)
 class ApproximationError:
-    r"""Between $X(1)$ and $x_K$, in three readings, as the theorems do not say what couples the two.
+    r"""Distance between $X(1)$ and $x_K$, in three readings, because the theorems do not say how they are coupled.
 
     mean       $|E X - E x_K|$: exact
     coupled    $E|X - \tilde x_K|$, where $\tilde x$ is the algorithm with the Brownian motion's own noise. Sampled
-    uncoupled  $E|X - x_K|$ with mini-batches that have nothing to do with the Brownian motion. Sampled
+    uncoupled  $E|X - x_K|$ with mini-batches that are independent of the Brownian motion. Sampled
     """
 
     mean: float
@@ -147,9 +149,9 @@ def approximation_error(
     refined: int = 16,
     seed: int = 0,
 ) -> ApproximationError:
-    """After ``updates`` ($K$) with a fixed ``delay`` ($l$) and mini-batches of ``batch_size`` ($b$).
+    """The error after ``updates`` ($K$) with a fixed ``delay`` ($l$) and mini-batches of ``batch_size`` ($b$).
 
-    $X$ is taken from a grid that is ``refined`` so many times, which leaves about a part in so many of ``coupled``.
+    $X$ is computed on a grid that is ``refined`` times finer: the relative error of ``coupled`` is about 1/``refined``.
     """
     if updates < 1 or batch_size < 1 or refined < 2:
         raise ConfigError(f"cannot compare {updates} updates of batches of {batch_size}, refined {refined} times")

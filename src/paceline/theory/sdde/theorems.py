@@ -1,8 +1,8 @@
 r"""The theorems of *Differential Equations for Modeling Asynchronous Algorithms* (He et al.), as functions.
 
-Assumptions that are about numbers are checked; the others stand in the docstrings. The paper leaves its constants
-$C_1, \dots, C_6$ open, so those bounds tell how a quantity scales, not how large it is: they are arguments here, 1 by
-default. For numbers to plan with use ``time_to_epsilon``, which needs none.
+Numerical assumptions are checked; the others are in the docstrings. The paper does not give its constants
+$C_1, \dots, C_6$, so those bounds say how a quantity scales, not how large it is. They are arguments, by default 1. For
+planning use ``time_to_epsilon``, which needs no constants.
 """
 
 import math
@@ -33,7 +33,7 @@ def theorem_3_2(
 
     $$E|X(t_K) - x_K| \le C_1 \Big(\frac{1}{\sqrt K} + \frac{l}{K^{3/2}}\Big) + C_2 \frac{e^{L(l+1)}}{\sqrt b\,(l+1)}$$
 
-    Needs $L(l+1) \le K$, which is checked. What couples $X$ and $x$ the paper does not say.
+    Needs $L(l+1) \le K$, which is checked. The paper does not say how $X$ and $x$ are coupled.
     """
     _check_fine(updates, smoothness * (delay + 1), "L (l + 1)")
     first, second = constants
@@ -51,7 +51,7 @@ def corollary_3_3(
 def theorem_3_4(
     updates: int, delay: int, batch_size: int, smoothness: float, constants: tuple[float, float] = (1.0, 1.0)
 ) -> float:
-    r"""The same with one fixed delay $l$, which no longer matters for the second term.
+    r"""How far the SDDE may be from ASGD with a fixed delay $l$, which does not affect the second term.
 
     $$E|X(t_K) - x_K| \le C_3 \Big(\frac{1}{\sqrt K} + \frac{l}{K^{3/2}}\Big) + C_4 \frac{e^{L}}{\sqrt b}$$
 
@@ -76,14 +76,16 @@ def theorem_4_1(
     $$E|X(t) - x_*|^2 \le C_5\, e^{-2\lambda(t-\tau)} + C_6 \frac{\epsilon}{\lambda\tau^2}, \qquad 0 < \lambda < -V$$
 
     rate   $\tilde A$, whose dominant root is $V$; $V < 0$ (stability in the mean) is checked
-    decay  $\lambda$; by default 99 % of $-V$, since the constants grow without bound towards it
+    decay  $\lambda$; by default 99 % of $-V$, because the constants grow without bound towards it
     """
     bound = -dominant_root(rate, delay)
     chosen = 0.99 * bound if decay is None else decay
     if bound <= 0 or not 0 < chosen < bound:
         raise ConfigError(f"theorem 4.1 needs a decay between 0 and -V = {bound:.6g}, and not {chosen:.6g}")
     if not (delay > 0 and epsilon > 0):
-        raise ConfigError(f"theorem 4.1 is not for a delay of {delay} and an epsilon of {epsilon}: both positive")
+        raise ConfigError(
+            f"theorem 4.1 does not hold for a delay of {delay} and an epsilon of {epsilon}: both must be positive"
+        )
     fifth, sixth = constants
     t = np.asarray(times, dtype=np.float64)
     return np.asarray(fifth * np.exp(-2 * chosen * (t - delay)) + sixth * epsilon / (chosen * delay**2))
@@ -99,20 +101,20 @@ def theorem_4_2(
     interval: float,
     delay: float = 0.0,
 ) -> Floats:
-    r"""A strongly convex loss with the steps $\eta_k = 1/(\mu k)$, for $t > 1$.
+    r"""Bound for a strongly convex loss with the learning rates $\eta_k = 1/(\mu k)$, for $t > 1$.
 
     $$E|X(t) - x_*|^2 \le \frac{(\delta + 1)\,(H + 2L^2D^2\tau) \ln t}{(t-1)\,\mu^2}, \qquad H = E\,\mathrm{Tr}\,
     \sigma\sigma^T + 2\mu L D^2$$
 
     convexity  $\mu$, and ``smoothness`` $L$
-    radius     $D$: the path must stay in this ball, which normal noise does not; that is an assumption, not checked
+    radius     $D$: the path must stay in this ball, an assumption that is not checked, and that normal noise violates
     noise      $E\,\mathrm{Tr}\,\sigma\sigma^T$
     interval   $\delta$, the time of an update: $t = k\delta$
     delay      $\tau$, the longest, in the same time
     """
     check_delay(delay)
     if not 0 < convexity <= smoothness:
-        raise ConfigError(f"a convexity of {convexity} does not go with a smoothness of {smoothness}: 0 < mu <= L")
+        raise ConfigError(f"a convexity of {convexity} does not fit a smoothness of {smoothness}: 0 < mu <= L")
     t = np.asarray(times, dtype=np.float64)
     if not (t > 1).all():
         raise ConfigError(f"theorem 4.2 is for times above 1, and not for {t.min():g}")
@@ -131,7 +133,10 @@ def corollary_4_3(
 
 @dataclass(frozen=True)
 class TimeToEpsilon:
-    """Until the expected squared error is ``epsilon`` or less: in updates, in the time of the SDDE, and in seconds."""
+    """Time until the expected squared error is at most ``epsilon``: in updates, in the time of the SDDE, in seconds.
+
+    ``step`` is the learning rate.
+    """
 
     epsilon: float
     step: float
@@ -143,19 +148,21 @@ class TimeToEpsilon:
 def paper_time_to_epsilon(
     epsilon: float, rate: float, delay: int, updates_per_second: float | None = None
 ) -> TimeToEpsilon:
-    r"""What Theorem 4.1 asks for, with all constants 1: $t \ge \tau + \ln(1/\epsilon) / (2\lambda)$ at $\lambda = -V$.
+    r"""The time of Theorem 4.1 with all constants 1: $t \ge \tau + \ln(1/\epsilon) / (2\lambda)$ at $\lambda = -V$.
 
-    This is a time of the SDDE. The paper sets it beside numbers of iterations, but an update takes $\eta$ of it, and
-    $\eta = \epsilon/\tau^2$ is small: with $\tau = l\eta$ it is $\eta = (\epsilon/l^2)^{1/3}$, and $k = t/\eta$.
+    This is the time of the SDDE. The paper compares it with numbers of iterations, but an update takes the time $\eta$,
+    and $\eta = \epsilon/\tau^2$ is small: with $\tau = l\eta$ it is $\eta = (\epsilon/l^2)^{1/3}$, and $k = t/\eta$.
     """
     if not 0 < epsilon < 1:
-        raise ConfigError(f"an epsilon of {epsilon} cannot be asked for: between 0 and 1")
+        raise ConfigError(f"an epsilon of {epsilon} is not possible: between 0 and 1")
     if delay < 1:
         raise ConfigError(f"theorem 4.1 divides by the delay: a delay of {delay} updates is not possible, at least 1")
     step = (epsilon / delay**2) ** (1 / 3)
     decay = -dominant_root(rate, delay * step)
     if decay <= 0:
-        raise ConfigError(f"a step of {step:.6g} is not stable in the mean at a rate of {rate} with a delay of {delay}")
+        raise ConfigError(
+            f"a learning rate of {step:.6g} is not stable in the mean at a rate of {rate} and a delay of {delay}"
+        )
     time = delay * step + math.log(1 / epsilon) / (2 * decay)
     return _in_all_units(epsilon, step, math.ceil(time / step), updates_per_second)
 
@@ -171,27 +178,27 @@ def time_to_epsilon(
     momentum: float = 0.0,
     updates_per_second: float | None = None,
 ) -> TimeToEpsilon:
-    r"""How long until $E\,x_k^2 \le \epsilon$, along one direction of a quadratic. Exact, from the moments.
+    r"""Time until $E\,x_k^2 \le \epsilon$, along one direction of a quadratic. Exact, from the moments.
 
     curvature  $\lambda$ of the direction: the smallest is the slowest
-    step       $\eta$, and ``noise`` $\sigma$, the standard deviation of a stochastic gradient
-    start      the distance from the optimum at first
+    step       $\eta$, the learning rate; ``noise`` is $\sigma$, the standard deviation of a stochastic gradient
+    start      the initial distance from the optimum
 
-    The time of the SDDE is $k\eta$. An epsilon below the stationary variance is never reached, and refused; so is a
-    step that is not stable in mean square.
+    The time of the SDDE is $k\eta$. An epsilon below the stationary variance is never reached and is refused; so
+    is a learning rate that is not stable in mean square.
     """
     limit = mean_square_critical_step(delays, momentum)
     if not 0 < step * curvature < limit:
         raise ConfigError(
-            f"a step of {step:.6g} at a curvature of {curvature:.6g} is not stable in mean square with these delays: "
-            f"at most {limit / curvature if curvature > 0 else math.nan:.6g} (in the mean, "
+            f"a learning rate of {step:.6g} at a curvature of {curvature:.6g} is not stable in mean square with "
+            f"these delays: at most {limit / curvature if curvature > 0 else math.nan:.6g} (in the mean, "
             f"{critical_step(delays, momentum) / curvature if curvature > 0 else math.nan:.6g})"
         )
     floor = discrete_stationary_variance(step * curvature, delays, step * noise, momentum)
     if not epsilon > floor:
         raise ConfigError(
-            f"an epsilon of {epsilon:.6g} is never reached: at a step of {step:.6g} noise keeps "
-            f"a variance of {floor:.6g}"
+            f"an epsilon of {epsilon:.6g} is never reached: at a learning rate of {step:.6g} gradient noise "
+            f"causes a variance of {floor:.6g}"
         )
     shrinking = -2 * math.log(spectral_radius(step * curvature, delays, momentum))
     horizon = 256 + 2 * max(0.0, math.log(max(start**2, epsilon) / (epsilon - floor))) / shrinking
@@ -204,12 +211,14 @@ def time_to_epsilon(
         if lasting <= 0.75 * horizon:
             return _in_all_units(epsilon, step, lasting, updates_per_second)
         horizon *= 4
-    raise ConfigError(f"an epsilon of {epsilon:.6g} is not reached in {MOST_UPDATES} updates at a step of {step:.6g}")
+    raise ConfigError(
+        f"an epsilon of {epsilon:.6g} is not reached in {MOST_UPDATES} updates at a learning rate of {step:.6g}"
+    )
 
 
 def _in_all_units(epsilon: float, step: float, updates: int, updates_per_second: float | None) -> TimeToEpsilon:
     if updates_per_second is not None and not updates_per_second > 0:
-        raise ConfigError(f"{updates_per_second} updates a second never come to an end: more than 0")
+        raise ConfigError(f"updates_per_second={updates_per_second} is not possible: more than 0")
     seconds = None if updates_per_second is None else updates / updates_per_second
     return TimeToEpsilon(epsilon, step, updates, updates * step, seconds)
 
@@ -218,6 +227,6 @@ def _discretised(updates: int, delay: int) -> float:
     return float(updates**-0.5 + delay * updates**-1.5)
 
 
-def _check_fine(updates: int, needed: float, told: str) -> None:
+def _check_fine(updates: int, needed: float, formula: str) -> None:
     if updates < 1 or needed > updates:
-        raise ConfigError(f"{updates} updates are too few: {told} = {needed:g} must not be above their number")
+        raise ConfigError(f"{updates} updates are too few: {formula} = {needed:g} must not be above their number")

@@ -1,1 +1,1 @@
-"""Which learning rates converge in spite of stale gradients."""
+"""Largest stable learning rates of SGD with delayed gradients."""

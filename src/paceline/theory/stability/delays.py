@@ -1,4 +1,4 @@
-"""How often each delay is, and delays of whole grid steps: what the functions of this package take as ``delays``."""
+"""The argument ``delays`` of the functions of this package: a number, probabilities, or recorded delays."""
 
 import math
 import operator
@@ -38,7 +38,7 @@ def probabilities(delays: Delays) -> NDArray[np.float64]:
 
 
 def check_momentum(momentum: float) -> None:
-    """Momentum as torch's SGD has it, below 1."""
+    """Raise ``ConfigError`` unless 0 <= momentum < 1, as for ``torch.optim.SGD``."""
     if not 0 <= momentum < 1:
         raise ConfigError(f"a momentum of {momentum} is not possible: at least 0 and below 1")
 
@@ -57,11 +57,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class GridDelays:
-    """How many steps old the values are that a step uses.
+    """The delay of each grid step: how many steps old the values are that it uses.
 
-    recorded  the delay of each step, where they are the same for all paths
-    shares    the probabilities of the delays 0, 1, ... otherwise
-    reach     how far before the start the past is needed, in steps
+    recorded  the delay of each step, if it is the same for all paths
+    shares    otherwise the probabilities of the delays 0, 1, ...
+    reach     how many steps before the start are needed
     """
 
     shortest: int
@@ -88,7 +88,7 @@ class GridDelays:
 
 
 def grid_delays(delays: Delays | Sequence[int], steps: int) -> GridDelays:
-    """Delays as the solver takes them; a sequence has one for each of its steps."""
+    """Delays for the solver; a sequence has one delay per step."""
     if isinstance(delays, Sequence | np.ndarray):
         return _recorded(delays, steps)
     shares = probabilities(delays)
@@ -102,7 +102,7 @@ def _recorded(delays: Sequence[int], steps: int) -> GridDelays:
     recorded = np.asarray(delays)
     if recorded.shape != (steps,) or not (steps == 0 or np.issubdtype(recorded.dtype, np.integer)):
         raise ConfigError(
-            f"{recorded.shape} delays of type {recorded.dtype} do not go with {steps} steps: one whole number each"
+            f"{recorded.shape} delays of type {recorded.dtype} do not fit {steps} steps: give one whole number for each"
         )
     if steps == 0:
         return GridDelays(0, 0, 0, None)

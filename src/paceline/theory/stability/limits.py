@@ -1,16 +1,17 @@
-r"""The largest step that converges in spite of a delay: of the discrete recursion, exactly.
+r"""The largest stable learning rate of SGD with delayed gradients, for the discrete recursion, exactly.
 
 Along a direction of curvature $\lambda$ the update with a gradient that is $l_k$ updates old is
 
 $$x_{k+1} = x_k + m\,(x_k - x_{k-1}) - h\,x_{k-l_k}, \qquad h = \eta\lambda,$$
 
-with heavy-ball momentum $m$ in the form of torch's SGD: the delayed gradient enters the buffer. All limits here are
-limits of $h$; divide by the largest curvature for the limit of the learning rate $\eta$. Two notions of stability:
+with heavy-ball momentum $m$ as in ``torch.optim.SGD``: the delayed gradient enters the buffer. All limits are limits of
+$h$, the learning rate times the curvature; divide by the largest curvature for the limit of the learning rate $\eta$.
+There are two notions of stability:
 
-in the mean      $E\,x_k \to 0$ from everywhere: ``critical_step``
-in mean square   $E\,x_k^2 \to 0$ too, or to the variance that additive noise keeps up: ``mean_square_critical_step``
+in the mean      $E\,x_k \to 0$ from every start: ``critical_step``
+in mean square   $E\,x_k^2 \to 0$ too, or to the variance due to additive noise: ``mean_square_critical_step``
 
-They are the same for a fixed delay. For random delays, drawn anew for each update, the second is stricter.
+They are the same for a fixed delay. For random delays, drawn independently for each update, the second is stricter.
 """
 
 import math
@@ -26,11 +27,11 @@ from paceline.theory.stability.delays import Delays, check_momentum, probabiliti
 
 Floats = NDArray[np.float64]
 Complexes = NDArray[np.complex128]
-OVERSAMPLED = 16  # places looked at for each oscillation of the condition for a root on the unit circle
+OVERSAMPLED = 16  # grid points per oscillation of the condition for a root on the unit circle
 
 
 def critical_step(delays: Delays, momentum: float = 0.0) -> float:
-    r"""The largest $\eta\lambda$ such that all smaller ones are stable in the mean. Exact.
+    r"""The largest learning rate times curvature, $\eta\lambda$, up to which SGD is stable in the mean. Exact.
 
     The mean follows the recursion with the characteristic polynomial
 
@@ -54,20 +55,21 @@ def critical_step(delays: Delays, momentum: float = 0.0) -> float:
 
 
 def oscillation_limit(delay: int) -> float:
-    r"""The largest $\eta\lambda$ without oscillation: $l^l / (l+1)^{l+1}$, exact for a fixed delay without momentum.
+    r"""The largest learning rate times curvature without oscillation, for a fixed delay without momentum. Exact.
 
-    Up to it the dominant root of $z^{l+1} - z^l + h$ is real and positive, so that the error shrinks without changing
-    its sign; beyond it, the path swings about the optimum, and still converges up to ``critical_step``. The continuous
-    limit is $a\tau \le 1/e$.
+    It is $l^l / (l+1)^{l+1}$. Up to it the dominant root of $z^{l+1} - z^l + h$ is real and positive, so that the error
+    shrinks without changing its sign; above it, the path oscillates about the optimum, and still converges up to
+    ``critical_step``. The continuous limit is $a\tau \le 1/e$.
     """
     length = len(probabilities(delay)) - 1
     return 1.0 if length == 0 else math.exp(length * math.log(length) - (length + 1) * math.log(length + 1))
 
 
 def spectral_radius(scaled_step: float, delays: Delays, momentum: float = 0.0) -> float:
-    r"""By which factor an update shrinks the mean error in the long run: below 1 is stable in the mean.
+    r"""The factor by which an update changes the mean error in the long run; below 1 is stable in the mean.
 
-    The largest modulus of the roots of the polynomial in ``critical_step``, at $h$ = ``scaled_step``.
+    It is the largest modulus of the roots of the polynomial in ``critical_step``. ``scaled_step`` is $h$, the learning
+    rate times the curvature.
     """
     check_step(scaled_step)
     check_momentum(momentum)
@@ -75,14 +77,14 @@ def spectral_radius(scaled_step: float, delays: Delays, momentum: float = 0.0) -
 
 
 def mean_square_critical_step(delays: Delays, momentum: float = 0.0) -> float:
-    r"""The largest $\eta\lambda$ such that all smaller ones are stable in mean square, for delays drawn independently.
+    r"""The largest learning rate times curvature up to which SGD is stable in mean square, for independent delays.
 
-    The delay of an update makes a noise of its own, $x_{k-l_k} - \sum_j q_j x_{k-j}$. With the response $r_n$ of the
-    mean recursion to a unit push, its power in update $k$ comes back in later ones by the factors
+    Random delays add a noise of their own, $x_{k-l_k} - \sum_j q_j x_{k-j}$. With the response $r_n$ of the
+    mean recursion to a unit impulse, its power in update $k$ contributes to later ones with the factors
 
     $$h^2 \varphi_n = h^2 \Big( \sum_j q_j r_{n-j}^2 - \big(\textstyle\sum_j q_j r_{n-j}\big)^2 \Big) \ge 0,$$
 
-    so it dies out if and only if the mean does and $h^2 \sum_n \varphi_n < 1$. For a fixed delay there is no such
+    so it decays if and only if the mean does and $h^2 \sum_n \varphi_n < 1$. For a fixed delay there is no such
     noise, and this is ``critical_step``.
     """
     limit = critical_step(delays, momentum)
@@ -99,7 +101,7 @@ def mean_square_critical_step(delays: Delays, momentum: float = 0.0) -> float:
         if excess(step) >= 0:
             return float(brentq(excess, below, step, xtol=1e-15, rtol=1e-12)) if below else step
         below = step
-    return limit  # delays that hardly vary make hardly any noise
+    return limit  # delays that hardly vary add hardly any noise
 
 
 def characteristic(scaled_step: float, shares: Floats, momentum: float) -> Floats:
@@ -111,7 +113,7 @@ def characteristic(scaled_step: float, shares: Floats, momentum: float) -> Float
 
 
 def push_correlations(scaled_step: float, shares: Floats, momentum: float) -> Floats:
-    r"""$R_i = \sum_n r_n r_{n+i}$ of the response $r$ to a unit push, for $i = 0, 1, \dots$ up to the longest delay.
+    r"""$R_i = \sum_n r_n r_{n+i}$ of the response $r$ to a unit impulse, for $i = 0, 1, \dots$ up to the longest delay.
 
     The Yule-Walker equations $\sum_j c_j R_{|i-j|} = [i = 0]$ of the polynomial with coefficients $c_j$; it must be
     stable.
@@ -137,7 +139,7 @@ def delay_noise(scaled_step: float, shares: Floats, momentum: float) -> float:
 
 def check_step(scaled_step: float) -> None:
     if not 0 < scaled_step < math.inf:
-        raise ConfigError(f"a step times curvature of {scaled_step} is not possible: positive and finite")
+        raise ConfigError(f"a learning rate times curvature of {scaled_step} is not possible: positive and finite")
 
 
 def first_on_the_circle(shares: Floats, momentum: float) -> float:
@@ -154,7 +156,7 @@ def first_on_the_circle(shares: Floats, momentum: float) -> float:
         return float((_numerator(np.array([omega]), momentum) * response(np.array([omega]))).imag[0])
 
     def steps(omegas: Floats) -> Floats:
-        with np.errstate(divide="ignore", invalid="ignore"):  # where no ages answer at all, no step is too large
+        with np.errstate(divide="ignore", invalid="ignore"):  # where the response is 0, no value is too large
             real = (_numerator(omegas, momentum) / response(omegas).conj()).real
         return np.where(real < 0, -real, np.inf)
 
@@ -168,7 +170,7 @@ def first_on_the_circle(shares: Floats, momentum: float) -> float:
         ends = condition(low), condition(high)
         if ends[0] * ends[1] < 0:
             omega = brentq(condition, low, high, xtol=1e-15, rtol=4e-15)
-        else:  # one end is a root itself, on one side of which or the other rounding puts it
+        else:  # one end is itself a root, up to rounding
             omega = low if abs(ends[0]) < abs(ends[1]) else high
         best = min(best, float(steps(np.array([omega]))[0]))
     return best
@@ -179,7 +181,7 @@ def _brackets(shares: Floats, momentum: float, response: Callable[[Floats], Comp
     count = OVERSAMPLED * (len(shares) + 1)
     omegas = np.linspace(0, np.pi, count + 1)[1:-1]
     values = (_numerator(omegas, momentum) * np.fft.rfft(shares, 2 * count).conj()[1:-1]).imag
-    # Two changes may hide between neighbours: then the parabola through three of them has its vertex near or beyond 0.
+    # Two changes may lie between neighbours: then the parabola through three points has its vertex near or beyond 0.
     slope, bend = values[2:] - values[:-2], values[2:] - 2 * values[1:-1] + values[:-2]
     (turns,) = ((np.abs(slope) < 2 * np.abs(bend)) & (bend * values[1:-1] > 0)).nonzero()
     extra = omegas[turns + 1] - slope[turns] / (2 * bend[turns]) * omegas[0]
@@ -204,7 +206,7 @@ def dominant_root(rate: ArrayLike, delay: float) -> float:
     rightmost of all branches. For $\tau = 0$ it is $-\min_i \Re\lambda_i$.
 
     rate   $A$: a number $a$, or a square matrix
-    delay  $\tau$, in the same time in which ``rate`` counts (not updates)
+    delay  $\tau$, in the unit of time of ``rate`` (not updates)
 
     The continuous equation is stable in the mean if and only if $V < 0$, for a number if $0 < a\tau < \pi/2$; with
     additive noise it is then stable in mean square too. Means decay like $e^{Vt}$.

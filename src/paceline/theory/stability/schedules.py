@@ -1,13 +1,13 @@
-r"""Stability of a strategy's own order of updates: which old models each update uses, over and over.
+r"""Stability of a periodic pattern of updates: how old the models are that each update of a strategy uses.
 
 An update along contributions that are $j$ updates old, with the weights $w_j$, is
 
 $$x_{k+1} = x_k + m\,(x_k - x_{k-1}) - h \sum_j w_j\, x_{k-j}, \qquad h = \eta\lambda.$$
 
-On workers of constant speed SSGD, ASGD and GSGD repeat a fixed pattern of such updates. The map of the last models over
-one period is the monodromy matrix; the pattern is stable in the mean (and with additive noise in mean square) if and
-only if all its eigenvalues are inside the unit circle. This is exact, where a histogram of delays is not: that forgets
-in which order they come.
+On workers of constant speed SSGD, ASGD and GSGD repeat a fixed pattern of such updates. The linear map of the last
+models over one period is the monodromy matrix. The pattern is stable in the mean (and with additive noise in mean
+square) if and only if all its eigenvalues are inside the unit circle. This is exact; a histogram of delays is not,
+because it ignores their order.
 """
 
 from collections import defaultdict
@@ -30,13 +30,13 @@ from paceline.trace.writing import TraceWriter
 
 Floats = NDArray[np.float64]
 Weights = tuple[tuple[int, float], ...]
-AT_ONCE = 64  # steps tried together
-RESCALED = 32  # updates after which growing numbers are brought back to 1
+AT_ONCE = 64  # learning rates tried together
+RESCALED = 32  # updates after which numbers are rescaled, against overflow
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """For each update, the age of what it uses, in updates, with its weight. After the last the first comes again."""
+    """For each update of a period, the ages (in updates) of the contributions that it uses, with their weights."""
 
     updates: tuple[Weights, ...]
 
@@ -54,7 +54,7 @@ class Schedule:
 
     @property
     def delays(self) -> dict[int, float]:
-        """How much of the weight has each age: the histogram that forgets the order."""
+        """The share of each age in the weights: a histogram of delays, without their order."""
         total: defaultdict[int, float] = defaultdict(float)
         for used in self.updates:
             for age, weight in used:
@@ -64,18 +64,18 @@ class Schedule:
 
 
 def recorded_schedule(trace: Trace | Path | str) -> Schedule:
-    """The updates of a recorded run, all of them, as if the run began anew after its end."""
+    """All updates of a recorded run as one period."""
     recorded = trace if isinstance(trace, Trace) else read_trace(trace)
     steps = [fact for fact in recorded if isinstance(fact, Step)]
     if not steps:
-        raise ConfigError("the trace has no updates, so there is nothing to judge: record a longer run")
+        raise ConfigError("the trace has no updates, so it has no schedule: record a longer run")
     return Schedule(tuple(_ages(version, step) for version, step in enumerate(steps)))
 
 
 def simulated_schedule(strategy: Strategy, fleet: SimulatedFleet, updates: int = 1000, seed: int = 0) -> Schedule:
-    """What a strategy does on a fleet after it has settled: one period, if it repeats itself within ``updates``.
+    """The periodic schedule of a strategy on a fleet, from a simulation of so many ``updates``.
 
-    Workers of random speed repeat nothing: then all of the second half counts as the period.
+    Workers of random speed have no period: then the whole second half of the simulation is taken as one.
     """
     if updates < 2:
         raise ConfigError(f"{updates} updates show no pattern: simulate at least 2")
@@ -93,7 +93,7 @@ def simulated_schedule(strategy: Strategy, fleet: SimulatedFleet, updates: int =
 
 
 def settled(updates: Sequence[Weights]) -> Sequence[Weights]:
-    """The shortest pattern that the second half of the updates repeats, or all of that half."""
+    """The shortest period of the second half of the updates, or that half if it has no period."""
     half = updates[len(updates) // 2 :]
     for period in range(1, len(half) // 2 + 1):
         if half[period:] == half[:-period]:
@@ -102,17 +102,20 @@ def settled(updates: Sequence[Weights]) -> Sequence[Weights]:
 
 
 def schedule_growth(schedule: Schedule, scaled_step: float, momentum: float = 0.0) -> float:
-    r"""By which factor an update changes the mean error in the long run, at $h$ = ``scaled_step``; below 1: stable."""
+    r"""The factor by which an update changes the mean error in the long run; below 1 is stable.
+
+    ``scaled_step`` is $h = \eta\lambda$, the learning rate times the curvature.
+    """
     check_step(scaled_step)
     check_momentum(momentum)
     return float(_growth(schedule, np.array([scaled_step]), momentum)[0])
 
 
 def schedule_critical_step(schedule: Schedule, momentum: float = 0.0) -> float:
-    r"""The largest $\eta\lambda$ that is stable in the mean under this schedule, and all smaller ones tried are.
+    r"""The largest learning rate times curvature, $\eta\lambda$, that is stable in the mean under this schedule.
 
-    Steps are tried on a grid of 5 % up to the first that is not stable, and then between the last two, to 12 digits. An
-    interval of instability that is narrower than that, below the limit, would be missed.
+    Values are tried in ratios of 1.05 up to the first that is not stable, and then between the last two, to 12 digits.
+    A narrower interval of instability below the limit would be missed.
     """
     check_momentum(momentum)
     low, ratio = (1 - momentum) * 0.01 / (schedule.longest + 1), 1.05
@@ -120,7 +123,7 @@ def schedule_critical_step(schedule: Schedule, momentum: float = 0.0) -> float:
         steps = low * ratio ** np.arange(AT_ONCE, dtype=np.float64)
         stable = _growth(schedule, steps, momentum) < 1
         if not stable[0]:
-            raise ConfigError(f"no step above {low:.3g} is stable under this schedule: its weights do not descend")
+            raise ConfigError(f"nothing above {low:.3g} is stable under this schedule: its weights do not descend")
         if stable.all():
             low = float(steps[-1])
             continue
@@ -131,9 +134,9 @@ def schedule_critical_step(schedule: Schedule, momentum: float = 0.0) -> float:
 
 
 def _growth(schedule: Schedule, steps: Floats, momentum: float) -> Floats:
-    """The spectral radius of the monodromy matrix for each step, per update."""
+    """The spectral radius of the monodromy matrix per update, for each learning rate times curvature in ``steps``."""
     size = max(schedule.longest, 1) + 1
-    # rows[i] is x_{k-i} as a combination of the models before the period, for each step
+    # rows[i] is x_{k-i} as a combination of the models before the period, for each of ``steps``
     rows = [np.broadcast_to(row, (len(steps), size)).copy() for row in np.eye(size)]
     logarithm = np.zeros(len(steps))
     for number, used in enumerate(schedule.updates, start=1):
