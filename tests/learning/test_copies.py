@@ -227,8 +227,8 @@ def test_a_loss_with_parameters_is_trained(fleet: Callable[[], Fleet], tmp_path:
     saved = load_file(tmp_path / "run" / "loss.safetensors")
     assert torch.equal(saved["temperature"], run.loss.get_parameter("temperature").detach())
     with torch.no_grad():
-        judged = loss(model(X), Y).mean().item()
-    assert run.history[-1].loss == pytest.approx(judged, rel=1e-9)
+        evaluated_loss = loss(model(X), Y).mean().item()
+    assert run.history[-1].loss == pytest.approx(evaluated_loss, rel=1e-9)
 
 
 def test_a_loss_with_parameters_is_averaged_with_the_models() -> None:
@@ -421,10 +421,10 @@ def test_hooks_that_refer_to_the_task_s_own_model_are_refused() -> None:
 def test_an_evaluation_of_the_task_s_own_model_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     model = linear()
 
-    def evaluated(judged: nn.Module) -> dict[str, float]:
-        return {"loss": float(cross_entropy(judged(X), Y))}
+    def evaluated(given: nn.Module) -> dict[str, float]:
+        return {"loss": float(cross_entropy(given(X), Y))}
 
-    def of_another(judged: nn.Module) -> dict[str, float]:
+    def of_another(given: nn.Module) -> dict[str, float]:
         return {"loss": float(cross_entropy(model(X), Y))}
 
     for evaluate, warned in ((evaluated, False), (of_another, True)):

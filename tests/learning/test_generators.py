@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 
 import paceline as pl
 from paceline.core.messages import Ticket
-from paceline.learning.generators import Generators, WorkNumbers, own_generators, seed_generators, work_seed
+from paceline.learning.generators import Generators, own_generators, seed_generators, work_seed
+from paceline.learning.learner import WorkNumbers
 from support.digits import weights
 from support.shaken import Shaken
 
@@ -66,7 +67,7 @@ def test_a_run_on_processes_that_is_resumed_draws_what_it_would_have_drawn(tmp_p
 
 
 @pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.ModelAveraging(2)], ids=["gradients", "models"])
-def test_every_worker_every_piece_and_every_seed_draws_other_numbers(strategy: pl.strategy.Strategy) -> None:
+def test_every_worker_every_ticket_and_every_seed_draws_other_numbers(strategy: pl.strategy.Strategy) -> None:
     class Noted(nn.Module):
         """Notes what it is given: three numbers that were drawn."""
 
@@ -150,7 +151,7 @@ def test_a_numpy_generator_of_another_kind_comes_back_too() -> None:
     assert get_bit_generator().state == expected.state
 
 
-def test_generators_are_put_aside_and_taken_up_where_they_stood() -> None:
+def test_generators_continue_from_a_checkpoint_where_they_stood() -> None:
     with own_generators(3):
         seed_generators(11)
         drawn()  # so that half a pair of normal numbers is kept
@@ -164,24 +165,24 @@ def test_generators_are_put_aside_and_taken_up_where_they_stood() -> None:
         generators.restore({"cpu": state["cpu"], "device": None})  # as it was when only torch's were kept
 
 
-def test_seeds_of_pieces_do_not_meet() -> None:
+def test_seeds_of_tickets_do_not_meet() -> None:
     seeds = {work_seed(seed, worker, number) for seed in range(5) for worker in range(20) for number in range(50)}
     assert len(seeds) == 5 * 20 * 50
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert work_seed(1, 11, 1) != work_seed(11, 1, 1) != work_seed(1, 1, 11)
 
 
-def test_a_piece_that_is_dropped_gives_its_number_to_the_next_and_no_two_pieces_share_one() -> None:
+def test_a_ticket_that_is_dropped_gives_its_number_to_the_next_and_no_two_tickets_share_one() -> None:
     numbers = WorkNumbers()
     first, second, other, third, fourth = (Ticket(serial, int(serial == 2), 0) for serial in range(5))
     assert [numbers.give(first), numbers.give(second), numbers.give(other)] == [0, 1, 0]
     numbers.take_back(second)
     assert numbers.give(third) == 1
-    numbers.take_back(first)  # the worker has a later piece: its number stays taken
-    taken_up = WorkNumbers()
-    taken_up.restore(numbers.state())
-    for each in (numbers, taken_up):
+    numbers.take_back(first)  # the worker has a later ticket: its number stays taken
+    restored = WorkNumbers()
+    restored.restore(numbers.state())
+    for each in (numbers, restored):
         each.take_back(third)
         assert each.give(fourth) == 1
     with pytest.raises(ValueError, match="without a number"):
-        taken_up.restore({"next": [], "last": numbers.state()["last"]})
+        restored.restore({"next": [], "last": numbers.state()["last"]})

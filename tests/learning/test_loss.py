@@ -211,7 +211,7 @@ class Listed:
         return self._x[index], self._y[index]
 
 
-def row_of(
+def gradient_of(
     samples: Samples, loss: Loss, batch: list[int], blocks: tuple[int, int], net: nn.Module
 ) -> tuple[Tensor, float]:
     """The gradient that a worker hands in of a mini-batch in so many blocks after so many, and the loss it tells."""
@@ -290,12 +290,12 @@ def test_batches_of_several_sizes_each_keep_their_memory() -> None:
 def test_blocks_add_up_to_the_gradient_of_the_mini_batch(
     name: str, units: int, done: int, of: Callable[..., Samples]
 ) -> None:
-    """Of what was computed of it; a row holds it times its share of the samples."""
+    """Of what was computed of it; a slot holds it times its share of the samples."""
     x, y = data(64)
     samples: Samples = TensorSamples(x, y) if of is TensorSamples else DatasetSamples(Listed(x, y))
     batch = [0, 40, 1, 60, 2, 33, 63, 3, 41, 62, 20, 21]  # 12 samples of all classes, some ignored
     loss, net = LOSSES[name], model()
-    found, told = row_of(samples, loss, batch, (units, done), net)
+    found, told = gradient_of(samples, loss, batch, (units, done), net)
     computed = batch[: len(batch) // units * done]
     net.zero_grad()
     expected = loss(net(x[computed]), y[computed])

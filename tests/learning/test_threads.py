@@ -122,7 +122,7 @@ def test_the_typical_operation_weighs_each_by_its_work_and_leaves_the_model_alon
     assert typical_operation(model, lambda: torch.ones(3)) == 0.0  # an error is the business of the pass itself
 
 
-def test_what_was_counted_is_put_aside() -> None:
+def test_what_was_counted_is_in_checkpoints() -> None:
     threads = Threads(None)
     threads.choose(nn.Linear(4, 4), lambda: torch.ones(2, 4), 2)
     taken_up = Threads(None)

@@ -28,28 +28,13 @@ class Pass(NamedTuple):
     tickets: Sequence[Ticket]
     batches: Sequence[Indices]  # of each ticket
     losses: Losses
-    loss_sum: float | None = None  # if it is known already, or the loss is that of the whole batch: times its weight
-    loss_weight: float | None = None  # what the sum is divided by; by default how many losses there are
-
-    @property
-    def samples(self) -> int:
-        """How many were passed through the model."""
-        return sum(map(len, self.batches))
-
-    @property
-    def total(self) -> float:
-        """The sum of the losses."""
-        return float(self.losses.sum(dtype=np.float64)) if self.loss_sum is None else self.loss_sum
-
-    @property
-    def weight(self) -> float:
-        """What the sum of the losses is to be divided by."""
-        return len(self.losses) if self.loss_weight is None else self.loss_weight
+    loss_sum: float  # of the samples' losses, or the loss of the whole batch times its weight
+    loss_weight: float  # what the sum is divided by
 
     def of_tickets(self) -> Iterator[tuple[Ticket, Indices, Losses]]:
         """Each ticket with its samples and their losses, where these are known one by one."""
-        if len(self.losses) == self.samples:
-            ends = np.cumsum([len(batch) for batch in self.batches])
+        ends = np.cumsum([len(batch) for batch in self.batches])
+        if self.tickets and len(self.losses) == ends[-1]:
             yield from zip(self.tickets, self.batches, np.split(self.losses, ends[:-1]), strict=True)
 
     def without(self, tickets: Collection[Ticket]) -> "Pass":
@@ -60,7 +45,8 @@ class Pass(NamedTuple):
             own = {self.tickets[0]: self.losses}
         rest = [(t, batch) for t, batch in zip(self.tickets, self.batches, strict=True) if t not in tickets]
         losses = np.concatenate([self.losses[:0], *(own[ticket] for ticket, _ in rest)])
-        return Pass([ticket for ticket, _ in rest], [batch for _, batch in rest], losses)
+        total = float(losses.sum(dtype=np.float64))
+        return Pass([ticket for ticket, _ in rest], [batch for _, batch in rest], losses, total, len(losses))
 
 
 @dataclass(slots=True)

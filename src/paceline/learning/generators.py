@@ -14,47 +14,10 @@ import numpy as np
 import torch
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
-from paceline.core.codec import plain_ticket, real, ticket_from, whole
-from paceline.core.messages import Ticket
+from paceline.core.codec import real, whole
 from paceline.core.stateful import State
 
 CPU = torch.device("cpu")
-
-
-class WorkNumbers:
-    """Numbers the tickets of each worker, from 0 on.
-
-    A ticket that is dropped does not count if it is the worker's last one: its mini-batch goes back, is drawn again,
-    and then meets the same random numbers. So a worker that is lost, or a run that is resumed, changes nothing.
-    """
-
-    def __init__(self) -> None:
-        self._next: dict[int, int] = {}
-        self._last: dict[int, Ticket] = {}
-
-    def give(self, ticket: Ticket) -> int:
-        """The number of a ticket that is given out."""
-        worker = ticket.worker
-        number = self._next.get(worker, 0)
-        self._next[worker] = number + 1
-        self._last[worker] = ticket
-        return number
-
-    def take_back(self, ticket: Ticket) -> None:
-        """It was dropped."""
-        if self._last.get(ticket.worker) == ticket:
-            del self._last[ticket.worker]
-            self._next[ticket.worker] -= 1
-
-    def state(self) -> State:
-        last = [plain_ticket(ticket) for ticket in self._last.values()]
-        return {"next": [[worker, number] for worker, number in self._next.items()], "last": last}
-
-    def restore(self, state: State) -> None:
-        self._next = {whole(worker): whole(number) for worker, number in state["next"]}
-        self._last = {ticket.worker: ticket for ticket in map(ticket_from, state["last"])}
-        if any(not self._next.get(worker) for worker in self._last):
-            raise ValueError("a worker cannot have a last ticket without a number")
 
 
 def work_seed(seed: int, worker: int, number: int) -> int:

@@ -4,13 +4,12 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.core.codec import whole
+from paceline.core.codec import plain_ticket, ticket_from, whole
 from paceline.core.errors import ConfigError, Diverged
 from paceline.core.messages import Joined, Left, Step, Ticket
 from paceline.core.stateful import State
 from paceline.data.batches import Batches, ObservesLosses, ObservesMembership
 from paceline.learning.contributions import Contributions, Evaluated, pack_tickets, unpack_tickets
-from paceline.learning.generators import WorkNumbers
 from paceline.learning.optimizers import check_as_made
 
 if TYPE_CHECKING:
@@ -67,6 +66,42 @@ class Learner(Protocol):
     def state(self) -> State: ...
 
     def restore(self, state: State, /) -> None: ...
+
+
+class WorkNumbers:
+    """Numbers the tickets of each worker, from 0 on.
+
+    A ticket that is dropped does not count if it is the worker's last one: its mini-batch goes back, is drawn again,
+    and then meets the same random numbers. So a worker that is lost, or a run that is resumed, changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[int, int] = {}
+        self._last: dict[int, Ticket] = {}
+
+    def give(self, ticket: Ticket) -> int:
+        """The number of a ticket that is given out."""
+        worker = ticket.worker
+        number = self._next.get(worker, 0)
+        self._next[worker] = number + 1
+        self._last[worker] = ticket
+        return number
+
+    def take_back(self, ticket: Ticket) -> None:
+        """It was dropped."""
+        if self._last.get(ticket.worker) == ticket:
+            del self._last[ticket.worker]
+            self._next[ticket.worker] -= 1
+
+    def state(self) -> State:
+        last = [plain_ticket(ticket) for ticket in self._last.values()]
+        return {"next": [[worker, number] for worker, number in self._next.items()], "last": last}
+
+    def restore(self, state: State) -> None:
+        self._next = {whole(worker): whole(number) for worker, number in state["next"]}
+        self._last = {ticket.worker: ticket for ticket in map(ticket_from, state["last"])}
+        if any(not self._next.get(worker) for worker in self._last):
+            raise ValueError("a worker cannot have a last ticket without a number")
 
 
 class Server:
@@ -149,9 +184,9 @@ class Server:
         for each in result.passes:
             # those that were kept were computed once before
             first = each if kept.isdisjoint(each.tickets) else each.without(kept)
-            self.samples += first.samples
-            self._loss_sum += first.total
-            self._loss_weight += first.weight
+            self.samples += sum(map(len, first.batches))
+            self._loss_sum += first.loss_sum
+            self._loss_weight += first.loss_weight
             if observer is not None:
                 for ticket, indices, losses in first.of_tickets():
                     observer.observe(ticket.worker, indices, losses)

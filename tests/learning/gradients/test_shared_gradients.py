@@ -1,4 +1,4 @@
-"""What timing chooses about rows (who still reads which weights) must not show in a single bit of the model."""
+"""What timing chooses about slots (who still reads which weights) must not show in a single bit of the model."""
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -111,7 +111,7 @@ class Timing:
 
 
 def kind_of(promise: Promise) -> str:
-    return "row" if promise.source == promise.slot else "slot" if promise.source < MODEL_SLOTS else "refuge"
+    return "own" if promise.source == promise.slot else "slot" if promise.source < MODEL_SLOTS else "spare"
 
 
 PROMPT = Timing("slot", holds_slot=False, holds_other=False, interrupted=False)
@@ -121,10 +121,10 @@ PROMPT = Timing("slot", holds_slot=False, holds_other=False, interrupted=False)
     "slow",
     [
         Timing("slot", holds_slot=True, holds_other=False, interrupted=False),  # the model moves to the other slot
-        Timing("row", holds_slot=False, holds_other=True, interrupted=False),  # a ticket reads a copy in its own row
-        Timing("refuge", holds_slot=False, holds_other=True, interrupted=True),  # and in its refuge
+        Timing("own", holds_slot=False, holds_other=True, interrupted=False),  # a ticket reads a copy in its own slot
+        Timing("spare", holds_slot=False, holds_other=True, interrupted=True),  # and in the spare one
     ],
-    ids=["other slot", "copy in the row", "copy in the refuge"],
+    ids=["other slot", "copy in its own slot", "copy in the spare slot"],
 )
 @pytest.mark.parametrize("together", [1, 2])
 @pytest.mark.parametrize("batch_norm", [False, True])

@@ -137,20 +137,20 @@ def test_what_is_unused_is_told_of_in_checkpoints(strategy: pl.strategy.Strategy
         assert torch.equal(value, resumed.model.state_dict()[name])
 
 
-def test_rows_that_are_put_aside_keep_what_they_have_no_gradient_of() -> None:
+def test_a_checkpoint_has_which_parameters_a_gradient_lacks() -> None:
     closed = np.flatnonzero(X[:, 0].numpy() <= GATE)[:4]
     ticket, made = Ticket(0, 0, 0), []
     for _ in range(2):
         workload = workload_of(task(), [np.arange(96)], 4)
         made.append((workload, *pl.ProcessFleet(1).inline(workload, seed=0)))
-    (_, worker, rows), (_, _, taken_up) = made
-    assert isinstance(rows, SharedGradients)
-    assert isinstance(taken_up, SharedGradients)
-    rows.promise(ticket, (closed,), 0)
+    (_, worker, gradients), (_, _, restored) = made
+    assert isinstance(gradients, SharedGradients)
+    assert isinstance(restored, SharedGradients)
+    gradients.promise(ticket, (closed,), 0)
     worker.hand_in(ticket, 1)
-    taken_up.restore(rows.state())
+    restored.restore(gradients.state())
     names = [name for name, _ in Headed().named_parameters()]
-    for contributions in (rows, taken_up):
+    for contributions in (gradients, restored):
         unused = contributions.evaluate({ticket: Fraction(1)}, ()).unused
         assert [names[number] for number in unused] == ["unused.weight", "unused.bias", "rare.weight"]
 

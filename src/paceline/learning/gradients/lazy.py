@@ -17,6 +17,7 @@ from torch import Tensor
 from paceline.core.codec import whole
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
+from paceline.data.batches import Losses
 from paceline.data.partition import Indices
 from paceline.data.samples import TensorSamples, to_device
 from paceline.learning.contributions import (
@@ -252,7 +253,7 @@ class LazyGradients:
             return
         losses = self._loss.each(outputs, targets)
         torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
-        result.passes.append(Pass(tickets, batches, numbers(losses)))
+        result.passes.append(_pass(tickets, batches, numbers(losses)))
         if before:
             result.buffers.append(BufferChange(sum((weights[t] for t in tickets), Fraction()), before, own_buffers))
 
@@ -284,7 +285,7 @@ class LazyGradients:
             of_batch = self._loss.sum_and_weight(whole, outputs, targets, len(batch))
             result.passes.append(Pass((ticket,), (batch,), numbers(whole.reshape(1)), *of_batch))
         else:
-            result.passes.append(Pass((ticket,), (batch,), numbers(each)))
+            result.passes.append(_pass((ticket,), (batch,), numbers(each)))
         if before:
             result.buffers.append(BufferChange(weight, before, own_buffers))
 
@@ -330,6 +331,11 @@ class LazyGradients:
 def evaluation_of(contributions: object) -> str | None:
     """How gradients are computed, and why, where that is this process's to choose."""
     return contributions.evaluation if isinstance(contributions, LazyGradients) else None
+
+
+def _pass(tickets: Sequence[Ticket], batches: Sequence[Indices], losses: Losses) -> Pass:
+    """One whose samples have losses of their own."""
+    return Pass(tickets, batches, losses, float(losses.sum(dtype=np.float64)), len(losses))
 
 
 def _ratio(weights: Weights, of: Weights) -> Fraction | None:
