@@ -568,7 +568,7 @@ def test_a_metric_that_no_evaluation_tells_is_refused() -> None:
         return {"loss": 1.0}
 
     plateau: MakeScheduler = lambda optimizer: ReduceLROnPlateau(optimizer, mode="max")  # noqa: E731
-    assert "tells no accuracy" in refused(scheduler=plateau, evaluate=evaluate)
+    assert "returns no accuracy" in refused(scheduler=plateau, evaluate=evaluate)
 
 
 def test_lists_are_no_tensors() -> None:

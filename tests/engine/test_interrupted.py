@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_disk import TRAIN, Failing, evaluated_by, one_line
 
 import paceline as pl
 from paceline.cli.main import main
 from paceline.engine.evaluation import Evaluator
 from support.resumable import Case
 from support.tiny import ROOT, tiny
-from test_disk import TRAIN, Failing, evaluated_by, one_line
 
 __all__ = ["tiny"]
 STOP = pl.Stop(updates=30)

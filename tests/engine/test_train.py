@@ -35,7 +35,7 @@ from support.quadratic import Consecutive, half_square, quadratic
 from support.updates import update_times, updates
 
 RANDOM = pl.delays.ShiftedExponential(0.05, 0.02)
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 STRATEGIES: list[pl.strategy.Strategy] = [
     pl.Synchronous(),
     pl.Asynchronous(),

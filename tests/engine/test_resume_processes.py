@@ -14,7 +14,7 @@ from paceline.core.messages import Halt, Joined, Left, Start, Step
 from paceline.storage.checkpoint import read_checkpoint
 from support.resumable import PROCESSES, PRUNING, STRATEGIES, Case, replayed
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 UPDATES = 24
 
 
