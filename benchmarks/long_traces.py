@@ -5,6 +5,10 @@
 read     every line decoded and checked
 what-if  paceline replay RUN --strategy asgd
 page     paceline report RUN --out FILE
+
+The aim is three times the time of reading. A page stays below it. A what-if does not: for 100,000 updates, reading and
+surveying the trace takes 1.4 times as long as reading alone; the simulator's workers and the coordinator take another
+1.4 for the same number of updates, without any measure; the measures take 0.8, and the loop around them 0.3.
 """
 
 import json
@@ -19,7 +23,7 @@ from measuring import ratio, save
 import paceline
 from paceline.delays import ShiftedExponential
 
-SIZES = {200_000: 3, 733_000: 2}  # updates, of three lines each, and how often each is measured
+SIZES = {200_000: 1, 733_000: 1}  # updates, of three lines each, and how often each is measured
 CHILD = """
 import resource, sys, time
 from pathlib import Path
