@@ -28,6 +28,7 @@ import paceline as pl
 from paceline.core.messages import Ticket
 from paceline.fleets.base import Fleet
 from paceline.learning.loss import Loss
+from paceline.storage.description import describe
 from paceline.trace.format import NonFinite
 from support import repeatable
 from support.digits import Noted, digits, digits_task, linear, rows, train, weights
@@ -150,7 +151,7 @@ def test_a_directory_holds_the_run(tmp_path: Path) -> None:
     assert (config["seed"], config["batch_size"], config["strategy"]) == (
         5,
         16,
-        repr(pl.Grouped([[0, 1, 2], [3, 4, 5, 6]], inside=pl.LiveCompensation(2, blocks=4))),
+        describe(pl.Grouped([[0, 1, 2], [3, 4, 5, 6]], inside=pl.LiveCompensation(2, blocks=4))),
     )
     assert list(pl.read_trace(run.directory)) == list(run.trace)
 
