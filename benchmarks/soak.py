@@ -136,6 +136,11 @@ class Tormented:
         return repr(self.fleet)
 
     @property
+    def described_as(self) -> Any:
+        """A run directory keeps the fleet without its faults."""
+        return self.fleet
+
+    @property
     def workers(self) -> int:
         return int(self.fleet.workers)
 
