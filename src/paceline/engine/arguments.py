@@ -54,7 +54,7 @@ def whole(name: str, value: Any) -> int:
     if name == "seed" and not 0 <= number <= LARGEST_SEED:
         raise ConfigError(f"seed={shown(value)} is not possible: a whole number from 0 to 2**63 - 1")
     if name == "batch_size" and number < 1:
-        raise ConfigError(f"a batch of {shown(value)} samples is not possible: at least 1")
+        raise ConfigError(f"batch_size={shown(value)} is not possible: at least 1")
     return number
 
 
