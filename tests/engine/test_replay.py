@@ -173,7 +173,7 @@ def test_the_command_replays_a_run_on_processes(
         (["replay", "."], "paceline.replay('.', task, ...)"),
         (["train", "--resume", "nothing"], "it has no config.toml"),
         (["train", "file.toml", "--resume", "run", "--seed", "4"], "the run was begun with seed = 0, not 4"),
-        (["train", "file.toml", "--resume", "run", "--directory", "b"], "leave --directory b out"),
+        (["train", "file.toml", "--resume", "run", "--directory", "b"], "leave out --directory b"),
         (["train", "file.toml", "--resume", "run", "--lr", "0.1"], "the run was begun with optimizer: lr = 0.01, not"),
     ],
 )
