@@ -3,8 +3,9 @@
     in tests/: python -m support.hops [FLOW...] [--files]
 
 Runs each flow with a profiler and prints the files of the package in which a function was called, how often control
-went from one file to another, and the aim. ``--files`` lists them, with the number of calls. Only the process that
-runs the flow is followed (all of its threads): of real workers this is the server's side.
+went from one file to another, and the limit that tests/test_hops.py holds it to. ``--files`` lists them, with the
+number of calls. Only the process that runs the flow is followed (all of its threads): of real workers this is the
+server's side.
 """
 
 import argparse
@@ -170,24 +171,26 @@ def _nothing() -> Iterator[None]:
     yield
 
 
-FLOWS: dict[str, tuple[str, Callable[[], Hops], int]] = {
-    "simulated": ("one update on SimulatedFleet, LiveCompensation", simulated, 14),
-    "processes": ("one update on ProcessFleet, server's side", processes, 16),
-    "ray": ("one update on RayFleet, remote workers, server's side", ray, 20),
-    "compare": ("compare FILE, from TOML to table", compare, 35),
+FLOWS: dict[str, tuple[str, Callable[[], Hops], int]] = {  # what it is, how to follow it, at most how many files
+    "simulated": ("one update on SimulatedFleet, LiveCompensation", simulated, 24),
+    "processes": ("one update on ProcessFleet, server's side", processes, 24),
+    "ray": ("one update on RayFleet, remote workers, server's side", ray, 25),
+    "compare": ("compare FILE, from TOML to table", compare, 70),
     "pruning": ("one epoch of FinePruning in a plain loop", pruning, 5),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("flows", nargs="*", choices=[*FLOWS, []], default=list(FLOWS))
+    parser.add_argument("flows", nargs="*", metavar="FLOW", help=", ".join(FLOWS))
     parser.add_argument("--files", action="store_true")
     asked = parser.parse_args()
-    for name in asked.flows:
-        about, follow, aim = FLOWS[name]
+    if unknown := [name for name in asked.flows if name not in FLOWS]:
+        parser.error(f"unknown flow {unknown[0]}: choose from {', '.join(FLOWS)}")
+    for name in asked.flows or FLOWS:
+        about, follow, limit = FLOWS[name]
         hops = follow()
-        print(f"{about}: {len(hops.calls)} files, {hops.changes} changes of file (aim: {aim} files or fewer)")
+        print(f"{about}: {len(hops.calls)} files, {hops.changes} changes of file (limit: {limit} files)")
         if asked.files:
             for file, calls in sorted(hops.calls.items()):
                 print(f"  {calls:6} {file}")

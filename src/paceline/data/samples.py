@@ -38,7 +38,7 @@ class TensorSamples:
 
     def fetch(self, indices: Indices) -> tuple[Any, Any]:
         """A batch of inputs and targets. The next call with as many indices overwrites the inputs."""
-        rows = torch.from_numpy(indices)
+        rows = torch.from_numpy(indices if indices.flags.writeable else indices.copy())  # else torch warns
         buffer = self._buffers.get(len(indices))
         if buffer is None:
             if len(self._buffers) == 8:
