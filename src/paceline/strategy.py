@@ -29,11 +29,12 @@ from paceline.core.messages import (
     distilled_steps,
     gradient,
     local_steps,
+    mean,
 )
 from paceline.strategies.aggregation import AverageModels, EnsembleModels
 
 __all__ = [
     "Arrived", "Assign", "AverageModels", "ConfigError", "Decision", "Drop", "EnsembleModels", "Event", "Groups",
     "IllegalDecision", "ImpossibleEvent", "Joined", "Ledger", "Left", "Rang", "Recall", "Regroup", "Remember", "Step",
-    "Strategy", "Ticket", "WakeAt", "Within", "Work", "distilled_steps", "gradient", "local_steps",
+    "Strategy", "Ticket", "WakeAt", "Within", "Work", "distilled_steps", "gradient", "local_steps", "mean",
 ]  # fmt: skip

@@ -11,9 +11,8 @@ from hypothesis import Phase, settings
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import IllegalDecision
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Drop, Remember, Step, WakeAt, Within
+from paceline.core.messages import Assign, Decision, Drop, Remember, Step, WakeAt, Within, mean
 from paceline.strategies.grouped import Grouped
-from paceline.strategies.rounds import mean
 from paceline.strategies.synchronous import Synchronous
 from paceline.testing import StrategyContract
 

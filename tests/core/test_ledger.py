@@ -19,8 +19,8 @@ from paceline.core.messages import (
     Step,
     WakeAt,
     Within,
+    mean,
 )
-from paceline.strategies.rounds import mean
 from paceline.testing import snapshot, walk
 from support.silent import Silent, coordinator_of, split_coordinator
 

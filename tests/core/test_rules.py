@@ -26,8 +26,8 @@ from paceline.core.messages import (
     WakeAt,
     Within,
     gradient,
+    mean,
 )
-from paceline.strategies.rounds import mean
 from support.silent import Silent, coordinator_of, dump, split_coordinator, tickets
 
 ONE = Fraction(1)

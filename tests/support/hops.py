@@ -172,10 +172,10 @@ def _nothing() -> Iterator[None]:
 
 
 FLOWS: dict[str, tuple[str, Callable[[], Hops], int]] = {  # what it is, how to follow it, at most how many files
-    "simulated": ("one update on SimulatedFleet, LiveCompensation", simulated, 24),
-    "processes": ("one update on ProcessFleet, server's side", processes, 24),
-    "ray": ("one update on RayFleet, remote workers, server's side", ray, 25),
-    "compare": ("compare FILE, from TOML to table", compare, 70),
+    "simulated": ("one update on SimulatedFleet, LiveCompensation", simulated, 20),
+    "processes": ("one update on ProcessFleet, server's side", processes, 21),
+    "ray": ("one update on RayFleet, remote workers, server's side", ray, 22),
+    "compare": ("compare FILE, from TOML to table", compare, 69),
     "pruning": ("one epoch of FinePruning in a plain loop", pruning, 5),
 }
 

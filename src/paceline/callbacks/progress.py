@@ -47,6 +47,7 @@ class Progress:
         terminal = sys.stderr.isatty() and shown is not False
         self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False) if terminal else None
         self._minute = EveryMinute() if shown is not False and not terminal else None
+        self.shown = shown is not False
 
     def __enter__(self) -> "Progress":
         if self._live:

@@ -8,6 +8,7 @@ Events come from a fleet, decisions from a strategy, instructions from the coord
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 Groups = tuple[tuple[int, ...], ...]
@@ -109,6 +110,15 @@ class Step:
 
     weights: Mapping[Ticket, Fraction]
     keep: Collection[Ticket] = ()
+
+
+# The same few weights come back in every round, and making one costs more than all else that a rule does.
+fraction = lru_cache(maxsize=4096)(Fraction)
+
+
+def mean(tickets: Collection[Ticket]) -> dict[Ticket, Fraction]:
+    """The weights of a ``Step`` on the mean: the same for each, one in all, however many take part."""
+    return dict.fromkeys(tickets, fraction(1, len(tickets)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,10 @@ class Evaluator:
     def count(self, update: Update) -> Row | None:
         """Count an update, and evaluate the model if that is due."""
         self.staleness.count(update.version, update.step)
-        if not self._interval.due(self.server.updates, update.at):
+        interval, updates = self._interval, self.server.updates
+        if not interval.by_time and updates < interval.next:  # as after most updates
+            return None
+        if not interval.due(updates, update.at):
             return None
         self._overdue = update.at
         return self.catch_up()

@@ -61,12 +61,12 @@ class Interval:
 
     def __init__(self, every: Every | None) -> None:
         self._every = every
-        self.next = 0.0
+        self.by_time = every is not None and every.seconds is not None
+        self.next = 0.0  # an update, or by time a picosecond
         self._plan(0, 0.0)
 
     def due(self, updates: int, seconds: float) -> bool:
-        by_time = self._every is not None and self._every.seconds is not None
-        if (_picoseconds(seconds) if by_time else updates) < self.next:
+        if (_picoseconds(seconds) if self.by_time else updates) < self.next:
             return False
         self._plan(updates, seconds)
         return True

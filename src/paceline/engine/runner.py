@@ -94,7 +94,8 @@ class Runner:
             if ended := self._reached(last if last.updates == server.updates else None):
                 return ended
         for update in self._loop:
-            progress.show(server.updates, update.at)
+            if progress.shown:
+                progress.show(server.updates, update.at)
             if ended := self._reached(evaluator.count(update)):
                 return ended
             if interrupts.requested is not None:

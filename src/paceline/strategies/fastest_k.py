@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from paceline.core.coordinator import Strategy
-from paceline.core.fields import check_fields
+from paceline.core.fields import check_fields, check_quorum
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Drop, Step
-from paceline.strategies.rounds import check_quorum, mean
+from paceline.core.messages import Assign, Decision, Drop, Step, mean
 
 
 @dataclass(frozen=True)

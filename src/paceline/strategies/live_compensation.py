@@ -6,10 +6,9 @@ from fractions import Fraction
 from itertools import islice
 
 from paceline.core.coordinator import Strategy
-from paceline.core.fields import check_fields
+from paceline.core.fields import check_blocks, check_fields, check_quorum
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Drop, Recall, Step, Ticket, gradient
-from paceline.strategies.rounds import check_blocks, check_quorum, fraction, mean
+from paceline.core.messages import Assign, Decision, Drop, Recall, Step, Ticket, fraction, gradient, mean
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from paceline.core.coordinator import Strategy
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step
-from paceline.strategies.rounds import mean
+from paceline.core.messages import Assign, Decision, Step, mean
 
 
 @dataclass(frozen=True)

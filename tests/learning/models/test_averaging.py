@@ -15,8 +15,7 @@ import paceline as pl
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import IllegalDecision
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step
-from paceline.strategies.rounds import mean
+from paceline.core.messages import Assign, Decision, Step, mean
 from support.digits import Noted, digits, weights
 from support.gloo_averaging import MOMENTUM, PERIOD, ROUNDS
 from support.local_models import fleet, mlp, run, sgd, trained_by_hand

@@ -91,7 +91,8 @@ class GradientServer(Server):
                 self._move(result, oldest=min(ticket.version for ticket in step.weights))
             elif self._in_place is not None:
                 self._in_place.apply_step()
-            self._schedule.stepped()
+            if self._schedule.scheduler is not None:
+                self._schedule.stepped()
         self.updates += 1
         return result.non_finite
 
