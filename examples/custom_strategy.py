@@ -1,4 +1,4 @@
-"""Add a rule of your own in one file: ``TimedRounds`` waits so many seconds, then goes on with whatever has arrived.
+"""Add a rule of your own in one file: ``TimedRounds`` waits so many seconds, then continues with whatever has arrived.
 
     python examples/custom_strategy.py          # trains with it, and with Synchronous to compare
     pytest examples/custom_strategy.py          # checks that it keeps the contract of a strategy

@@ -2,7 +2,7 @@
 
     python examples/fine_pruning_loop.py
 
-Three lines make the difference: the sampler, ``set_epoch``, and ``observe``. A run that is stopped goes on exactly
+Three lines make the difference: the sampler, ``set_epoch``, and ``observe``. A run that is stopped continues exactly
 where it was, in the middle of an epoch, if the sampler's state is saved with the model's.
 """
 

@@ -35,14 +35,14 @@ def digits() -> paceline.Task:
 
 
 class Losing:
-    """Judges the model as Paceline would, and kills a node without a word when training is half-way."""
+    """Evaluates the model as Paceline would, and kills a node without a word when training is half-way."""
 
     def __init__(self, node: Any, test: tuple[torch.Tensor, torch.Tensor]) -> None:
-        self.node, self.test, self.judged = node, test, 0
+        self.node, self.test, self.evaluations = node, test, 0
 
     def __call__(self, model: torch.nn.Module) -> dict[str, float]:
-        self.judged += 1
-        if self.judged == 6:  # of 11: before training, and after each tenth of it
+        self.evaluations += 1
+        if self.evaluations == 6:  # of 11: before training, and after each tenth of it
             self.node.kill_raylet()
         inputs, targets = self.test
         outputs = model(inputs)
