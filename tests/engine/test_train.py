@@ -1027,7 +1027,7 @@ def some(samples: int) -> tuple[Tensor, Tensor]:
         ({"data": some(3), "batch_size": 1}, "leaves worker 3 empty"),
         ({"partition": pl.Pathological(1)}, "leaves classes out"),
         ({"partition": pl.Dirichlet(0.01), "workers": 16}, "leaves worker"),
-        ({"batch_size": 0}, "batch of 0 samples"),
+        ({"batch_size": 0}, "batch_size=0 is not possible"),
         ({"clip_norm": 0.0}, "clip_norm=0.0"),
         ({"clip_norm": math.nan}, "clip_norm=nan"),
         ({"tensorboard": True, "directory": None}, "needs a directory"),
