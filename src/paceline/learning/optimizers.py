@@ -144,7 +144,7 @@ class Schedule:
             name = "accuracy" if largest else "loss"
             raise ConfigError(
                 f"{type(self.scheduler).__name__} waits for the {name} to {'grow' if largest else 'fall'}, and the "
-                f"evaluation tells no {name}: let evaluate return it, or choose mode={'min' if largest else 'max'!r}"
+                f"evaluation returns no {name}: let evaluate return it, or choose mode={'min' if largest else 'max'!r}"
             )
 
     def state(self) -> dict[str, Any] | None:
