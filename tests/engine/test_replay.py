@@ -11,30 +11,7 @@ from paceline.cli.main import main
 from paceline.core.messages import Arrived, Joined
 from paceline.fleets.replayed import moments
 from support.resumable import CASES, PROCESSES, STRATEGIES, replayed
-
-TOML = """
-batch_size = 8
-strategy = "lgc:quorum=2,blocks=4"
-[task]
-data = "digits"
-model = "mlp"
-hidden = [8]
-[[fleet.workers]]
-count = 3
-delay = "log-normal"
-median = 1.0
-sigma = 0.2
-[[fleet.workers]]
-delay = "constant"
-value = 2.5
-[optimizer]
-name = "Adam"
-lr = 0.01
-[checkpoint]
-updates = 4
-[stop]
-seconds = 20
-"""
+from support.tiny import COMPENSATED
 
 
 @pytest.mark.parametrize(
@@ -130,7 +107,7 @@ def test_a_run_on_processes_is_replayed_in_one_bit_for_bit(name: str, tmp_path: 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     monkeypatch.chdir(tmp_path)
-    Path("file.toml").write_text(TOML)
+    Path("file.toml").write_text(COMPENSATED)
     assert main(["train", "file.toml", "--directory", "run"]) == 0
     capsys.readouterr()
     return Path("run")
@@ -151,9 +128,11 @@ def test_the_command_replays_a_run_on_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    begin, end = TOML.index("[[fleet.workers]]"), TOML.index("[optimizer]")
+    begin, end = COMPENSATED.index("[[fleet.workers]]"), COMPENSATED.index("[optimizer]")
     fleet = '[fleet]\nkind = "processes"\nworkers = 3\n[[fleet.slow]]\nworker = 2\ntimes = 2.0\n'
-    Path("file.toml").write_text((TOML[:begin] + fleet + TOML[end:]).replace("seconds = 20", "updates = 30"))
+    Path("file.toml").write_text(
+        (COMPENSATED[:begin] + fleet + COMPENSATED[end:]).replace("seconds = 20", "updates = 30")
+    )
     assert main(["train", "file.toml", "--directory", "run"]) == 0
     capsys.readouterr()
     assert main(["replay", "run"]) == 0
@@ -188,7 +167,7 @@ def test_what_cannot_be_is_refused_in_one_line(
 
 def test_the_command_goes_on_with_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A longer time in the file is all that may change; the result is that of a run that was as long from the start."""
-    Path("file.toml").write_text(TOML.replace("seconds = 20", "seconds = 30"))
+    Path("file.toml").write_text(COMPENSATED.replace("seconds = 20", "seconds = 30"))
     assert main(["train", "file.toml", "--resume", "run"]) == 0
     assert main(["train", "file.toml", "--directory", "straight"]) == 0
     for file in Path("straight").iterdir():

@@ -18,6 +18,7 @@ from paceline.trace.reading import Trace
 from paceline.trace.writing import TraceWriter
 from support.digits import digits_task
 from support.resumable import CASES, FLEET
+from support.tiny import COMPENSATED
 
 
 def test_the_recorded_strategy_simulated_on_its_own_durations_is_the_recorded_run() -> None:
@@ -123,33 +124,11 @@ def test_a_simulation_is_measured_as_its_trace_would_be() -> None:
 
 # The command line
 
-TOML = """
-batch_size = 8
-strategy = "lgc:quorum=2,blocks=4"
-[task]
-data = "digits"
-model = "mlp"
-hidden = [8]
-[[fleet.workers]]
-count = 3
-delay = "log-normal"
-median = 1.0
-sigma = 0.2
-[[fleet.workers]]
-delay = "constant"
-value = 2.5
-[optimizer]
-name = "Adam"
-lr = 0.01
-[stop]
-seconds = 20
-"""
-
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     monkeypatch.chdir(tmp_path)
-    Path("file.toml").write_text(TOML)
+    Path("file.toml").write_text(COMPENSATED)
     assert main(["train", "file.toml", "--directory", "run"]) == 0
     capsys.readouterr()
     return Path("run")

@@ -34,6 +34,29 @@ lr = [0.1, 0.5]
 [stop]
 seconds = 12
 """
+COMPENSATED = """
+batch_size = 8
+strategy = "lgc:quorum=2,blocks=4"
+[task]
+data = "digits"
+model = "mlp"
+hidden = [8]
+[[fleet.workers]]
+count = 3
+delay = "log-normal"
+median = 1.0
+sigma = 0.2
+[[fleet.workers]]
+delay = "constant"
+value = 2.5
+[optimizer]
+name = "Adam"
+lr = 0.01
+[checkpoint]
+updates = 4
+[stop]
+seconds = 20
+"""
 DIVERGING = TINY.replace('"linear"', '"mlp"\nhidden = [8]').replace("lr = [0.1, 0.5]", "lr = [1e25]")
 
 
