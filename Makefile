@@ -29,7 +29,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  echo "Paceline needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt -e '.[demo,dev,ray,tensorboard,accelerate,lightning,torchdata]'
+	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt -e '.[demo,dev,ray,tensorboard,accelerate,lightning,torchdata,huggingface,mlflow,wandb,notebook]'
 	touch $@
 
 demo: venv
