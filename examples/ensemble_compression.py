@@ -56,11 +56,11 @@ def main() -> None:
             assert run.costs is not None
             last, costs = run.history[-1], run.costs
             print(
-                f"{name:10} {1 - last.accuracy:11.1%} {1 - evaluate(run.local)[1]:6.1%} {last.seconds:8.2f}   "
+                f"{name:10} {1 - last.accuracy:11.1%} {1 - evaluate(run.local)['accuracy']:6.1%} {last.seconds:8.2f}   "
                 f"{costs.compute:.1f}, {costs.relabelling:.1f}, {costs.communication:.2f}"
             )
         ensemble = paceline.load(directory, trust=True)  # our own run: its architecture may be read too
-        print(f"EC-DNN-S, loaded from its directory: error {1 - evaluate(ensemble)[1]:.1%}")
+        print(f"EC-DNN-S, loaded from its directory: error {1 - evaluate(ensemble)['accuracy']:.1%}")
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def run_training(training: Training) -> dict[str, Any]:
     result: dict[str, Any] = {"ended": run.ended, "problem": run.problem, "seconds": run.history[-1].seconds}
     for name in ("test", "validation", "train"):
         evaluate = Task(model, cross_entropy, pictures.train, getattr(pictures, name)).evaluator()
-        result[f"{name}_loss"], result[f"{name}_accuracy"] = evaluate(run.model)
+        result |= {f"{name}_{metric}": value for metric, value in evaluate(run.model).items()}
     curve = [(row.updates, round(row.seconds, 4), rounded(row.loss)) for row in run.history]
     return {**result, "curve": curve}
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ def task() -> pl.Task:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return pl.Task(nn.Linear(6, 2), nn.functional.cross_entropy, (X, Y))
+
+
+def evaluated(returned: Any) -> pl.Task:
+    return replace(task(), evaluate=lambda model: returned)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -122,9 +127,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"progress": "yes"}, "progress='yes' is a text: give True or False, or None"),
     ({"task": nn.Linear(2, 2)}, "task=Linear(.*) is of the type Linear: give Task(model, loss"),
     (
-        {"task": any_pl.Task(nn.Linear(6, 2), nn.functional.cross_entropy, (X, Y), evaluate=lambda m: 0.5)},
-        "evaluate returned float",
+        {"task": evaluated(0.5)},
+        "evaluate returned float, not a mapping from names to numbers: let it return {'loss': ..., 'accuracy': ...}",
     ),
+    ({"task": evaluated({"f1": [0.5, 0.25]})}, "evaluate returned f1=[0.5, 0.25], which is no number"),
+    ({"task": evaluated({"f1": "0.5"})}, "evaluate returned f1='0.5', which is no number"),
+    ({"task": evaluated({3: 0.5})}, "evaluate returned 3 as the name of a metric: give a text of 1 to 100 characters"),
 ]
 
 

@@ -74,7 +74,7 @@ def test_an_evaluation_is_the_loss_of_all_samples_at_once(name: str) -> None:
     task = pl.Task(net, loss, train=data(8), test=(x, y))
     with torch.no_grad():
         expected = float(loss(net(x), y))
-    assert task.evaluator()(net)[0] == pytest.approx(expected, rel=1e-5)
+    assert task.evaluator()(net)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_target_that_is_ignored_is_neither_right_nor_wrong() -> None:
@@ -82,7 +82,8 @@ def test_a_target_that_is_ignored_is_neither_right_nor_wrong() -> None:
     net = model()
     told = y >= 0
     expected = float((net(x).argmax(dim=1) == y)[told].double().mean())
-    assert pl.Task(net, functional.cross_entropy, train=(x, y)).evaluator()(net)[1] == pytest.approx(expected, rel=1e-6)
+    metrics = pl.Task(net, functional.cross_entropy, train=(x, y)).evaluator()(net)
+    assert metrics["accuracy"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_pixels_that_are_ignored_weigh_nothing() -> None:

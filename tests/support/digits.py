@@ -69,7 +69,7 @@ def weights(model: nn.Module) -> Tensor:
 
 def rows(run: pl.Run) -> list[tuple[float | None, ...]]:
     """The history as something that equals itself: a value that cannot be told is None, not NaN."""
-    return [tuple(None if isnan(value) else value for value in row) for row in run.history]
+    return [tuple(None if isnan(value) else value for value in row.numbers().values()) for row in run.history]
 
 
 @dataclass(frozen=True)

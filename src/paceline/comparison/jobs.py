@@ -59,7 +59,7 @@ class Outcome:
         return next((row.seconds for row in self.history if row.accuracy >= target), math.inf)
 
     def table(self) -> dict[str, Any]:
-        rows = [{name: _or_none(value) for name, value in row._asdict().items()} for row in self.history]
+        rows = [{name: _or_none(value) for name, value in row.numbers().items()} for row in self.history]
         run = {"lr": self.job.lr, "seed": self.job.seed, "ended": self.ended, "problem": self.problem}
         return {**run, "history": rows, "measures": self.measures.table()}
 

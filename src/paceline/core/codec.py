@@ -1,11 +1,14 @@
 """Tickets and numbers as plain values for a file, and back; what is not what it should be raises ``ValueError``."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+from paceline.core.fields import shown
 from paceline.core.messages import Ticket, Work
 
 MOST_WORKERS = 1_000_000  # of any run: no more memory is taken because somebody, or a file, says so
+MOST_METRICS, LONGEST_NAME = 1000, 100  # of one evaluation of a model
 
 
 def plain_ticket(ticket: Ticket) -> list[Any]:
@@ -33,3 +36,15 @@ def real(value: Any) -> float:
         raise ValueError(f"{value!r} is no finite number")
     number: float = value
     return number
+
+
+def check_names(metrics: Any) -> Mapping[str, Any]:
+    """A mapping whose keys can be the names of metrics; else ``ValueError`` says what is wrong with it."""
+    if not isinstance(metrics, Mapping):
+        raise ValueError(f"{type(metrics).__name__}, not a mapping from names to numbers")
+    if len(metrics) > MOST_METRICS:
+        raise ValueError(f"{len(metrics)} metrics: at most {MOST_METRICS} are kept")
+    for name in metrics:
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise ValueError(f"{shown(name)} as the name of a metric: give a text of 1 to {LONGEST_NAME} characters")
+    return metrics

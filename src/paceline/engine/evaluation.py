@@ -1,7 +1,7 @@
 """Evaluates the model while it is trained, when it is due, and keeps the history."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.callbacks.base import Callback
 from paceline.core.codec import real
@@ -11,7 +11,7 @@ from paceline.engine.limits import Every, Interval
 from paceline.engine.loop import Update
 from paceline.learning.learner import Learner
 from paceline.learning.task import Task
-from paceline.storage.metrics import Row
+from paceline.storage.metrics import Metrics, Row
 from paceline.trace.staleness import Staleness
 
 
@@ -67,30 +67,31 @@ class Evaluator:
     def evaluate(self, seconds: float) -> Row:
         """Evaluate the model now, and add a row to the history."""
         try:
-            loss, accuracy = self._evaluate(self.server.model)
+            metrics = Metrics(self._evaluate(self.server.model))
         except Diverged:  # an evaluation may end a run for that reason
             raise
         except Exception as error:  # whatever the user's code raises
             raise EvaluationFailed(error) from error
-        row = self._row(seconds, loss, accuracy)
-        self.server.evaluated(loss, accuracy)
+        row = self._row(seconds, metrics)
+        self.server.evaluated(row.loss, row.accuracy)
         for callback in self._callbacks:
             callback.on_evaluation(row)
         return row
 
     def repeat(self, seconds: float) -> None:
         """Add a row of the last evaluation: the model has not changed since."""
-        row = self._row(seconds, self.history[-1].loss, self.history[-1].accuracy)
+        row = self._row(seconds, self.history[-1].metrics)
         for callback in self._callbacks:
             callback.on_evaluation(row)
 
     def add_unknown(self, seconds: float) -> None:
         """Add a row without an evaluation, which failed, to the history; callbacks are not called."""
-        self._row(seconds, math.nan, math.nan)
+        self._row(seconds, Metrics())
 
-    def _row(self, seconds: float, loss: float, accuracy: float) -> Row:
+    def _row(self, seconds: float, metrics: Mapping[str, float]) -> Row:
         server = self.server
+        loss, accuracy = metrics.get("loss", math.nan), metrics.get("accuracy", math.nan)
         staleness, training_loss = self.staleness.mean_since_last_row(), server.training_loss()
-        row = Row(server.updates, seconds, server.samples, loss, accuracy, staleness, training_loss)
+        row = Row(server.updates, seconds, server.samples, loss, accuracy, staleness, training_loss, metrics)
         self.history.append(row)
         return row

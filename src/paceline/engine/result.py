@@ -47,6 +47,11 @@ class Run:
     def summary(self) -> dict[str, object]:
         """The run in a few numbers."""
         last = self.history[-1]
+        others = {
+            name: value if math.isfinite(value) else None
+            for name, value in last.metrics.items()
+            if name not in ("loss", "accuracy")
+        }
         return {
             "ended": self.ended,
             "problem": self.problem,
@@ -55,6 +60,7 @@ class Run:
             "samples": last.samples,
             "loss": last.loss if math.isfinite(last.loss) else None,
             "accuracy": last.accuracy if math.isfinite(last.accuracy) else None,
+            **({"metrics": others} if others else {}),
             "mean_staleness": self.mean_staleness,
             "max_staleness": self.max_staleness,
             **({} if self.evaluation is None else {"evaluation": self.evaluation}),

@@ -156,7 +156,7 @@ def _check_target(task: Task, spec: RunSpec) -> None:
     if (target := spec.stop.target) is None:
         return
     with own_generators(spec.seed):  # data sets may draw random numbers when they are looked at
-        if math.isnan(task.evaluator()(task.model)[1]):
+        if math.isnan(task.evaluator()(task.model).get("accuracy", math.nan)):
             raise ConfigError(f"a target of {target} can never be reached: the evaluation returns no accuracy")
 
 

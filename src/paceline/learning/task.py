@@ -1,21 +1,25 @@
 """What the user gives: a model, a loss, data, and how the result is evaluated."""
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.core.codec import check_names
 from paceline.core.errors import ConfigError
+from paceline.core.fields import shown
 from paceline.data.samples import Data, Samples, as_tensors, samples, to_device
 from paceline.learning.loss import Loss, LossOfAll, SampleLoss
 
 EVALUATED_AT_ONCE = 2048
+T = TypeVar("T")
 
 log = logging.getLogger("paceline")
 
@@ -26,10 +30,10 @@ class Task:
 
     Data are pairs of tensors or numpy arrays, or map-style datasets of (input, target). ``evaluate`` replaces the
     usual evaluation (mean loss and, for class labels, accuracy on ``test``, or on ``train`` without one): it takes the
-    model in eval mode and returns a mapping with ``loss`` and ``accuracy``. Where ``train`` augments its samples,
-    ``unaugmented`` are the same ones as they are, for methods that label them by a model. The model is copied for every
-    run; yours stays as it is. It is trained on the device that its parameters are on; modules of it that are in eval
-    mode stay in it.
+    model in eval mode and returns a mapping from names of metrics to numbers, such as ``loss``, ``accuracy`` and
+    ``perplexity``. Where ``train`` augments its samples, ``unaugmented`` are the same ones as they are, for methods
+    that label them by a model. The model is copied for every run; yours stays as it is. It is trained on the device
+    that its parameters are on; modules of it that are in eval mode stay in it.
     """
 
     model: nn.Module
@@ -66,21 +70,28 @@ class Task:
         return plain
 
     def judge(self) -> Callable[[nn.Module], tuple[float, float]]:
-        """The former name of ``evaluator``."""
+        """A function from a model to its (loss, accuracy), NaN if unknown: what ``evaluator`` was before metrics."""
         warnings.warn("Task.judge() is now Task.evaluator()", DeprecationWarning, stacklevel=2)
-        return self.evaluator()
+        evaluate = self.evaluator()
 
-    def evaluator(self) -> Callable[[nn.Module], tuple[float, float]]:
-        """A function from a model to its (loss, accuracy); an accuracy that is not known is NaN."""
+        def judge(model: nn.Module) -> tuple[float, float]:
+            metrics = evaluate(model)
+            return metrics.get("loss", math.nan), metrics.get("accuracy", math.nan)
+
+        return judge
+
+    def evaluator(self) -> Callable[[nn.Module], Mapping[str, float]]:
+        """A function from a model to its metrics by name; one that cannot be known, as an accuracy, is missing."""
         if self.evaluate is not None:
             own = self.evaluate
-            return lambda model: _in_eval_mode(model, lambda: _pick(own(model)))
+            return lambda model: _in_eval_mode(model, lambda: _checked(own(model)))
         data = samples(self.train if self.test is None else self.test)
         loss = SampleLoss(self.loss, data)
         modules = [self.loss] if isinstance(self.loss, nn.Module) else []
 
-        def evaluate(model: nn.Module) -> tuple[float, float]:
-            return _in_eval_mode(model, lambda: loss_and_accuracy(model, data, loss))
+        def evaluate(model: nn.Module) -> dict[str, float]:
+            value, accuracy = _in_eval_mode(model, lambda: loss_and_accuracy(model, data, loss))
+            return {"loss": value} if math.isnan(accuracy) else {"loss": value, "accuracy": accuracy}
 
         return (lambda model: _in_eval_mode(modules[0], lambda: evaluate(model))) if modules else evaluate
 
@@ -89,13 +100,24 @@ def device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def _pick(values: Mapping[str, float]) -> tuple[float, float]:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"evaluate returned {type(values).__name__}: it must return {{'loss': ..., 'accuracy': ...}}")
-    return float(values.get("loss", float("nan"))), float(values.get("accuracy", float("nan")))
+def _checked(values: Any) -> dict[str, float]:
+    """What the user's evaluation returned, as numbers of Python."""
+    try:
+        return {name: _number(name, value) for name, value in check_names(values).items()}
+    except ValueError as error:
+        raise ConfigError(f"evaluate returned {error}: let it return {{'loss': ..., 'accuracy': ...}}") from None
 
 
-def _in_eval_mode(model: nn.Module, evaluate: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+def _number(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass
+    raise ValueError(f"{name}={shown(value)}, which is no number")
+
+
+def _in_eval_mode(model: nn.Module, evaluate: Callable[[], T]) -> T:
     with eval_mode(model), torch.no_grad():
         return evaluate()
 
