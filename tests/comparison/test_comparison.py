@@ -5,7 +5,7 @@ import math
 import pytest
 
 from paceline.comparison.jobs import Comparison, Job, Outcome, comparison_of, jobs_of
-from paceline.comparison.tables import comparison_table, non_finite_line, speed_up
+from paceline.comparison.tables import comparison_rows, non_finite_line, speed_up
 from paceline.comparison.verdict import verdict
 from paceline.config.file import Config, parse_config
 from paceline.storage.metrics import Row
@@ -108,8 +108,8 @@ def test_the_json_says_whether_all_runs_are_there(missing: int, complete: bool) 
 
 
 def test_the_table_has_a_column_for_the_learning_rate() -> None:
-    table = comparison_table(compared(outcome(Job(SSGD, 0.1, 0), 3.0)))
-    assert [column.header for column in table.columns][:3] == ["strategy", "lr", "time to 30%"]
+    columns, _ = comparison_rows(compared(outcome(Job(SSGD, 0.1, 0), 3.0)))
+    assert [column.heading for column in columns][:3] == ["strategy", "lr", "time to 30%"]
 
 
 def test_contributions_that_are_not_finite_are_counted_in_one_line() -> None:

@@ -63,7 +63,7 @@ def _run_all(config: "Config", processes: int, json_file: Path | None) -> "Compa
 
     from paceline.callbacks.progress import EveryMinute
     from paceline.comparison.jobs import comparison_of, jobs_of, outcomes_of
-    from paceline.comparison.tables import console
+    from paceline.terminal import console
 
     jobs = jobs_of(config)
     processes = min(processes, len(jobs))
@@ -108,11 +108,12 @@ def _lr_warnings(comparison: "Comparison", processes: int, seconds: float) -> li
 
 
 def _show(comparison: "Comparison") -> None:
-    from paceline.comparison.tables import comparison_table, console, non_finite_line
+    from paceline.comparison.tables import comparison_rows, non_finite_line, title
     from paceline.comparison.verdict import verdict
+    from paceline.terminal import console, print_table
 
     terminal = console()
-    terminal.print(comparison_table(comparison))
+    print_table(terminal, *comparison_rows(comparison), title=title(comparison), more="see all with --json FILE.json")
     tune = comparison.config.tune
     rates = f" Learning rates: {', '.join(f'{lr:g}' for lr in tune.lr)}." if tune else ""
     terminal.print(f"\n{comparison.rule}{rates}\n", style="dim")

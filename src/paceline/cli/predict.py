@@ -68,7 +68,7 @@ def predict(  # noqa: PLR0917 - typer names the options
 @contextmanager
 def _status() -> "Iterator[Callable[[Curvature], None] | None]":
     """A status line that shows the estimate of the curvature, if stderr is a terminal."""
-    from paceline.comparison.tables import console
+    from paceline.terminal import console
 
     terminal = console(stderr=True)
     if not terminal.is_terminal:
@@ -83,13 +83,14 @@ def _status() -> "Iterator[Callable[[Curvature], None] | None]":
 
 
 def _show(found: "Predictions") -> None:
-    from paceline.comparison.tables import console
-    from paceline.prediction.table import SOURCES, STABLE, prediction_table, title
+    from paceline.prediction.table import SOURCES, STABLE, prediction_rows, title
+    from paceline.terminal import console, print_table
 
     terminal = console()
     terminal.print(title(found), markup=False)
     terminal.print()
-    terminal.print(prediction_table(found.by_strategy, found.descent, found.goal))
+    columns, rows = prediction_rows(found.by_strategy, found.descent, found.goal)
+    print_table(terminal, columns, rows, apart=True, more="see all with --json FILE.json")
     goal = found.goal
     time = (
         f"Time to {goal.epsilon:g}: until the mean error is that fraction of the initial one, at the recommended "

@@ -15,8 +15,6 @@ from paceline.core.errors import ConfigError
 from paceline.engine.signals import Interrupted
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from paceline.config.file import Config
     from paceline.prediction.profile import Profiled
     from paceline.reports.stragglers import Stragglers
@@ -116,7 +114,7 @@ def _progress(seconds: float, workers: int) -> "Iterator[Callable[[float], None]
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from paceline.callbacks.progress import EveryMinute
-    from paceline.comparison.tables import console
+    from paceline.terminal import console
 
     terminal = console(stderr=True)
     if not terminal.is_terminal:
@@ -143,11 +141,9 @@ def _progress(seconds: float, workers: int) -> "Iterator[Callable[[float], None]
 
 
 def _show(found: "Stragglers", profiled: str, path: Path) -> None:
-    from paceline.comparison.tables import console
     from paceline.strategies.names import spelled
 
-    terminal = console()
-    terminal.print(stragglers_table(found))
+    show_stragglers(found)
     for worker in found.unknown:
         typer.echo(f"Worker {worker} finished no mini-batch in {found.seconds:.1f} s: measure longer, with --seconds")
     typer.echo(f"\nUnder ssgd workers would wait {found.waiting:.0%} of their time.")
@@ -166,28 +162,33 @@ def _show(found: "Stragglers", profiled: str, path: Path) -> None:
     typer.echo(f"      paceline train {profiled} --strategy {groups}")
 
 
-def stragglers_table(found: "Stragglers") -> "Table":
-    """A table with one row per worker."""
-    from rich.table import Table
-
+def show_stragglers(found: "Stragglers") -> None:
+    """Print a table with one row per worker."""
     from paceline.reports.stragglers import TAIL
+    from paceline.terminal import Column, console, print_table
 
     group_of = {worker: number for number, group in enumerate(found.groups) for worker in group}
-    title = f"{found.seconds:,.1f} s of {len(found.workers)} workers; seconds per mini-batch, medians"
-    table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold", expand=False)
-    for heading in (
-        "worker", "mini-\nbatches", "round\ntrip", f"{TAIL:.0%}\nwithin", "compute", "transfer", "times the\nfastest",
-        "share of\nstraggling", "group",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right")
+    columns = [
+        Column("worker"),
+        Column("mini-\nbatches", rank=5),
+        Column("round\ntrip"),
+        Column(f"{TAIL:.0%}\nwithin", rank=4),
+        Column("compute", rank=2),
+        Column("transfer", rank=3),
+        Column("times the\nfastest"),
+        Column("share of\nstraggling", rank=1),
+        Column("group"),
+    ]
+    rows = []
     for each in found.workers:
         own = [each.round_trip, each.tail, each.compute, each.transfer]
-        table.add_row(
+        rows.append([
             str(each.worker),
             f"{each.mini_batches:,}",
             *("-" if value is None else f"{value:.3g}" for value in own),
             f"{each.ratio:.2f}",
             f"{each.straggling:.0%}",
             str(group_of[each.worker]),
-        )
-    return table
+        ])  # fmt: skip
+    title = f"{found.seconds:,.1f} s of {len(found.workers)} workers; seconds per mini-batch, medians"
+    print_table(console(), columns, rows, title=title, more="see all with --json FILE.json")

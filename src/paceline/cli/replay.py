@@ -9,8 +9,6 @@ from paceline.cli.common import STRATEGY_FORMAT
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from paceline.prediction.what_if import Prospect
 
 DIFFERS = 1
@@ -66,7 +64,6 @@ def _repeat(run: Path) -> None:
 
 
 def _what_if(run: Path, texts: list[str]) -> None:
-    from paceline.comparison.tables import console
     from paceline.config.file import read_config
     from paceline.prediction.what_if import Prospect, Survey, recorded_fleet, what_if
     from paceline.storage.reading import read_run
@@ -86,27 +83,31 @@ def _what_if(run: Path, texts: list[str]) -> None:
     size = saved.config.get("batch_size")
     found = what_if(survey, asked, batch_size=size if isinstance(size, int) else None)
     recorded = Prospect(f"{label}, as recorded", survey.measures)
-    console().print(what_if_table([recorded, *found]))
+    _show([recorded, *found])
     for doubt in doubts(survey.durations):
         typer.echo(doubt)
 
 
-def what_if_table(prospects: "list[Prospect]") -> "Table":
-    """A table with the recorded run first, then each strategy simulated for the same time."""
-    from rich.table import Table
+def _show(prospects: "list[Prospect]") -> None:
+    """Print a table with the recorded run first, then each strategy simulated for the same time."""
+    from paceline.terminal import Column, console, print_table
 
     recorded = prospects[0]
     seconds = recorded.measures.seconds
-    title = f"{seconds:,.4g} s of {len(recorded.measures.workers)} workers"
-    table = Table(title=title, title_justify="left", pad_edge=False, box=None, header_style="bold", expand=False)
-    table.add_column("strategy", overflow="fold", max_width=48)
-    for heading in ("updates", "updates/s", "gradients/s", "time for as\nmany gradients", "staleness\nmean / max"):
-        table.add_column(heading, justify="right")
-    for heading in ("wasted\nwork", "idle"):
-        table.add_column(heading, justify="right")
+    columns = [
+        Column("strategy", least=34, left=True),
+        Column("updates", rank=5),
+        Column("updates/s"),
+        Column("gradients/s", rank=3),
+        Column("time for as\nmany gradients"),
+        Column("staleness\nmean / max", rank=1),
+        Column("wasted\nwork", rank=4),
+        Column("idle", rank=2),
+    ]
+    rows = []
     for each in prospects:
         measures, used = each.measures, each.gradients
-        table.add_row(
+        rows.append([
             each.label,
             f"{measures.updates:,}",
             f"{measures.updates / seconds:,.4g}",
@@ -115,5 +116,5 @@ def what_if_table(prospects: "list[Prospect]") -> "Table":
             f"{measures.mean_staleness:.1f} / {measures.max_staleness}",
             f"{measures.wasted_share:.0%}",
             f"{measures.idle_share:.0%}",
-        )
-    return table
+        ])  # fmt: skip
+    print_table(console(), columns, rows, title=f"{seconds:,.4g} s of {len(recorded.measures.workers)} workers")

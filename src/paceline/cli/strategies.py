@@ -1,14 +1,23 @@
 """``paceline strategies``: lists the names that --strategy takes."""
 
-import typer
-
 
 def strategies() -> None:
     """List the strategies: the names that --strategy takes, the rule of each, an example, and its paper."""
-    from paceline.comparison.tables import console, strategies_table
+    from paceline.strategies.names import STRATEGIES
+    from paceline.terminal import Column, console, print_table
 
-    console().print(strategies_table())
-    typer.echo(
-        "Options follow the name: --strategy lgc:quorum=7,blocks=4. Without groups=, gsgd forms groups of workers"
+    columns = [
+        Column("names", left=True),
+        Column("also known as", rank=2, left=True),
+        Column("rule", least=24, left=True),
+        Column("try", least=24, left=True),
+        Column("paper", rank=1, least=24, left=True, style="dim"),
+    ]
+    rows = [["\n".join(each.names[:3]), each.acronyms, each.rule, each.example, each.paper] for each in STRATEGIES]
+    terminal = console()
+    print_table(terminal, columns, rows, apart=True)
+    terminal.print(
+        "Options follow the name: --strategy lgc:quorum=7,blocks=4. Without groups=, gsgd forms groups of workers of "
+        "similar speed. A rule inside the groups comes last: gsgd:tolerance=0.5,inside=lgc:quorum=3,blocks=4",
+        markup=False,
     )
-    typer.echo("of similar speed. A rule inside the groups comes last: gsgd:tolerance=0.5,inside=lgc:quorum=3,blocks=4")

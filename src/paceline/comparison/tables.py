@@ -1,45 +1,37 @@
-"""Tables for the terminal: a comparison, and the list of strategies."""
+"""The table of a comparison."""
 
 import math
-import sys
 from collections.abc import Mapping
 
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from paceline.comparison.jobs import WORKER_SECONDS, Comparison, Entry
-from paceline.strategies.names import STRATEGIES
+from paceline.terminal import Cell, Column
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """A table with one row per strategy, sorted by the time to the target: medians over the seeds (and ranges)."""
+def comparison_rows(comparison: Comparison) -> tuple[list[Column], list[list[Cell]]]:
+    """One row per strategy, sorted by the time to the target: medians over the seeds (and ranges)."""
     target = comparison.config.target
-    table = Table(
-        title=title(comparison), title_justify="left", pad_edge=False, box=None, header_style="bold", expand=False
-    )
     reach = (
         "time to target" if target is None else f"time to {target:.0%}" if _whole(target) else f"time to {target:.1%}"
     )
-    table.add_column("strategy", overflow="fold", max_width=34)
-    for heading in (
-        "lr",
-        reach,
-        "speed-up",
-        "updates",
-        "samples",
-        "staleness\nmean / max",
-        "wasted\nwork",
-        "final\nloss",
-    ):
-        table.add_column(heading, justify="right")
-    table.add_column("final\naccuracy", justify="right")
+    columns = [
+        Column("strategy", least=34, left=True),
+        Column("lr"),
+        Column(reach),
+        Column("speed-up", rank=1),
+        Column("updates", rank=5),
+        Column("samples", rank=6),
+        Column("staleness\nmean / max", rank=4),
+        Column("wasted\nwork", rank=7),
+        Column("final\nloss", rank=3 if target is not None else 0),
+        Column("final\naccuracy", rank=2),
+        Column("worker-seconds: training\n/ relabelling / messages", rank=8),
+    ]
     apart = any(each.measures.hands_in_models for entry in comparison.entries for each in entry.outcomes)
-    if apart:
-        table.add_column("worker-seconds: training\n/ relabelling / messages", justify="right")
     synchronous = comparison.entry("synchronous")
-    for entry in comparison.entries:
-        table.add_row(*_cells(entry, synchronous), *([worker_seconds(entry)] if apart else []))
-    return table
+    rows = [[*_cells(entry, synchronous), worker_seconds(entry) if apart else "-"] for entry in comparison.entries]
+    return columns, rows
 
 
 def worker_seconds(entry: Entry) -> str:
@@ -48,11 +40,15 @@ def worker_seconds(entry: Entry) -> str:
     return " / ".join(f"{each:,.0f}" for each in seconds)
 
 
-def _cells(entry: Entry, synchronous: Entry | None) -> list[str]:
+def _cells(entry: Entry, synchronous: Entry | None) -> list[Cell]:
     middle = entry.middle
     most = max(each.measures.max_staleness for each in entry.outcomes)
     accuracy = entry.accuracy
-    end = "[red]diverged[/]" if len(entry.diverged) == len(entry.outcomes) else f"{entry.loss:.3f}"
+    end: Cell = f"{entry.loss:.3f}"
+    if len(entry.diverged) == len(entry.outcomes):
+        end = Text("diverged", "red")
+    elif entry.diverged:
+        end = Text.assemble(f"{entry.loss:.3f}\n", (f"{len(entry.diverged)} diverged", "red"))
     return [
         entry.label,
         "as set" if entry.lr is None else f"{entry.lr:g}",
@@ -62,7 +58,7 @@ def _cells(entry: Entry, synchronous: Entry | None) -> list[str]:
         f"{middle(lambda each: each.history[-1].samples):,.0f}",
         f"{middle(lambda each: each.measures.mean_staleness):.1f} / {most}",
         f"{middle(lambda each: each.measures.wasted_share):.0%}",
-        end + ("" if not entry.diverged or end.startswith("[") else f"\n[red]{len(entry.diverged)} diverged[/]"),
+        end,
         f"{accuracy:.1%}" if math.isfinite(accuracy) else "-",
     ]
 
@@ -101,19 +97,3 @@ def non_finite_line(label: str, counts: Mapping[int, int]) -> str:
     """One line about contributions that were left out because they were not finite; ``counts``: how many per worker."""
     listed = ", ".join(f"worker {worker} ({count})" for worker, count in counts.items())
     return f"{label}: {sum(counts.values())} contributions were not finite and left out, from {listed}"
-
-
-def strategies_table() -> Table:
-    """A table of the strategies: names, rule, example, paper."""
-    table = Table(pad_edge=False, box=None, header_style="bold", padding=(0, 2, 1, 0))
-    for heading in ("names", "also known as", "rule", "try", "paper"):
-        table.add_column(heading, overflow="fold")
-    for named in STRATEGIES:
-        table.add_row("\n".join(named.names[:3]), named.acronyms, named.rule, named.example, f"[dim]{named.paper}[/]")
-    return table
-
-
-def console(stderr: bool = False) -> Console:
-    """A rich console on stdout or stderr, 140 columns wide if that is not a terminal."""
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else 140, highlight=False, soft_wrap=False)

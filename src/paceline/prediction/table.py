@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping
 
-from rich.table import Table
+from rich.text import Text
 
 from paceline.prediction.predict import TAIL, Descent, Goal, Prediction
 from paceline.prediction.sources import Predictions
+from paceline.terminal import Cell, Column
 from paceline.theory.estimate import Estimate
 
 SOURCES = (
@@ -19,35 +20,34 @@ STABLE = (
 )
 
 
-def prediction_table(predictions: Mapping[str, Prediction], descent: Descent, goal: Goal) -> Table:
+def prediction_rows(
+    predictions: Mapping[str, Prediction], descent: Descent, goal: Goal
+) -> tuple[list[Column], list[list[Cell]]]:
     """One row a strategy."""
-    table = Table(pad_edge=False, box=None, header_style="bold", padding=(0, 2, 1, 0))
-    table.add_column("strategy", overflow="fold", max_width=30)
     momentum = f"with {'Nesterov ' if descent.nesterov else ''}momentum {descent.momentum:g}"
-    for heading in (
-        "updates\na second",
-        f"staleness\nmean / {TAIL:.0%}",
-        "wasted\nwork",
-        "limit of rate x\ncurvature",
-        f"limit {momentum.replace(' momentum', chr(10) + 'momentum')}",
-        "largest\nrate",
-        f"recommended\n({goal.margin:.0%} of it)",
-        f"time to\n{goal.epsilon:g}",
-    ):
-        table.add_column(heading, justify="right")
-    for label, prediction in predictions.items():
-        table.add_row(label, *_cells(prediction))
-    return table
+    known = any(each.largest_learning_rate is not None for each in predictions.values())
+    columns = [
+        Column("strategy", least=30, left=True),
+        Column("updates\na second"),
+        Column(f"staleness\nmean / {TAIL:.0%}"),
+        Column("wasted\nwork", rank=2 if known else 1),
+        Column("limit of rate x\ncurvature", rank=4),
+        Column(f"limit {momentum.replace(' momentum', chr(10) + 'momentum')}", rank=3 if known else 0),
+        Column("largest\nrate", rank=1),
+        Column(f"recommended\n({goal.margin:.0%} of it)"),
+        Column(f"time to\n{goal.epsilon:g}", rank=2),
+    ]
+    return columns, [[label, *_cells(prediction)] for label, prediction in predictions.items()]
 
 
-def _cells(prediction: Prediction) -> list[str]:
+def _cells(prediction: Prediction) -> list[Cell]:
     found = prediction.runtime
     staleness = f"{found.mean_staleness.value:.2f} / {found.staleness.quantile(TAIL)}"
-    waste = found.wasted_share
+    sources = dict.fromkeys((found.mean_staleness.source, found.staleness.source))
     return [
         _cell(found.updates_per_second),
-        f"{staleness}\n{_under(f'{found.mean_staleness.source} / {found.staleness.source}')}",
-        f"{waste.value:.0%}\n{_under(waste.source)}",
+        _above(staleness, " /\n".join(sources)),
+        _above(f"{found.wasted_share.value:.0%}", found.wasted_share.source),
         _cell(prediction.limit),
         _cell(prediction.limit_as_optimized),
         _cell(prediction.largest_learning_rate),
@@ -56,17 +56,15 @@ def _cells(prediction: Prediction) -> list[str]:
     ]
 
 
-def _cell(estimate: Estimate | None, unit: str = "") -> str:
+def _cell(estimate: Estimate | None, unit: str = "") -> Cell:
     if estimate is None or not math.isfinite(estimate.value):
         return "-"
     value = estimate.value
-    text = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-    return f"{text}{unit}\n{_under(estimate.source)}"
+    return _above((f"{value:,.0f}" if value >= 1000 else f"{value:.3g}") + unit, estimate.source)
 
 
-def _under(source: str) -> str:
-    first, _, second = source.partition(" / ")
-    return f"[dim]{first if first == second or not second else source}[/]"
+def _above(value: str, source: str) -> Text:
+    return Text.assemble(f"{value}\n", (source, "dim"))
 
 
 def title(found: Predictions) -> str:
