@@ -149,7 +149,8 @@ def test_the_example_is_valid_and_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert main(["compare", example, "--strategy", "gsgd", "--strategy", "ssgd", "--seeds", "1", "--jobs", "1"]) == 0
 
 
-def test_strategies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_strategies_are_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
     assert main(["strategies"]) == 0
     listed = capsys.readouterr().out
     for word in ("ssgd", "asgd", "k-sgd:quorum=7", "lgc", "gsgd", "Gao & Chen", "Compensation"):

@@ -62,8 +62,9 @@ DIVERGING = TINY.replace('"linear"', '"mlp"\nhidden = [8]').replace("lr = [0.1, 
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file, in an empty directory that is the current one."""
+    """The file, in an empty directory that is the current one; the terminal is 140 columns wide."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
     file = tmp_path / "tiny.toml"
     file.write_text(TINY)
     return file
