@@ -21,13 +21,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
+from paceline.config.named_tasks import lenet
 from paceline.core.messages import Ticket, local_steps
 from paceline.learning.models.compression import Ensembling
 from paceline.learning.models.ensemble import PASSED_AT_ONCE
 from paceline.learning.models.training import LocalTrainer
 from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import workload_of
-from reproductions.models.convolutional import lenet
 
 WORKERS, SAMPLES, BATCH = 4, 8_000, 32
 CROWD, WIDTH, LAYERS = 8, 1000, 20  # of the memory's case: a model of 80 MB

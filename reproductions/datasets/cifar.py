@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from reproductions.datasets.readers import Labelled, read_cifar10
+from paceline.data.images import Labelled, read_cifar10
 
 CLASSES = 10
 

@@ -3,7 +3,7 @@
 Sun and Liu, *EC-DNN: A new method for parallel training of deep neural networks*.
 """
 
-from reproductions.datasets.readers import read_cifar10
+from paceline.data.images import read_cifar10
 from reproductions.ec_dnn.claims import claims, run_rows, settings
 from reproductions.ec_dnn.findings import Findings
 from reproductions.ec_dnn.plan import (

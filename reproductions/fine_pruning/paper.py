@@ -6,7 +6,7 @@ Li, He, Ren and Mao, *Data Fine-Pruning: A Simple Way to Accelerate Neural Netwo
 from typing import Any
 
 from paceline.core.fields import table_of
-from reproductions.datasets.readers import read_cifar10
+from paceline.data.images import read_cifar10
 from reproductions.fine_pruning.claims import Found, choose, claims, rows
 from reproductions.fine_pruning.pictures import pictures_row
 from reproductions.fine_pruning.plan import QUICK, SMALL, FinePruningPlan, cost

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reproductions.datasets.readers import read_cifar10
+from paceline.data.images import read_cifar10
 from reproductions.fine_pruning.plan import FinePruningPlan
 from reproductions.fine_pruning.training import chosen_samples
 from reproductions.pipeline.runs import Result

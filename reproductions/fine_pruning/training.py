@@ -20,12 +20,13 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 from torch.utils.data import BatchSampler
 
+from paceline.config.named_tasks import lenet
+from paceline.data.images import Labelled, read_cifar10
 from paceline.pruning.rules import FineRule, RandomRule, SoftRule
 from paceline.pruning.samplers import PruningSampler
 from paceline.pruning.schedule import Schedule
 from paceline.randomness import stream
-from reproductions.datasets.readers import Labelled, read_cifar10
-from reproductions.models.convolutional import lenet, vgg11
+from reproductions.models.convolutional import vgg11
 from reproductions.pipeline.values import rounded
 
 CLASSES = 10

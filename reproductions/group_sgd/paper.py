@@ -6,7 +6,7 @@ Gao and Chen, *Group SGD*, 2020.
 from collections.abc import Mapping
 from typing import Any
 
-from reproductions.datasets.readers import read_mnist
+from paceline.data.images import read_mnist
 from reproductions.group_sgd.claims import timing_claims, training_claims
 from reproductions.group_sgd.plan import FULL, LOWEST, QUICK, GroupSgdPlan, Search, end_of
 from reproductions.group_sgd.training import BATCH, MODELS, STRATEGIES, UNITS, Training

@@ -25,8 +25,8 @@ from paceline import (
 )
 from paceline.core.errors import Diverged
 from paceline.core.messages import Event, Step
+from paceline.data.images import Labelled, read_mnist
 from paceline.delays import Constant
-from reproductions.datasets.readers import Labelled, read_mnist
 from reproductions.group_sgd.theorem import Move
 from reproductions.models.linear import LinearClassifier, correct, logistic, odd, odd_sign, smooth_svm
 from reproductions.pipeline.values import rounded

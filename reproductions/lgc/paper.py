@@ -6,7 +6,7 @@ Xu, *Live Gradient Compensation for Evading Stragglers in Distributed Learning*.
 from dataclasses import asdict
 from typing import Any
 
-from reproductions.datasets.readers import read_cifar10
+from paceline.data.images import read_cifar10
 from reproductions.lgc.claims import Findings, accuracy_claims, training_rows
 from reproductions.lgc.plan import QUICK, SMALL, LgcPlan, Runs, choose, cost, tuning
 from reproductions.lgc.timing import ITERATIONS, run_timing, timing_claims, timing_rows, timings

@@ -17,12 +17,13 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 
 from paceline import Every, FastestK, LiveCompensation, Pathological, SimulatedFleet, Stop, Synchronous, Task, train
+from paceline.config.named_tasks import lenet
 from paceline.delays import Delay, Empirical, ShiftedExponential
 from paceline.randomness import stream
 from paceline.strategy import Strategy
 from reproductions.datasets.cifar import ChannelsLast, cifar10
 from reproductions.lgc.timing import BLOCKS, MEAN, QUORUM, SHIFT, WORKERS
-from reproductions.models.convolutional import lenet, vgg11
+from reproductions.models.convolutional import vgg11
 from reproductions.pipeline.values import rounded
 
 BATCH = 32

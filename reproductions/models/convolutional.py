@@ -12,26 +12,6 @@ VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, 
 GROUPS = 32  # Wu and He, Group Normalization, 2018: at full width
 
 
-def lenet(dropout: float = 0.0, classes: int = 10) -> nn.Sequential:
-    """LeNet-5 for pictures of 3 by 32 by 32, with ReLU and max pooling: 62,006 parameters for 10 classes.
-
-    ``dropout`` is the share that is left out behind each of the two hidden fully connected layers.
-
-    LeCun et al., *Gradient-Based Learning Applied to Document Recognition*, 1998, in the form usual for CIFAR-10.
-    """
-    _check_dropout(dropout)
-    _check_classes(classes)
-    rest = [nn.Dropout(dropout)] if dropout else []
-    return nn.Sequential(
-        *(nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),  # 6 x 14 x 14
-        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),  # 16 x 5 x 5
-        nn.Flatten(),
-        *(nn.Linear(16 * 5 * 5, 120), nn.ReLU(), *rest),
-        *(nn.Linear(120, 84), nn.ReLU(), *rest),
-        nn.Linear(84, classes),
-    )
-
-
 def nin(width: float = 1.0, dropout: float = 0.5, classes: int = 10) -> nn.Sequential:
     """Network in Network for pictures of 3 by 32 by 32: nine convolutions, the last one's means are the outputs.
 

@@ -299,7 +299,7 @@ def test_train_runs_a_model_strategy_and_keeps_both_models(tiny: Path, capsys: p
     assert {"model.safetensors", "local.safetensors"} <= {file.name for file in Path("run").iterdir()}
 
 
-COMMANDS = ("compare", "train", "replay", "predict", "profile", "report", "strategies")
+COMMANDS = ("init", "compare", "train", "replay", "predict", "profile", "report", "strategies")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -234,7 +234,7 @@ def _refusal(table: dict[str, Any]) -> str:
     from paceline.config.file import _config
 
     try:
-        _config(table)
+        _config(table, None)
     except pl.ConfigError as error:
         return str(error)
     return ""

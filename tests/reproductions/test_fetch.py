@@ -401,13 +401,13 @@ def test_an_unknown_name_or_address_is_reported() -> None:
 
 
 def test_the_published_sets_are_those_of_the_readers() -> None:
-    from reproductions.datasets import readers
+    from paceline.data import images
 
-    assert {file.name for file in MNIST.files} == {f"{name}.gz" for pair in readers.MNIST_FILES for name in pair}
-    assert tuple(file.name for file in CIFAR10.files) == readers.CIFAR10_FILES
+    assert {file.name for file in MNIST.files} == {f"{name}.gz" for pair in images.MNIST_FILES for name in pair}
+    assert tuple(file.name for file in CIFAR10.files) == images.CIFAR10_FILES
     assert CIFAR10.archive is not None
-    assert CIFAR10.archive.name == readers.CIFAR10_ARCHIVE
-    assert {file.size for file in CIFAR10.files} == {readers.CIFAR10_RECORDS * 3073}
+    assert CIFAR10.archive.name == images.CIFAR10_ARCHIVE
+    assert {file.size for file in CIFAR10.files} == {images.CIFAR10_RECORDS * 3073}
     sums = [file.sha256 for each in (MNIST, CIFAR10) for file in each.files]
     assert len(set(sums)) == len(sums) == 10
     assert {len(each) for each in sums} == {64}

@@ -5,10 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import paceline as pl
+from paceline.config.named_tasks import lenet
 from paceline.core.errors import ConfigError
 from paceline.data.samples import TensorSamples
 from paceline.learning.loss import Loss, SampleLoss
-from reproductions.models.convolutional import Norm, lenet, nin, vgg11
+from reproductions.models.convolutional import Norm, nin, vgg11
 from reproductions.models.linear import LinearClassifier, Scored, correct, logistic, odd, odd_sign, smooth_svm
 
 

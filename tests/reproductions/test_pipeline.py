@@ -97,7 +97,7 @@ def test_kept_results_depend_on_the_code_behind_a_run_and_not_on_claims_and_figu
     assert module in sys.modules
     files = {"/".join(file.parts[-2:]) for file in files_behind(module)}
     assert {"lgc/training.py", "lgc/timing.py", "models/convolutional.py", "engine/train.py"} <= files
-    assert {"strategies/live_compensation.py", "simulated/fleet.py", "datasets/readers.py", "delays.py"} <= {
+    assert {"strategies/live_compensation.py", "simulated/fleet.py", "data/images.py", "delays.py"} <= {
         *files, *(file.split("/")[-1] for file in files),
     }  # fmt: skip
     assert {"lgc/claims.py", "lgc/figures.py", "lgc/paper.py", "pipeline/card.py", "cli/commands.py"} & files == set()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from paceline.data.images import ImageSet, read_cifar10, read_mnist
 from reproductions.datasets.fetch import fetch
-from reproductions.datasets.readers import ImageSet, read_cifar10, read_mnist
 
 DATA = os.environ.get("PACELINE_DATA")
 pytestmark = pytest.mark.skipif(not DATA, reason="needs real data: make test DATA=DIR")

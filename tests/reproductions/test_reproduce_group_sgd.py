@@ -12,11 +12,11 @@ import torch
 
 from paceline.core.errors import ConfigError
 from paceline.data.batches import Resampled
+from paceline.data.images import read_mnist
 from paceline.data.partition import Equal, deal
 from paceline.data.samples import TensorSamples
 from paceline.engine.limits import Stop
 from paceline.randomness import stream
-from reproductions.datasets.readers import read_mnist
 from reproductions.group_sgd.claims import timing_claims
 from reproductions.group_sgd.paper import PAPER
 from reproductions.group_sgd.plan import GroupSgdPlan

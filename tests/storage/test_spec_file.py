@@ -15,7 +15,8 @@ import torch
 import paceline as pl
 from paceline import delays
 from paceline.cli.main import main
-from paceline.config.experiment import replay_run
+from paceline.config.experiment import replay_config
+from paceline.config.file import read_config
 from paceline.engine.spec import RunSpec
 from paceline.storage.description import describe, difference
 from paceline.storage.reading import read_run
@@ -241,7 +242,7 @@ def test_classes_that_were_renamed_are_the_same(text: str, value: Any) -> None:
 
 
 def test_an_older_run_of_the_command_line_is_replayed_and_reported(tmp_path: Path) -> None:
-    found = replay_run(OLDER / "averaged")
+    found = replay_config(read_run(OLDER / "averaged"), read_config(OLDER / "averaged/config.toml"))
     assert found.same
     assert found.compared
     assert read_run(OLDER / "averaged").strategy.startswith("ModelAveraging(every=4")

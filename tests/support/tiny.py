@@ -79,11 +79,16 @@ def changed(file: Path, old: str, new: str) -> str:
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that must exit with 2 and change nothing on disk, and return the one line on stderr."""
-    before = sorted(Path.cwd().rglob("*"))
+    before = _files()
     assert main(arguments) == 2
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.startswith("error: ")
     assert output.err.count("\n") == 1
-    assert sorted(Path.cwd().rglob("*")) == before
+    assert _files() == before
     return output.err
+
+
+def _files() -> list[Path]:
+    """What is in the current directory, without what Python itself leaves there."""
+    return sorted(path for path in Path.cwd().rglob("*") if "__pycache__" not in path.parts)

@@ -8,6 +8,7 @@ import typer
 from paceline import __version__
 from paceline.cli.common import exit_codes
 from paceline.cli.compare import compare
+from paceline.cli.init import init
 from paceline.cli.predict import predict
 from paceline.cli.profile import profile
 from paceline.cli.replay import replay
@@ -23,6 +24,7 @@ app = typer.Typer(
     epilog=exit_codes("a run fails, as the help of each command says"),
 )
 _COMMANDS = (
+    (init, "Write a first experiment with your own model.", "files cannot be written"),
     (compare, "Train with several strategies, and compare them.", "results cannot be written, or a process was killed"),
     (
         train,

@@ -40,6 +40,14 @@ CheckLr = Annotated[
         help="After training, warn if the learning rate is too large to be stable at the measured staleness.",
     ),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Run the code that the directory's config.toml names, [task] factory: "
+        "only if you would run a program by whoever made the directory.",
+    ),
+]
 # The former spelling of --check-lr
 CheckStep = Annotated[bool, typer.Option("--check-step/--no-check-step", hidden=True)]
 
@@ -57,6 +65,17 @@ def config_of(file: Path, chosen: Sequence[str] | None) -> "Config":
 
     config = read_config(file)
     return config.with_strategies(tuple(map(parse_strategy, chosen))) if chosen else config
+
+
+def check_trust(config: "Config", directory: Path, trust: bool) -> None:
+    """Refuse to run code that is named by a directory, and not by the user."""
+    from paceline.config.tasks import FactoryChoice
+
+    if isinstance(config.task, FactoryChoice) and not trust:
+        raise ConfigError(
+            f"{directory / 'config.toml'} names code, {config.task.factory} in {config.task.folder}, which is not run: "
+            "add --trust if you would run a program by whoever made the directory"
+        )
 
 
 def on_fleet(config: "Config", kind: str | None, address: str | None = None) -> "Config":

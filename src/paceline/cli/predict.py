@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.common import DEMO, JsonFile, Strategies
+from paceline.cli.common import DEMO, JsonFile, Strategies, Trust
 
 if TYPE_CHECKING:
     from paceline.learning.curvature import Curvature
@@ -44,6 +44,7 @@ def predict(  # noqa: PLR0917 - typer names the options
     condition: Annotated[
         float, typer.Option(help="Condition number of the Hessian, for that time: largest by smallest eigenvalue.")
     ] = 100.0,
+    trust: Trust = False,
 ) -> None:
     """Predict, without training, updates per second, staleness and the largest stable learning rate of strategies.
 
@@ -56,7 +57,7 @@ def predict(  # noqa: PLR0917 - typer names the options
     goal = Goal(margin, epsilon, condition)
     if json_file is not None:
         check_writable(json_file, ".json")
-    read = read_source(source or DEMO, strategy)
+    read = read_source(source or DEMO, strategy, trust=trust)
     with _status() as progress:
         found = predict_all(read, goal, momentum=momentum, curvature=curvature, look_at_model=model, progress=progress)
     _show(found)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.common import STRATEGY_FORMAT
+from paceline.cli.common import STRATEGY_FORMAT, Trust, check_trust
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def replay(
             help="Simulate this strategy with the recorded durations; repeat for several.",
         ),
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """Repeat a recorded run from its trace, and check that the final weights are the same bit for bit.
 
@@ -34,11 +35,12 @@ def replay(
     if strategy:
         _what_if(run, strategy)
     else:
-        _repeat(run)
+        _repeat(run, trust)
 
 
-def _repeat(run: Path) -> None:
-    from paceline.config.experiment import replay_run
+def _repeat(run: Path, trust: bool) -> None:
+    from paceline.config.experiment import replay_config
+    from paceline.config.file import read_config
     from paceline.storage.reading import read_run
 
     if not (run / "config.toml").is_file():
@@ -46,9 +48,12 @@ def _repeat(run: Path) -> None:
             f"{run} has no config.toml, so its model and data are not known here: "
             f"replay a run that was started from Python with paceline.replay({str(run)!r}, task, ...)"
         )
-    if "profile" in read_run(run).config:
+    saved = read_run(run)
+    if "profile" in saved.config:
         raise ConfigError(f"{run} is a profile, in which nothing was trained: add --strategy NAME to predict from it")
-    found = replay_run(run)
+    config = read_config(run / "config.toml")
+    check_trust(config, run, trust)
+    found = replay_config(saved, config)
     last = found.run.history[-1]
     typer.echo(f"{run}: {last.updates:,} updates repeated from the trace, {last.samples:,} samples")
     if found.departure is not None:

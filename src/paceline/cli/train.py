@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.common import STRATEGY_FORMAT, Address, CheckLr, CheckStep, Seed, config_of, on_fleet, unused_path
+from paceline.cli.common import (
+    STRATEGY_FORMAT,
+    Address,
+    CheckLr,
+    CheckStep,
+    Seed,
+    Trust,
+    check_trust,
+    config_of,
+    on_fleet,
+    unused_path,
+)
 from paceline.cli.main import FAILED, log
 from paceline.core.errors import ConfigError
 from paceline.engine.signals import Interrupted, terminable
@@ -55,12 +66,13 @@ def train(  # noqa: PLR0917 - typer names the options
         ),
     ] = None,
     address: Address = None,
+    trust: Trust = False,
 ) -> None:
     """Train a model with one strategy, and save config, trace, metrics and weights in a directory.
 
     A run that was interrupted or killed is resumed with --resume DIR, with the same FILE or without one.
     """
-    config, name = _one_run(file, strategy, lr, resume)
+    config, name = _one_run(file, strategy, lr, resume, trust)
     config = on_fleet(config, fleet, address)
     choice, seed = config.strategies[0], config.seeds[0] if seed is None else seed
     if resume is not None and directory not in (None, resume):
@@ -85,9 +97,9 @@ def train(  # noqa: PLR0917 - typer names the options
                 progress=None,
             )
     except KeyboardInterrupt as asked:
-        raise Interrupted(f"; {_on_disk(path)}", asked) from None
+        raise Interrupted(f"; {_on_disk(path, config)}", asked) from None
     except SystemExit:
-        log(f"terminated; {_on_disk(path)}")
+        log(f"terminated; {_on_disk(path, config)}")
         raise
     found = _show(result, choice.short)
     if check_lr and check_step:
@@ -99,7 +111,9 @@ def train(  # noqa: PLR0917 - typer names the options
         raise typer.Exit(FAILED)
 
 
-def _one_run(file: Path | None, strategy: str | None, lr: float | None, resume: Path | None) -> "tuple[Config, str]":
+def _one_run(
+    file: Path | None, strategy: str | None, lr: float | None, resume: Path | None, trust: bool
+) -> "tuple[Config, str]":
     """The configuration of one run, and the name for its directory."""
     if file is None and resume is None:
         raise ConfigError("Missing argument FILE: give a TOML file, or --resume DIR to continue a run")
@@ -109,8 +123,11 @@ def _one_run(file: Path | None, strategy: str | None, lr: float | None, resume: 
         check_files(resume, written=True)
     if file is None and resume is not None and not (resume / "config.toml").is_file():
         raise ConfigError(f"cannot resume {resume}: it has no config.toml, which paceline train writes there")
+    of_the_run = file is None
     file = file or (resume or Path()) / "config.toml"
     config = config_of(file, None if strategy is None else [strategy])
+    if of_the_run:
+        check_trust(config, file.parent, trust)
     if len(config.strategies) > 1:
         names = ", ".join(choice.short for choice in config.strategies)
         raise ConfigError(f"{file.name} names {len(config.strategies)} strategies: choose one with --strategy: {names}")
@@ -119,13 +136,16 @@ def _one_run(file: Path | None, strategy: str | None, lr: float | None, resume: 
     return config, file.stem
 
 
-def _on_disk(path: Path) -> str:
+def _on_disk(path: Path, config: "Config") -> str:
     """What is on disk of a run that was stopped, and how to resume it."""
+    from paceline.config.tasks import FactoryChoice
     from paceline.storage.run_directory import RunDirectory
 
+    names_code = isinstance(config.task, FactoryChoice)
     if not (path / "config.json").exists():
         return "nothing was written"
-    return f"everything so far is in {path}; {RunDirectory(path, {'config.toml': ''}).how_to_resume()}"
+    place = RunDirectory(path, {"config.toml": ""}, names_code=names_code)
+    return f"everything so far is in {path}; {place.how_to_resume()}"
 
 
 def _show(run: "Run", label: str) -> "Measures":

@@ -86,7 +86,7 @@ def title(comparison: Comparison) -> str:
     """Title of a comparison: data, model, number of workers and seeds."""
     config = comparison.config
     seeds = f"{len(config.seeds)} seeds, medians (range)" if len(config.seeds) > 1 else "one seed"
-    return f"{config.task.data}, {config.task.model} model, {config.fleet.workers} workers, {seeds}"
+    return f"{config.task.label}, {config.fleet.workers} workers, {seeds}"
 
 
 def _whole(share: float) -> bool:

@@ -2,20 +2,20 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.config.file import Chosen, Config, TaskChoice, read_config, write_config
+from paceline.config.factories import make_from_factory
+from paceline.config.file import Chosen, Config, write_config
+from paceline.config.named_tasks import make_named
+from paceline.config.tasks import AnyTask, FactoryChoice, TaskChoice
 from paceline.core.coordinator import check_fits
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_written, nearest
@@ -28,11 +28,9 @@ from paceline.fleets.base import labels_of
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, refuse_closures
 from paceline.learning.task import Task
 from paceline.randomness import stream
-from paceline.storage.reading import read_run
+from paceline.storage.reading import SavedRun
 from paceline.storage.run_directory import RunDirectory
 from paceline.strategies.names import StrategyChoice
-
-Pair = tuple[Tensor, Tensor]
 
 
 def check(config: Config) -> None:
@@ -88,7 +86,8 @@ def run(
     """Train once. In a directory, the configuration is kept as ``config.toml`` beside what ``train`` leaves there."""
     place = None
     if directory is not None:
-        place = RunDirectory(directory, {"config.toml": write_config(settled(config, choice, seed, lr))})
+        text = write_config(settled(config, choice, seed, lr))
+        place = RunDirectory(directory, {"config.toml": text}, names_code=isinstance(config.task, FactoryChoice))
     log = logging.getLogger("paceline")
     level = log.level
     log.setLevel(logging.ERROR)  # what was left out is in the run, and shown at its end
@@ -99,10 +98,9 @@ def run(
         log.setLevel(level)
 
 
-def replay_run(directory: Path) -> Replay:
-    """Make a run again from its trace, as its ``config.toml`` describes it."""
-    config = read_config(directory / "config.toml")
-    return replay_spec(read_run(directory), *prepared(config, config.strategies[0], config.seeds[0]))
+def replay_config(saved: SavedRun, config: Config) -> Replay:
+    """Make a run again from its trace, as its configuration describes it."""
+    return replay_spec(saved, *prepared(config, config.strategies[0], config.seeds[0]))
 
 
 def prepared(config: Config, choice: StrategyChoice, seed: int, lr: float | None = None) -> tuple[Task, RunSpec]:
@@ -133,45 +131,11 @@ def settled(config: Config, choice: StrategyChoice, seed: int, lr: float | None)
     return replace(config, strategies=(choice,), seeds=(seed,), optimizer=optimizer, tune=None)
 
 
-def make_task(choice: TaskChoice, seed: int) -> Task:
+def make_task(choice: AnyTask, seed: int) -> Task:
     """The data and a new model, its weights drawn by the seed."""
-    train_data, test_data = DATA[choice.data](choice.test_share)
-    inputs, classes = train_data[0].shape[1], int(train_data[1].max()) + 1
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = MODELS[choice.model](inputs, classes, choice.hidden)
-    return Task(model=model, loss=nn.functional.cross_entropy, train=train_data, test=test_data)
-
-
-@cache
-def _digits(test_share: float) -> tuple[Pair, Pair]:
-    """Handwritten digits, 8 by 8 pixels from 0 to 1; the test set is the same whatever the seed."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise ConfigError("the data set \"digits\" needs scikit-learn: pip install 'paceline[demo]'") from None
-
-    pixels, labels = load_digits(return_X_y=True)
-    order = np.random.default_rng(0).permutation(len(labels))
-    inputs = torch.from_numpy((pixels[order] / 16).astype(np.float32))
-    targets = torch.from_numpy(labels[order].astype(np.int64))
-    tests = max(1, round(test_share * len(labels)))
-    return (inputs[tests:], targets[tests:]), (inputs[:tests], targets[:tests])
-
-
-def _mlp(inputs: int, classes: int, hidden: tuple[int, ...]) -> nn.Module:
-    widths = [inputs, *hidden]
-    layers: list[nn.Module] = []
-    for width, following in pairwise(widths):
-        layers += [nn.Linear(width, following), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
-
-
-DATA: dict[str, Callable[[float], tuple[Pair, Pair]]] = {"digits": _digits}
-MODELS: dict[str, Callable[[int, int, tuple[int, ...]], nn.Module]] = {
-    "linear": lambda inputs, classes, hidden: nn.Linear(inputs, classes),
-    "mlp": _mlp,
-}
+        return make_named(choice) if isinstance(choice, TaskChoice) else make_from_factory(choice, seed)
 
 
 def make_optimizer(chosen: Chosen, lr: float | None = None) -> MakeOptimizer:

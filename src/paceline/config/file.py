@@ -15,13 +15,14 @@
 """
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 from paceline.config.fleets import AnyFleet, fleet_table, read_fleet
+from paceline.config.tasks import AnyTask, read_task, task_table
 from paceline.config.toml import parse_tables, to_toml
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_table, as_written, build, name_in, named, read_value, refuse_unknown, table_of
@@ -33,8 +34,6 @@ from paceline.pruning.rules import FineRule, RandomRule
 from paceline.randomness import LARGEST_SEED
 from paceline.strategies.names import StrategyChoice, read_strategy
 
-T = TypeVar("T")
-MOST_WEIGHTS = 10**8  # of one layer that is described in a file: its data has 64 inputs
 PARTITIONS: Mapping[str, type[Any]] = {"equal": Equal, "pathological": Pathological, "dirichlet": Dirichlet}
 SAMPLINGS: Mapping[str, type[Any]] = {
     "shuffled": Shuffled,
@@ -42,33 +41,6 @@ SAMPLINGS: Mapping[str, type[Any]] = {
     "fine-pruning": FineRule,
     "random-pruning": RandomRule,
 }
-
-
-@dataclass(frozen=True)
-class TaskChoice:
-    """Data and model. ``hidden``: the widths of an MLP's hidden layers; ``test_share``: samples kept to test on."""
-
-    data: Literal["digits"]
-    model: Literal["linear", "mlp"]
-    hidden: tuple[int, ...] = ()
-    test_share: float = 0.2
-
-    def __post_init__(self) -> None:
-        if self.model == "mlp" and not self.hidden:
-            raise ConfigError("an mlp needs the widths of its hidden layers: give hidden = [32]")
-        if self.model == "linear" and self.hidden:
-            raise ConfigError(
-                f'a linear model has no hidden layers: leave hidden={list(self.hidden)} out, or model = "mlp"'
-            )
-        if not all(width > 0 for width in self.hidden):
-            raise ConfigError(f"hidden layers of widths {list(self.hidden)} are not possible: at least 1 each")
-        if any(one * other > MOST_WEIGHTS for one, other in pairwise((*self.hidden, 1))):
-            raise ConfigError(
-                f"hidden layers of widths {as_written(list(self.hidden))} have over "
-                f"{MOST_WEIGHTS:,} weights: choose fewer"
-            )
-        if not 0 < self.test_share < 1:
-            raise ConfigError(f"test_share={self.test_share} leaves nothing to train or to test on: between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -100,7 +72,7 @@ class Tune:
 class Config:
     """Everything that a run, or a comparison of runs, depends on."""
 
-    task: TaskChoice
+    task: AnyTask
     fleet: AnyFleet
     strategies: tuple[StrategyChoice, ...]
     optimizer: Chosen
@@ -155,14 +127,19 @@ KEYS = (
 def read_config(path: Path | str) -> Config:
     """Read and check a TOML file."""
     path = Path(path)
-    return parse_config(read_text(path), path.name)
+    return parse_config(read_text(path), path.name, folder_of(path))
 
 
-def parse_config(text: str, where: str = "config") -> Config:
-    """Check the text of a TOML file; ``where`` names it in messages."""
+def folder_of(path: Path) -> Path:
+    """The folder of a file, as a whole path without "..": modules are known by it."""
+    return Path(os.path.abspath(path)).parent
+
+
+def parse_config(text: str, where: str = "config", folder: Path | None = None) -> Config:
+    """Check the text of a TOML file; ``where`` names it in messages. Paths in it are relative to its ``folder``."""
     table = parse_tables(text, where)
     try:
-        return _config(table)
+        return _config(table, folder)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -182,7 +159,7 @@ def config_table(config: Config) -> dict[str, Any]:
             for name, value in plain.items()
             if value is not None
         },
-        "task": table_of(config.task),
+        "task": task_table(config.task),
         "fleet": fleet_table(config.fleet),
         "strategy": [choice.table() for choice in config.strategies],
         **{name: each.table() for name, each in chosen.items() if each is not None},
@@ -194,13 +171,13 @@ def config_table(config: Config) -> dict[str, Any]:
     }
 
 
-def _config(table: dict[str, Any]) -> Config:
+def _config(table: dict[str, Any], folder: Path | None) -> Config:
     refuse_unknown(table, KEYS, "top level")
     for key in ("task", "fleet", "strategy", "optimizer", "stop"):
         if key not in table:
             raise ConfigError(f"the section [{key}] is missing")
     sections: dict[str, Any] = {
-        "task": build(TaskChoice, as_table(table["task"], "task"), "task"),
+        "task": read_task(table["task"], folder),
         "fleet": read_fleet(as_table(table["fleet"], "fleet")),
         "strategies": read_strategies(table["strategy"]),
         "optimizer": read_chosen(table["optimizer"], "optimizer"),

@@ -15,16 +15,17 @@ from paceline.config.file import (
     KEYS,
     Chosen,
     Config,
-    TaskChoice,
+    folder_of,
     parse_config,
     read_chosen,
     read_config,
     read_strategies,
 )
 from paceline.config.fleets import AnyFleet, read_fleet
+from paceline.config.tasks import AnyTask, FactoryChoice, read_task
 from paceline.config.toml import parse_tables
 from paceline.core.errors import ConfigError
-from paceline.core.fields import as_table, build, refuse_unknown
+from paceline.core.fields import as_table, refuse_unknown
 from paceline.files import check_regular, read_text
 from paceline.fleets.base import labels_of
 from paceline.fleets.simulated.fleet import SimulatedFleet
@@ -50,17 +51,24 @@ class Source:
     name: str
     fleet: SimulatedFleet
     choices: tuple[StrategyChoice, ...]
-    task: TaskChoice | None = None
+    task: AnyTask | None = None
     optimizer: Chosen | None = None
     seed: int = 0
     recorded: Survey | None = None
+    untrusted: str | None = None  # the factory of a task that is not made, because its code is not trusted
 
 
-def read_source(path: Path, strategies: Sequence[str] | None = None) -> Source:
-    """Read a TOML file, the directory of a run, or its trace; ``strategies`` replace those that it names."""
+def read_source(path: Path, strategies: Sequence[str] | None = None, *, trust: bool = False) -> Source:
+    """Read a TOML file, the directory of a run, or its trace; ``strategies`` replace those that it names.
+
+    The model of a run whose configuration names code is left out, unless ``trust`` is given.
+    """
     chosen = tuple(map(parse_strategy, strategies or ()))
     if path.is_dir() or path.suffix == ".jsonl":
-        return _of_trace(path, chosen)
+        run = _of_trace(path, chosen)
+        if isinstance(run.task, FactoryChoice) and not trust:
+            return replace(run, task=None, untrusted=run.task.factory)
+        return run
     found = _of_file(path)
     if not (choices := chosen or found.choices):
         raise ConfigError(f"{path.name} names no strategy: give one with --strategy, such as --strategy asgd")
@@ -71,9 +79,9 @@ def _of_file(path: Path) -> Source:
     text = read_text(path)
     table = parse_tables(text, path.name)
     if all(key in table for key in NEEDED_TO_TRAIN):
-        return _of_config(parse_config(text, path.name), path.name)
+        return _of_config(parse_config(text, path.name, folder_of(path)), path.name)
     try:
-        return _of_parts(table, path.name)
+        return _of_parts(table, path)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from None
 
@@ -82,15 +90,15 @@ def _of_config(config: Config, source: str) -> Source:
     return Source(source, _simulated(config.fleet), config.strategies, config.task, config.optimizer, config.seeds[0])
 
 
-def _of_parts(table: dict[str, Any], source: str) -> Source:
+def _of_parts(table: dict[str, Any], path: Path) -> Source:
     refuse_unknown(table, KEYS, "top level")
     if "fleet" not in table:
         raise ConfigError("the section [fleet] is missing: describe the workers in [[fleet.workers]]")
     return Source(
-        source,
+        path.name,
         _simulated(read_fleet(as_table(table["fleet"], "fleet"))),
         read_strategies(table["strategy"]) if "strategy" in table else (),
-        build(TaskChoice, as_table(table["task"], "task"), "task") if "task" in table else None,
+        read_task(table["task"], folder_of(path)) if "task" in table else None,
         read_chosen(table["optimizer"], "optimizer") if "optimizer" in table else None,
     )
 
@@ -146,6 +154,11 @@ class Predictions:
         notes, optimizer, fleet = [], self.source.optimizer, self.source.fleet
         if optimizer is not None and descent_of(optimizer.name, optimizer.options) is None:
             notes.append(f"{optimizer.name} scales its updates by itself: limits and learning rates are those of SGD.")
+        if self.source.untrusted is not None:
+            notes.append(
+                f"The model is not looked at: {self.source.untrusted} is code that the run's config.toml names; add "
+                "--trust if you would run a program by whoever made the directory."
+            )
         if self.model is None and fleet.network.bandwidth < math.inf:
             notes.append("Without a model messages have no size: of the network only the latency counts.")
         if fleet.changes:

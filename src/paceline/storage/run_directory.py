@@ -43,14 +43,17 @@ WRITTEN_IN_PLACE = ("trace.jsonl", "metrics.jsonl")
 class RunDirectory:
     """The directory of one run, and further ``notes`` (file name to text) to keep in it.
 
+    ``names_code``: the notes name code of the user's own, which is run again only where that is trusted.
+
     ``resumed`` tells that it holds a checkpoint to resume from. Then nothing is changed until ``cut``, so that a run
     that cannot be resumed stays as it is.
     """
 
-    def __init__(self, path: Path | str, notes: Mapping[str, str] | None = None) -> None:
+    def __init__(self, path: Path | str, notes: Mapping[str, str] | None = None, *, names_code: bool = False) -> None:
         self.path = Path(path)
         self.resumed = False
         self._notes = notes or {}
+        self._trust = " --trust" if names_code else ""
 
     def open(
         self, spec: "DataclassInstance", *, resume: bool = False, extra: Mapping[str, Any] | None = None
@@ -76,7 +79,7 @@ class RunDirectory:
     def how_to_resume(self) -> str:
         """What to do with a run that did not come to its end."""
         again = f"train(..., directory={str(self.path)!r}, resume=True)"
-        again = f"paceline train --resume {self.path}" if "config.toml" in self._notes else again
+        again = f"paceline train --resume {self.path}{self._trust}" if "config.toml" in self._notes else again
         there = self.checkpoint.is_file()
         return f"{again} continues from its {'last checkpoint' if there else 'start, for there is no checkpoint'}"
 

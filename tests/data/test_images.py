@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
-from reproductions.datasets.readers import CIFAR10_FILES, MNIST_FILES, read_cifar10, read_idx, read_mnist
+from paceline.data.images import CIFAR10_FILES, MNIST_FILES, read_cifar10, read_idx, read_mnist
+from support.idx import idx
 
 RECORDS = 4
 Bytes = NDArray[np.uint8]
@@ -19,10 +20,6 @@ Bytes = NDArray[np.uint8]
 
 def random_bytes(*shape: int, below: int = 256, seed: int = 0) -> Bytes:
     return np.random.default_rng(seed).integers(below, size=shape, dtype=np.uint8)
-
-
-def idx(array: Bytes) -> bytes:
-    return struct.pack(f">I{array.ndim}I", 0x800 | array.ndim, *array.shape) + array.tobytes()
 
 
 def write_mnist(folder: Path, packed: bool = True) -> list[tuple[Bytes, Bytes]]:
@@ -106,16 +103,16 @@ def refusal(folder: Path | None, name: str = "mnist") -> str:
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_missing_data_is_one_line_that_says_how_to_get_it(tmp_path: Path, name: str) -> None:
     assert refusal(None, name) == (
-        f"{name} is needed, and no folder was given: python -m reproductions fetch {name} --to DIR, then --data DIR"
+        f"{name} is needed, and no folder was given: python -m reproductions fetch {name} --to DIR"
     )
     for folder in (tmp_path, tmp_path / "none"):
         assert refusal(folder, name) == (
-            f"there is no {name} in {folder}: python -m reproductions fetch {name} --to {folder}, then --data {folder}"
+            f"there is no {name} in {folder}: python -m reproductions fetch {name} --to {folder}"
         )
 
 
 def test_a_folder_with_spaces_can_be_pasted(tmp_path: Path) -> None:
-    assert f"--to '{tmp_path}/my data', then" in refusal(tmp_path / "my data")
+    assert f"--to '{tmp_path}/my data'" in refusal(tmp_path / "my data")
 
 
 def test_one_missing_file_is_named(tmp_path: Path) -> None:
@@ -125,7 +122,7 @@ def test_one_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "cifar10/data_batch_4.bin").unlink()
     assert refusal(tmp_path) == (
         f"there is no t10k-labels-idx1-ubyte.gz in {tmp_path}/mnist; "
-        f"to get it whole: python -m reproductions fetch mnist --to {tmp_path}, then --data {tmp_path}"
+        f"to get it whole: python -m reproductions fetch mnist --to {tmp_path}"
     )
     assert f"there is no data_batch_4.bin in {tmp_path}/cifar10; to get it whole" in refusal(tmp_path, "cifar10")
 

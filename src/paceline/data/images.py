@@ -3,7 +3,8 @@
     DIR/mnist/      train-images-idx3-ubyte.gz and the three other idx files, packed or not
     DIR/cifar10/    data_batch_1.bin to data_batch_5.bin and test_batch.bin, or cifar-10-binary.tar.gz
 
-That is what ``python -m reproductions fetch`` makes. Files that lie in DIR itself are found too.
+That is what ``python -m reproductions fetch`` makes, in a checkout of the repository. Files that lie in DIR itself are
+found too.
 """
 
 import gzip
@@ -18,7 +19,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import ConfigError
+from paceline.core.errors import ConfigError
 from paceline.files import read_bytes
 
 CLASSES = 10
@@ -187,4 +188,4 @@ def _place(name: str, folder: Path | str | None, files: Sequence[str]) -> Path:
 
 def _command(name: str, folder: Path | str | None) -> str:
     to = "DIR" if folder is None else shlex.quote(str(folder))
-    return f"python -m reproductions fetch {name} --to {to}, then --data {to}"
+    return f"python -m reproductions fetch {name} --to {to}"
