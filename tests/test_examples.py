@@ -11,6 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from paceline import read_trace
+from paceline.reports.stragglers import stragglers
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -118,6 +121,20 @@ def test_ensemble_compression_tells_errors_and_costs_and_loads_what_was_saved(
     relabelling = {name: float(seconds) for name, _, _, _, seconds, _ in rows}
     assert relabelling["MA-DNN"] == relabelling["E-DNN"] == 0 < relabelling["EC-DNN-S"]
     assert f"loaded from its directory: error {errors['EC-DNN-S']}%" in printed
+
+
+def test_a_ddp_job_is_recorded_and_its_straggler_named(tmp_path: Path) -> None:
+    directory = str(tmp_path / "job")
+    command = [sys.executable, str(EXAMPLES / "record_ddp.py"), directory, "--steps", "12", "--seconds", "0.02"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "the straggler is worker 2\n" in result.stdout
+    rates = {name: float(rate) for name, rate in re.findall(r"^(\w+): ([\d.]+) updates a second$", result.stdout, re.M)}
+    assert rates.keys() == {"Synchronous", "LiveCompensation", "Grouped"}
+    assert rates["Grouped"] > rates["Synchronous"] > 0
+    found = stragglers(read_trace(directory))
+    assert max(found.workers, key=lambda worker: worker.straggling).worker == 2
+    assert all(worker.compute is not None for worker in found.workers)
 
 
 @pytest.mark.timeout(300)

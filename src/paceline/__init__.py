@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.pruning.samplers import RandomPruning as RandomPruning
     from paceline.pruning.samplers import SoftPruning as SoftPruning
     from paceline.pruning.samplers import WithIndices as WithIndices
+    from paceline.recording.recorder import record as record
     from paceline.storage.saved_models import load as load
     from paceline.strategies.asynchronous import Asynchronous as Asynchronous
     from paceline.strategies.ensemble_compression import EnsembleCompression as EnsembleCompression
@@ -81,6 +82,7 @@ _NAMES = {
     "paceline.prediction.predict": ("Descent", "predict"),
     "paceline.prediction.profile": ("profile",),
     "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning", "WithIndices"),
+    "paceline.recording.recorder": ("record",),
     "paceline.storage.saved_models": ("load",),
     "paceline.strategies.asynchronous": ("Asynchronous",),
     "paceline.strategies.ensemble_compression": ("EnsembleCompression", "FinalEnsemble"),

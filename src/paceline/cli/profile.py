@@ -1,7 +1,7 @@
 """``paceline profile``: measures how fast the workers of a fleet are, and suggests groups of similar speed."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,9 @@ SHORTEST = 0.5  # seconds: processes need about this long to start
 
 
 def profile(  # noqa: PLR0917 - typer names the options
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="TOML file, as for paceline train.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="TOML file, as for paceline train; or directory of a recorded run.")
+    ],
     fleet: Annotated[
         str | None, typer.Option(metavar="KIND", help="Fleet to measure, processes or ray; by default the one in FILE.")
     ] = None,
@@ -39,6 +41,9 @@ def profile(  # noqa: PLR0917 - typer names the options
 ) -> None:
     """Measure the speed of each worker of a real fleet on the task in FILE, without training.
 
+    For a directory that paceline.record, paceline train or paceline profile wrote, nothing is measured: the same table
+    is made of its trace.
+
     Use the trace with paceline replay DIR --strategy NAME and with paceline predict DIR.
     """
     from paceline.config.file import write_config
@@ -46,6 +51,9 @@ def profile(  # noqa: PLR0917 - typer names the options
     from paceline.reports.stragglers import stragglers
     from paceline.storage.run_directory import RunDirectory
 
+    if file.is_dir():
+        _show_recorded(file, json_file, {"--fleet": fleet, "--output": output, "--seed": seed, "--address": address})
+        return
     if not SHORTEST <= seconds < float("inf"):
         raise ConfigError(f"--seconds {seconds:g} is too short to measure anything: at least {SHORTEST:g}")
     if json_file is not None:
@@ -71,6 +79,24 @@ def profile(  # noqa: PLR0917 - typer names the options
     if done.problem:
         typer.echo(done.problem)
         raise typer.Exit(FAILED)
+
+
+def _show_recorded(path: Path, json_file: Path | None, measuring: Mapping[str, object]) -> None:
+    """The table of a run that was recorded."""
+    from paceline.files import check_writable, write_atomically
+    from paceline.reports.stragglers import stragglers
+    from paceline.storage.reading import read_run
+
+    for option, value in measuring.items():
+        if value is not None:
+            raise ConfigError(f"{option} is for measuring, and {path} is the directory of a run: leave it out")
+    if json_file is not None:
+        check_writable(json_file, ".json")
+    found = stragglers(read_run(path).trace)
+    _show(found, None, path)
+    if json_file is not None:
+        write_atomically(json_file, json.dumps(found.table(), allow_nan=False) + "\n")
+        typer.echo(f"All results: {json_file}")
 
 
 def _profiled(file: Path, kind: str | None, address: str | None, seed: int | None) -> "Config":
@@ -140,12 +166,15 @@ def _progress(seconds: float, workers: int) -> "Iterator[Callable[[float], None]
         yield watch
 
 
-def _show(found: "Stragglers", profiled: str, path: Path) -> None:
+def _show(found: "Stragglers", profiled: str | None, path: Path) -> None:
+    """Print the table, and what to do next; ``profiled`` are the arguments of the measurement, if there was one."""
     from paceline.strategies.names import spelled
 
     show_stragglers(found)
     for worker in found.unknown:
         typer.echo(f"Worker {worker} finished no mini-batch in {found.seconds:.1f} s: measure longer, with --seconds")
+    for note in found.notes:
+        typer.echo(note)
     typer.echo(f"\nUnder ssgd workers would wait {found.waiting:.0%} of their time.")
     if found.unknown:
         typer.echo(f"Trace: {path}")
@@ -159,7 +188,8 @@ def _show(found: "Stragglers", profiled: str, path: Path) -> None:
     typer.echo(f"Suggested: {alike}: {groups}\nTrace: {path}")
     rules = " ".join(f"-s {rule}" for rule in ("ssgd", "asgd", groups))
     typer.echo(f"Next: paceline replay {path} {rules}\n      paceline predict {path} {rules}")
-    typer.echo(f"      paceline train {profiled} --strategy {groups}")
+    if profiled is not None:
+        typer.echo(f"      paceline train {profiled} --strategy {groups}")
 
 
 def show_stragglers(found: "Stragglers") -> None:

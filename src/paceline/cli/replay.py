@@ -42,7 +42,13 @@ def _repeat(run: Path, trust: bool) -> None:
     from paceline.config.experiment import replay_config
     from paceline.config.file import read_config
     from paceline.storage.reading import read_run
+    from paceline.trace.recordings import is_recording
 
+    if run.is_dir() and is_recording(run):
+        raise ConfigError(
+            f"{run} is a recording of another training loop, which Paceline cannot repeat: add --strategy NAME to "
+            "predict from it"
+        )
     if not (run / "config.toml").is_file():
         raise ConfigError(
             f"{run} has no config.toml, so its model and data are not known here: "
@@ -73,7 +79,6 @@ def _what_if(run: Path, texts: list[str]) -> None:
     from paceline.prediction.what_if import Prospect, Survey, recorded_fleet, what_if
     from paceline.storage.reading import read_run
     from paceline.strategies.names import parse_strategy
-    from paceline.trace.durations import doubts
 
     saved = read_run(run)
     survey = Survey(saved.trace)
@@ -89,7 +94,7 @@ def _what_if(run: Path, texts: list[str]) -> None:
     found = what_if(survey, asked, batch_size=size if isinstance(size, int) else None)
     recorded = Prospect(f"{label}, as recorded", survey.measures)
     _show([recorded, *found])
-    for doubt in doubts(survey.durations):
+    for doubt in survey.doubts():
         typer.echo(doubt)
 
 

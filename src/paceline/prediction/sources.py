@@ -34,7 +34,6 @@ from paceline.prediction.what_if import Survey, recorded_fleet
 from paceline.storage.run_directory import check_files
 from paceline.strategies.names import StrategyChoice, parse_strategy
 from paceline.theory.runtime.costs import runtime
-from paceline.trace.durations import doubts
 from paceline.trace.reading import read_trace
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ class Predictions:
         if fleet.changes:
             notes.append("Workers that leave or join are left out: all are taken to be there.")
         if self.source.recorded is not None:
-            notes += doubts(self.source.recorded.durations)
+            notes += self.source.recorded.doubts()
         return notes
 
     def table(self) -> dict[str, Any]:

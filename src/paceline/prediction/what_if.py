@@ -9,7 +9,7 @@ from paceline.core.messages import Joined, Left
 from paceline.delays import Empirical
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
-from paceline.trace.durations import DurationReader
+from paceline.trace.durations import DurationReader, doubts
 from paceline.trace.history import Observer
 from paceline.trace.measure import MeasureReader, Measures
 from paceline.trace.reading import Trace
@@ -35,12 +35,17 @@ class Survey(Observer):
     def __init__(self, trace: Trace) -> None:
         about = trace.about
         self.latency = float(about.get("transfer_seconds", 0.0))
+        self.notes: list[str] = list(about.get("notes", ()))  # what is known of the run only in part
         self.changes: list[Left | Joined] = []
         durations, measuring = DurationReader(about), MeasureReader(about)
         with seldom_collecting():
             history = trace.follow(durations, measuring, self)
         self.durations = durations.by_worker
         self.measures = measuring.measures(history)
+
+    def doubts(self) -> list[str]:
+        """What has to be known to read numbers that rest on this run."""
+        return [*self.notes, *doubts(self.durations)]
 
     def changed(self, event: Joined | Left) -> None:
         if event.at > 0:
@@ -51,7 +56,7 @@ def recorded_fleet(survey: Survey, *, in_order: bool = True) -> SimulatedFleet:
     """The workers of a recorded run on the simulator's clock, who leave and join when they did.
 
     Each takes for its mini-batches what it took in the run: again and again ``in_order``, or drawn at random. How many
-    durations are not known in full is for ``doubts`` to say.
+    durations are not known in full is for ``Survey.doubts`` to say.
     """
     delays: list[Empirical] = []
     for worker, own in sorted(survey.durations.items()):

@@ -112,8 +112,8 @@ def script_safe(text: str) -> str:
 
 
 def limits(run: Described) -> list[str]:
-    """What the page leaves out of a run's timeline, in words."""
-    picture, left_out = run.picture, []
+    """What is known of a run only in part, and what the page leaves out of its timeline, in words."""
+    picture, left_out = run.picture, [f"{run.name}: {note}" for note in run.saved.trace.about.get("notes", ())]
     if math.isfinite(picture.until):
         left_out.append(
             f"{run.name}: the timeline shows the first {picture.until:,.1f} of {picture.end:,.1f} seconds; "

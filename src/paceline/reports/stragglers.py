@@ -1,4 +1,4 @@
-"""Who is slow, and what it costs: one worker's times beside the others', out of the trace of a profile."""
+"""Who is slow, and what it costs: one worker's times beside the others', out of the trace of a profile or run."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -49,6 +49,7 @@ class Stragglers:
     unknown: Sequence[int]
     groups: Groups  # of like speed
     waiting: float  # the share of the workers' time that SSGD would have them wait
+    notes: Sequence[str] = ()  # what is known only in part
 
     def table(self) -> dict[str, Any]:
         return {**asdict(self), "groups": [list(group) for group in self.groups]}
@@ -65,7 +66,7 @@ class _Computed(Observer):
 
 
 def stragglers(trace: Trace, tolerance: float = TOLERANCE) -> Stragglers:
-    """Read a profile's trace."""
+    """Read the trace of a profile, of a recording, or of any run whose workers computed what they were given."""
     durations, computed = DurationReader(trace.about), _Computed()
     history = trace.follow(durations, computed)
     measured = durations.by_worker
@@ -87,6 +88,7 @@ def stragglers(trace: Trace, tolerance: float = TOLERANCE) -> Stragglers:
         unknown=[worker for worker in measured if worker not in known],
         groups=tuple(tuple(numbers[place] for place in group) for group in groups),
         waiting=waiting,
+        notes=tuple(trace.about.get("notes", ())),
     )
 
 

@@ -9,10 +9,13 @@ from typing import Any
 from paceline.core.codec import real
 from paceline.core.errors import ConfigError
 from paceline.files import read_regular
+from paceline.storage.description import describe
 from paceline.storage.metrics import Row, read_rows
 from paceline.storage.run_directory import check_files
-from paceline.storage.spec_file import LARGEST, field_of, read_object, read_spec, spell_field
+from paceline.storage.spec_file import FORMAT, LARGEST, field_of, read_object, read_spec, spell_field
+from paceline.strategies.synchronous import Synchronous
 from paceline.trace.reading import Trace, read_trace
+from paceline.trace.recordings import is_recording, read_recording
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ def read_run(path: Path) -> SavedRun:
     if not path.is_dir():
         raise ConfigError(f"{path} is not the directory of a run: give one that paceline train left")
     check_files(path)
+    if not (path / "config.json").is_file() and is_recording(path):
+        return _read_recorded(path)
     if not (path / "config.json").is_file():
         raise ConfigError(f"{path} is not the directory of a run: it has no config.json")
     config = read_spec(path / "config.json")
@@ -57,6 +62,15 @@ def read_run(path: Path) -> SavedRun:
     trace = read_trace(path)
     _ = trace.about
     return SavedRun(path, config, read_rows(path / "metrics.jsonl"), summary, _target(path, config), trace)
+
+
+def _read_recorded(path: Path) -> SavedRun:
+    """A job of another training loop, which ``paceline.record`` recorded: a synchronous run without evaluations."""
+    found = read_recording(path)
+    config: dict[str, Any] = {"format": FORMAT, "strategy": describe(Synchronous()), "recording": found.count}
+    if (size := found.batch_size) is not None:
+        config["batch_size"] = size
+    return SavedRun(path, config, (), {"ended": "recorded"}, None, Trace(found.lines, str(path)))
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

@@ -334,6 +334,8 @@ def check_about(about: Mapping[str, Any]) -> None:
     """Refuse a first line whose numbers no run has."""
     if "workers" in about:
         _count(about["workers"], MOST_WORKERS)
+    if type(notes := about.get("notes", [])) is not list or not all(type(note) is str for note in notes):
+        raise ValueError("notes are a list of texts")
     for name in ("transfer_seconds", "server_seconds"):
         if name in about and not 0 <= real(about[name]) <= MOST_SECONDS:
             raise ValueError(f"{name} is {about[name]}")

@@ -12,6 +12,7 @@ from paceline.files import check_regular, open_regular
 from paceline.trace.durations import seconds_a_mini_batch
 from paceline.trace.format import DECODERS, FORMAT, LONGEST_LINE, MALFORMED, Fact, check_about
 from paceline.trace.history import History, Observer, TicketTimes
+from paceline.trace.recordings import is_recording, read_recording
 
 PARSE = json.JSONDecoder().raw_decode  # a value and where it ends, in half the time of json.loads
 LINE_ENDS = ("\n", "\r\n")
@@ -99,9 +100,11 @@ def _start_of(line: str) -> str:
 
 
 def read_trace(path: Path | str) -> Trace:
-    """Open the trace of a run: a file, or the directory of a run."""
+    """Open the trace of a run: a file, the directory of a run, or one that ``paceline.record`` wrote."""
     path = Path(path)
     inside = path.is_dir()
+    if inside and not (path / "trace.jsonl").exists() and is_recording(path):
+        return Trace(read_recording(path).lines, str(path))
     file = path / "trace.jsonl" if inside else path
     if inside:
         check_regular(file)

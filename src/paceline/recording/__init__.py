@@ -1,0 +1,1 @@
+"""Recording the steps of any training loop: see ``paceline.record``."""
