@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ def group(tmp_path: Path) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def exchange_late(state: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def exchange_late(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """A communication hook whose exchange ends some time after the backward pass."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     threading.Timer(LATE, future.set_result, [bucket.buffer()]).start()

@@ -249,6 +249,7 @@ def test_every_command_reads_a_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
     write_job(tmp_path / "job", [[0.1] * 20, [0.4] * 20, [0.1] * 20])
     assert main(["profile", "job", "--json", "table.json"]) == 0
     printed = capsys.readouterr().out

@@ -21,7 +21,7 @@ from paceline.core.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.recording.recorder import Recorder
 
-HOOKED = 4  # parameters whose gradient begins the watch of a pass: more than one, for the first may be unused
+HOOKED = 2  # parameters, the first and the last, whose gradient begins the watch of a pass: one may be unused
 now = time.perf_counter
 
 

@@ -1,0 +1,109 @@
+"""What recording costs: the time of a step with a recorder less that of the same step without, in microseconds.
+
+    python benchmarks/recorder.py [--save] [--rounds N]
+
+First a step that does nothing, alone and with ``compute`` or ``wait`` in it. Then a step of a small model under
+DistributedDataParallel, in a process group of one, so that nothing depends on other processes; ``watch`` tells waiting
+from computing. Loops with and without take turns, those of DDP step by step; reported are differences of medians.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from measuring import interleaved, parse, save
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline as pl
+from paceline.recording.recorder import Recorder
+
+EMPTY, STEPS = 5_000, 500  # a round
+AIM = 20.0  # microseconds a step, at most
+
+
+def nothing() -> None:
+    for _ in range(EMPTY):
+        pass
+
+
+def recording(recorder: Recorder, part: str | None) -> Callable[[], None]:
+    def steps() -> None:
+        for _ in range(EMPTY):
+            with recorder.step(samples=32):
+                pass
+
+    def steps_with_part() -> None:
+        inside = getattr(recorder, str(part))
+        for _ in range(EMPTY):
+            with recorder.step(samples=32), inside():
+                pass
+
+    return steps if part is None else steps_with_part
+
+
+def differences(times: dict[str, list[float]], with_: str, without: str, steps: int) -> float:
+    pairs = zip(times[with_], times[without], strict=True)
+    return round(median(a - b for a, b in pairs) / steps * 1e6, 2)
+
+
+def empty_steps(folder: Path, rounds: int) -> dict[str, float]:
+    with pl.record(folder, worker=0) as recorder:
+        times = interleaved(
+            {
+                "without": nothing,
+                "step": recording(recorder, None),
+                "step and wait": recording(recorder, "wait"),
+                "step and compute": recording(recorder, "compute"),
+            },
+            rounds,
+        )
+    return {name: differences(times, name, "without", EMPTY) for name in times if name != "without"}
+
+
+def ddp_steps(folder: Path, rounds: int) -> dict[str, float]:
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
+    inputs = torch.rand(32, 64)
+
+    def model_and_step() -> tuple[DistributedDataParallel, Callable[[], None]]:
+        layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)]
+        model = DistributedDataParallel(nn.Sequential(*layers))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+
+        return model, step
+
+    _, plain = model_and_step()
+    watched, step = model_and_step()
+
+    with pl.record(folder / "ddp", worker=0) as recorder:
+        recorder.watch(watched)
+
+        def recorded() -> None:
+            with recorder.step(samples=32):
+                step()
+
+        times = interleaved({"without": plain, "step and watch": recorded}, rounds * STEPS)
+    dist.destroy_process_group()
+    own, more = median(times["without"]), median(times["step and watch"])
+    return {"step and watch": round((more - own) * 1e6, 2), "the step itself": round(own * 1e6, 1)}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rounds = parse().rounds
+    with tempfile.TemporaryDirectory() as folder:
+        empty = empty_steps(Path(folder) / "empty", rounds)
+        ddp = ddp_steps(Path(folder), rounds)
+    save("recorder", {"microseconds a step, at most": AIM, "an empty step": empty, "a step of DDP": ddp})
+
+
+if __name__ == "__main__":
+    main()
