@@ -244,7 +244,7 @@ def test_trials_become_rare_and_are_remembered() -> None:
     for number in range(1, 600):
         before = fusing.state()["next"]
         x, y = torch.randn(6, 3), torch.randint(2, (6,))
-        assert fusing.allows(model, sample_loss(x, y), x, y, [3, 3])
+        assert fusing.allows(model, sample_loss(x, y), (x, y), [3, 3])
         if fusing.state()["next"] != before:
             tried.append(number)
         state = dict(fusing.state())
@@ -263,7 +263,7 @@ def test_samples_that_are_not_finite_tell_nothing() -> None:
     x, y = torch.randn(6, 3), torch.randint(2, (6,))
     x[4, 0] = float("nan")
     fusing = Fusing(None)
-    assert not fusing.allows(nn.Linear(3, 2), sample_loss(x, y), x, y, [3, 3])
+    assert not fusing.allows(nn.Linear(3, 2), sample_loss(x, y), (x, y), [3, 3])
     assert (fusing.why_not, fusing.state()["passes"]) == (None, 0)
     x[4, 0] = 0.0
-    assert fusing.allows(nn.Linear(3, 2), sample_loss(x, y), x, y, [3, 3])
+    assert fusing.allows(nn.Linear(3, 2), sample_loss(x, y), (x, y), [3, 3])

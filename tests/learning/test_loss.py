@@ -267,9 +267,9 @@ def test_a_module_of_ones_own_is_asked_once_a_batch() -> None:
     assert loss.separable(outputs, y)
     own.asked.clear()
     for _ in range(3):
-        mean, each = loss.mean(outputs, y)
-        assert each is not None
-        assert torch.equal(mean, functional.cross_entropy(outputs, y, reduction="none").mean())
+        found = loss.of(outputs, y, 64)
+        assert found.each is not None
+        assert torch.equal(found.mean(), functional.cross_entropy(outputs, y, reduction="none").mean())
     assert own.asked == [64] * 3
 
 

@@ -113,22 +113,26 @@ def test_the_number_is_restored_after_a_failure_too() -> None:
 def test_the_typical_operation_weighs_each_by_its_work_and_leaves_the_model_alone() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 5))
     before = torch.get_rng_state()
-    work = typical_operation(model, lambda: torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    work = typical_operation(
+        model, lambda model: model(torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    )
     convolution, product = 2 * 2 * 4 * 6 * 6 * 9, 2 * 2 * 144 * 5
     assert work == pytest.approx((convolution**2 + product**2) / (convolution + product))
     assert torch.equal(torch.get_rng_state(), before)
     assert int(model.get_buffer("1.num_batches_tracked")) == 0
-    assert typical_operation(nn.ReLU(), lambda: torch.ones(3)) == 0.0
-    assert typical_operation(model, lambda: torch.ones(3)) == 0.0  # an error is the business of the pass itself
+    assert typical_operation(nn.ReLU(), lambda model: model(torch.ones(3))) == 0.0
+    assert (
+        typical_operation(model, lambda model: model(torch.ones(3))) == 0.0
+    )  # an error is the business of the pass itself
 
 
 def test_what_was_counted_is_in_checkpoints() -> None:
     threads = Threads(None)
-    threads.choose(nn.Linear(4, 4), lambda: torch.ones(2, 4), 2)
+    threads.choose(nn.Linear(4, 4), lambda model: model(torch.ones(2, 4)), 2)
     taken_up = Threads(None)
     taken_up.restore(threads.state())
     assert taken_up.state() == {"work": 32.0}
-    taken_up.choose(nn.Linear(4, 4), lambda: pytest.fail("asked for once in a run"), 2)
+    taken_up.choose(nn.Linear(4, 4), lambda model: pytest.fail("asked for once in a run"), 2)
     with pytest.raises(ValueError, match="finite"):
         taken_up.restore({"work": "much"})
 

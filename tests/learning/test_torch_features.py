@@ -329,7 +329,7 @@ def test_recalibration_is_that_of_torch() -> None:
     batches = [table(seed)[0] for seed in range(3)]
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 2), nn.BatchNorm1d(2))
     other = copied(model)
-    recalibrate(model, batches)
+    recalibrate(model, batches, lambda model, batch: model(batch))
     torch.optim.swa_utils.update_bn(batches, other)
     for own, expected in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
         assert torch.equal(own, expected)

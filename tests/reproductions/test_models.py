@@ -209,10 +209,10 @@ def test_the_logistic_loss_does_not_overflow() -> None:
 def test_losses_are_of_single_samples_so_that_passes_can_be_fused(loss: Loss, penalty: float) -> None:
     model, x, digits = problem(penalty)
     targets = (odd if loss is logistic else odd_sign)(digits).double()
-    mean, each = SampleLoss(loss, TensorSamples(x, targets)).mean(model(x), targets)
-    assert each is not None
-    assert each.shape == (12,)
-    assert torch.equal(mean, each.mean())
+    found = SampleLoss(loss, TensorSamples(x, targets)).losses(model, (x, targets), 12)
+    assert found.each is not None
+    assert found.each.shape == (12,)
+    assert torch.equal(found.mean(), found.each.mean())
 
 
 def test_a_column_of_scores_does_too() -> None:

@@ -150,14 +150,13 @@ class _Hessian:
         total, weights = torch.zeros_like(vector), 0.0
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fast attention has no second derivatives
             for indices in self._batches:
-                inputs, targets = to_device(self._data.fetch(indices), self._device)
-                outputs = self._model(inputs)
-                loss, _ = self._loss.mean(outputs, targets)
+                batch = to_device(self._data.fetch(indices), self._device)
+                found = self._loss.losses(self._model, batch, len(indices))
                 try:
-                    product = self._derivative(loss, vector)
+                    product = self._derivative(found.mean(), vector)
                 except RuntimeError as error:
                     raise ConfigError(f"the model has no second derivatives: {' '.join(str(error).split())}") from None
-                _, weight = self._loss.sum_and_weight(loss, outputs, targets, len(indices))
+                _, weight = found.sum_and_weight()
                 total += product * weight
                 weights += weight
         return total / weights if weights else total

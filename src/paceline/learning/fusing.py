@@ -24,12 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from paceline.core.codec import whole
 from paceline.core.stateful import State
+from paceline.data.samples import leaves, mapped
 from paceline.learning.generators import CPU, Generators
-from paceline.learning.loss import SampleLoss
+from paceline.learning.loss import Objective
 
 log = logging.getLogger("paceline")
 SOON = 3  # joined passes that are tried one after the other; then one whenever there are four times as many
@@ -43,28 +43,29 @@ class Fusing:
         self._passes = 0  # joined so far
         self._next = 0  # the one that is tried next
 
-    def allows(self, model: nn.Module, loss: SampleLoss, inputs: Any, targets: Any, sizes: Sequence[int]) -> bool:
+    def allows(self, model: nn.Module, loss: Objective, batch: Any, sizes: Sequence[int]) -> bool:
         """May these samples, so many of each worker, go through the model together?"""
         if self._passes == self._next:
             try:
-                why_not = _why_not(model, loss, inputs, targets, sizes)
+                why_not = _why_not(model, loss, batch, sizes)
             except _CannotTell:
                 return False
             if why_not is not None:
-                self._refuse(why_not)
+                self.refuse(why_not, in_vain=self._passes)
                 return False
             self._next = self._passes + 1 if self._passes < SOON - 1 else 4 * self._passes
         self._passes += 1
         return True
 
-    def _refuse(self, why_not: str) -> None:
+    def refuse(self, why_not: str, *, in_vain: int = 0) -> None:
+        """Join no more mini-batches. So many passes were made that should not have been."""
         self.why_not = why_not
-        if not self._passes:
+        if not in_vain:
             log.info("gradients are computed worker by worker: %s", why_not)
             return
         log.warning(
             "gradients are computed worker by worker from now on: %s. Passes over the samples of several workers that "
-            "were made before this showed: %d; evaluation='exact' makes none", why_not, self._passes,
+            "were made before this showed: %d; evaluation='exact' makes none", why_not, in_vain,
         )  # fmt: skip
 
     def state(self) -> State:
@@ -164,23 +165,22 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class _Trial:
     """Passes over any samples of a batch."""
 
-    def __init__(self, model: nn.Module, loss: SampleLoss, inputs: Any, targets: Any, samples: int) -> None:
+    def __init__(self, model: nn.Module, loss: Objective, batch: Any, samples: int) -> None:
         self._model = model
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._loss = loss
-        self._leaves, self._tree = tree_flatten((inputs, targets))
-        if not all(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == samples for leaf in self._leaves):
+        self._batch = batch
+        if not all(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == samples for leaf in leaves(batch)):
             raise _Shared
 
     def run(self, rows: Tensor, own: slice, draws: _Draws) -> _Found:
         """Pass some samples through the model; what came of a part of them."""
-        chosen = [leaf.index_select(0, rows.to(leaf.device)) for leaf in self._leaves]
-        inputs, targets = tree_unflatten(chosen, self._tree)
+        chosen = mapped(self._batch, lambda leaf: leaf.index_select(0, rows.to(leaf.device)))
         with draws:
-            outputs: Any = self._model(inputs)
-            if not self._loss.separable(outputs, targets):
+            found = self._loss.losses(self._model, chosen, len(rows))
+            if found.each is None:
                 raise _NotTheMean
-            losses = self._loss.each(outputs, targets)[own]
+            losses = found.each[own]
             gradients = torch.autograd.grad(losses.mean(), self._parameters, allow_unused=True)
         precision = torch.promote_types(losses.dtype, torch.float32)
         eps = max(torch.finfo(each.dtype).eps for each in (losses, *self._parameters))
@@ -189,7 +189,7 @@ class _Trial:
 
     def in_double_precision(self) -> "_Trial":
         trial = copy.copy(self)
-        trial._leaves = [leaf.double() if leaf.is_floating_point() else leaf for leaf in self._leaves]
+        trial._batch = mapped(self._batch, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf)
         trial._model = copy.deepcopy(self._model).double()
         trial._parameters = [parameter for parameter in trial._model.parameters() if parameter.requires_grad]
         return trial
@@ -200,7 +200,7 @@ def _flat(gradient: Tensor) -> Tensor:
     return (torch.view_as_real(dense) if dense.is_complex() else dense).flatten()
 
 
-def _why_not(model: nn.Module, loss: SampleLoss, inputs: Any, targets: Any, sizes: Sequence[int]) -> str | None:
+def _why_not(model: nn.Module, loss: Objective, batch: Any, sizes: Sequence[int]) -> str | None:
     """What speaks against a joined pass over these samples, so many of each worker; nothing if it is right.
 
     Leaves the model and all random numbers as they are.
@@ -209,7 +209,7 @@ def _why_not(model: nn.Module, loss: SampleLoss, inputs: Any, targets: Any, size
     before = generators.state()
     try:
         model, loss = copy.deepcopy((model, loss))
-        trial = _Trial(model, loss, inputs, targets, sum(sizes))
+        trial = _Trial(model, loss, batch, sum(sizes))
         first, last = torch.arange(sizes[0]), torch.arange(sum(sizes) - sizes[-1], sum(sizes))
         return _influence(trial, first, last)
     except _CannotTell:
@@ -217,7 +217,7 @@ def _why_not(model: nn.Module, loss: SampleLoss, inputs: Any, targets: Any, size
     except _NotTheMean:
         if loss.state()["separable"] is not False:  # another batch may be: one without targets that are ignored
             raise _CannotTell from None
-        return "the loss of a batch is not the mean of its samples' losses"
+        return loss.why_whole
     except _Shared:
         return "random numbers or inputs of a batch cannot be told apart by samples"
     except Exception as error:  # whatever a model raises that is given a joined batch: alone it may not

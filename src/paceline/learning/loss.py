@@ -1,17 +1,22 @@
-"""A user's loss, the losses of single samples behind it, and the loss of more samples than pass through at once."""
+"""What a model is trained to make small: the losses of a batch that goes through it.
+
+Everybody who trains or evaluates has an ``Objective`` and a batch, and is given a ``BatchLoss``. ``SampleLoss`` is the
+objective of ``Task(loss=)``, ``paceline.learning.step.StepLoss`` that of ``Task(step=)``.
+"""
 
 import copy
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.data.samples import Samples
+from paceline.data.samples import Samples, copied, joined, leaves
 
 Loss = Callable[[Any, Any], Tensor]
 MEANS = ("mean", "batchmean")
@@ -21,6 +26,56 @@ GATHERED = 1 << 30  # bytes of outputs that are kept to compute a loss of them a
 log = logging.getLogger("paceline")
 
 
+class BatchLoss(NamedTuple):
+    """The loss of a batch that went through a model: of each sample, or of the whole where those cannot be told."""
+
+    samples: int
+    each: Tensor | None  # of each sample
+    whole: Tensor | None  # of the batch, where those are not known
+    weight: float | None  # of the batch among others, to make up a mean; nothing if it is not known to be one
+    outputs: Any = None  # of the model, where they are known
+    logged: Mapping[str, Any] = MappingProxyType({})  # what else is to be logged
+
+    def mean(self) -> Tensor:
+        if self.each is not None:
+            return self.each.mean()
+        assert self.whole is not None
+        return self.whole
+
+    def sum_and_weight(self) -> tuple[float, float]:
+        """The batch's part in the mean loss of many: its mean times its weight (or its samples), and the weight."""
+        known = float(self.samples) if self.weight is None else self.weight
+        return float(self.mean().detach()) * known, known
+
+
+class Objective(Protocol):
+    """What a model is trained to make small."""
+
+    @property
+    def whole(self) -> Callable[..., Any]:
+        """The user's own loss or step: a function, or a module that may have parameters to train."""
+        ...
+
+    @property
+    def why_whole(self) -> str:
+        """Why the losses of single samples cannot be told, where they cannot."""
+        ...
+
+    def passed(self, model: nn.Module, batch: Any, /) -> Any:
+        """Pass a batch through a model, for the pass alone."""
+        ...
+
+    def losses(self, model: nn.Module, batch: Any, samples: int, /) -> BatchLoss:
+        """Pass a batch of so many samples through a model, and tell its loss."""
+        ...
+
+    def state(self) -> dict[str, bool | None]:
+        """What the first batch showed: are there losses of single samples?"""
+        ...
+
+    def restore(self, state: Mapping[str, Any], /) -> None: ...
+
+
 class SampleLoss:
     """Splits a batch loss into per-sample losses where it is their mean; otherwise leaves it whole.
 
@@ -28,6 +83,8 @@ class SampleLoss:
     loss is not their mean with class weights, where a target of the batch is to be ignored, and wherever the first
     batch shows a difference (sums, contrastive losses) or there is no vector. Then it is used as it is, batch by batch.
     """
+
+    why_whole = "the loss of a batch is not the mean of its samples' losses"
 
     def __init__(self, loss: Loss, data: Samples) -> None:
         self.whole = loss
@@ -55,19 +112,31 @@ class SampleLoss:
         $W$ is the number of samples; in torch's cross entropy and negative log likelihood of classes it is
         $\sum_i w_{y_i}$ over the targets that are not ignored. Of any other loss that is one number nothing is known.
         """
-        if self.separable(outputs, targets):
-            return float(samples)
+        return float(samples) if self.separable(outputs, targets) else self._weight_of_whole(targets, samples)
+
+    def _weight_of_whole(self, targets: Any, samples: int) -> float | None:
         if self._name in BY_CLASS and isinstance(targets, Tensor) and not targets.is_floating_point():
             counted = targets if self._ignored is None else targets[targets != self._ignored]
             weights = self._class_weights
             return float(counted.numel() if weights is None else weights[counted].sum(dtype=torch.float64))
         return None if self._name is None else float(samples)
 
-    def sum_and_weight(self, mean: Tensor, outputs: Any, targets: Any, samples: int) -> tuple[float, float]:
-        """A batch's part in the mean loss of many: its mean times its weight (or its samples), and the weight."""
-        weight = self.weight(outputs, targets, samples)
-        known = float(samples) if weight is None else weight
-        return float(mean.detach()) * known, known
+    def passed(self, model: nn.Module, batch: Any) -> Any:
+        return model(batch[0])
+
+    def losses(self, model: nn.Module, batch: Any, samples: int) -> BatchLoss:
+        inputs, targets = batch
+        return self.of(model(inputs), targets, samples)
+
+    def of(self, outputs: Any, targets: Any, samples: int) -> BatchLoss:
+        """The loss of a batch with these outputs."""
+        if self.separable(outputs, targets):
+            return BatchLoss(samples, self._each(outputs, targets), None, float(samples), outputs)
+        weight = self._weight_of_whole(targets, samples)
+        if weight == 0:  # all are ignored: torch's mean is NaN, and its gradient 0
+            return BatchLoss(samples, None, self._each(outputs, targets).sum(), weight, outputs)
+        whole = self.whole(outputs, targets)
+        return BatchLoss(samples, None, whole if whole.dim() == 0 else whole.mean(), weight, outputs)
 
     def counted(self, targets: Tensor) -> Tensor:
         """Which targets are not ignored."""
@@ -92,20 +161,6 @@ class SampleLoss:
             whole = self.whole(outputs, targets)
             return whole.dim() > 0 or torch.allclose(each.mean(), whole, rtol=1e-4, atol=1e-6, equal_nan=True)
 
-    def each(self, outputs: Any, targets: Any) -> Tensor:
-        """One loss for each sample. Only where the loss is separable."""
-        return self._each(outputs, targets)
-
-    def mean(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
-        """The batch loss, and the samples' own losses where they can be told."""
-        if self.separable(outputs, targets):
-            each = self._each(outputs, targets)
-            return each.mean(), each
-        if self.weight(outputs, targets, 1) == 0:  # all are ignored: torch's mean is NaN, and its gradient 0
-            return self._each(outputs, targets).sum(), None
-        whole = self.whole(outputs, targets)
-        return (whole if whole.dim() == 0 else whole.mean()), None
-
 
 class LossOfAll:
     """The loss of many samples that come in batches: what it is of all of them at once.
@@ -126,7 +181,7 @@ class LossOfAll:
         if weight is None:
             self._kept.append((copied(outputs), copied(targets)))  # they may lie where the next inputs will
             self._sizes.append(samples)
-            self._bytes += _bytes(outputs)
+            self._bytes += sum(e.numel() * e.element_size() for e in leaves(outputs) if isinstance(e, Tensor))
             if self._bytes > GATHERED:
                 self._say(f"the outputs of all take more than {GATHERED >> 20} MiB")
                 self._settle()
@@ -138,7 +193,7 @@ class LossOfAll:
         return self._sum / self._weight if self._weight else float("nan")
 
     def _take(self, outputs: Any, targets: Any, weight: float) -> None:
-        self._sum += float(self._loss.mean(outputs, targets)[0]) * weight
+        self._sum += float(self._loss.of(outputs, targets, 1).mean()) * weight
         self._weight += weight
 
     def _settle(self) -> None:
@@ -157,46 +212,6 @@ class LossOfAll:
             "the loss of many samples is the mean over parts of them, which may not be what it is of all: %s; let the "
             "loss return one value for each sample", why,
         )  # fmt: skip
-
-
-def joined(batches: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Tensors, however nested, with the rows of all batches; nothing if they have no row for each sample."""
-    first = batches[0]
-    if len(batches) == 1:
-        return first
-    if isinstance(first, Tensor):
-        pairs = zip(batches, sizes, strict=True)
-        rows = all(each.dim() and each.shape == (size, *first.shape[1:]) for each, size in pairs)
-        return torch.cat(list(batches)) if rows else None
-    if isinstance(first, Mapping):
-        parts = {key: joined([each[key] for each in batches], sizes) for key in first}
-        return None if any(part is None for part in parts.values()) else parts
-    if isinstance(first, list | tuple) and first:
-        pieces = [joined(each, sizes) for each in zip(*batches, strict=True)]
-        return None if any(piece is None for piece in pieces) else _like(first, pieces)
-    return None
-
-
-def copied(batch: Any) -> Any:
-    """Tensors, however nested, in memory of their own."""
-    if isinstance(batch, Tensor):
-        return batch.clone()
-    if isinstance(batch, Mapping):
-        return {key: copied(value) for key, value in batch.items()}
-    return _like(batch, [copied(value) for value in batch]) if isinstance(batch, list | tuple) else batch
-
-
-def _like(example: Any, values: list[Any]) -> Any:
-    """A list, a tuple, or a named tuple of the example's kind."""
-    return type(example)(*values) if hasattr(example, "_fields") else type(example)(values)
-
-
-def _bytes(batch: Any) -> int:
-    if isinstance(batch, Tensor):
-        return batch.numel() * batch.element_size()
-    if isinstance(batch, Mapping):
-        return sum(_bytes(each) for each in batch.values())
-    return sum(_bytes(each) for each in batch) if isinstance(batch, list | tuple) else 0
 
 
 def numbers(losses: Tensor) -> NDArray[Any]:

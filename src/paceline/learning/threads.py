@@ -40,12 +40,12 @@ class Threads:
         self._all = self._now = torch.get_num_threads()
         self._work: float | None = None  # of the typical operation, for each sample
 
-    def choose(self, model: nn.Module, inputs: Callable[[], Any], samples: int) -> None:
-        """Set the number for a pass over so many samples. The inputs of that many are asked for once in a run."""
+    def choose(self, model: nn.Module, forward: Callable[[nn.Module], object], samples: int) -> None:
+        """Set the number for a pass over so many samples. ``forward`` makes such a pass; it is called once in a run."""
         if not self._chooses or self._all == 1:
             return
         if self._work is None:
-            self._work = typical_operation(model, inputs) / samples
+            self._work = typical_operation(model, forward) / samples
         wanted = self._all if self._work * samples >= ENOUGH else 1
         if wanted != self._now:
             torch.set_num_threads(wanted)
@@ -58,14 +58,14 @@ class Threads:
         self._work = None if state["work"] is None else real(state["work"])
 
 
-def typical_operation(model: nn.Module, inputs: Callable[[], Any]) -> float:
+def typical_operation(model: nn.Module, forward: Callable[[nn.Module], object]) -> float:
     """The floating-point operations of a typical operation in a forward pass; the model and random numbers stay."""
     generators = Generators(device_of(model))
     before = generators.state()
     counted = _Counted()
     try:
         with torch.no_grad(), counted:
-            copy.deepcopy(model)(inputs())
+            forward(copy.deepcopy(model))
     except Exception:  # whatever a model raises: the pass that follows will raise it too, and is where it belongs
         return 0.0
     finally:

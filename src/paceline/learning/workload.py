@@ -15,7 +15,7 @@ from paceline.data.partition import Indices
 from paceline.data.samples import Samples, to_device
 from paceline.learning.copies import Search, copied, copies, trained_parameters, warn_of_evaluation
 from paceline.learning.generators import own_generators
-from paceline.learning.loss import Loss, SampleLoss
+from paceline.learning.loss import Loss, Objective, SampleLoss
 from paceline.learning.model_state import ModelState
 from paceline.learning.optimizers import Recipe
 from paceline.learning.task import Task, device_of
@@ -37,7 +37,7 @@ class Workload:
 
     state: ModelState
     samples: Samples
-    loss: SampleLoss
+    loss: Objective
     batch_size: int
     unaugmented: Samples  # the same samples as they are, to label them
     shards: Sequence[Indices]  # whose they are
@@ -57,7 +57,7 @@ class Workload:
         """The loss, if it has parameters of its own."""
         return self.loss.whole if self.state.trained is not self.state.model else None  # type: ignore[return-value]
 
-    def for_a_worker(self) -> tuple[nn.Module, SampleLoss]:
+    def for_a_worker(self) -> tuple[nn.Module, Objective]:
         """A copy of the model for one worker, and of the loss if it belongs to it."""
         if not self.together:
             return copied(self.state.model), self.loss

@@ -17,7 +17,7 @@ from paceline.learning.copies import Hung
 from paceline.learning.gradients import shared as shared_gradients
 from paceline.learning.gradients.shared import SharedGradients
 from paceline.learning.gradients.work import GradientWork
-from paceline.learning.loss import SampleLoss
+from paceline.learning.loss import Objective
 from paceline.learning.models import shared as shared_models
 from paceline.learning.models.shared import SharedModels, compute_shared
 from paceline.learning.models.training import LocalTrainer
@@ -34,7 +34,7 @@ class WorkerPayload:
 
     model: nn.Module
     samples: Samples
-    loss: SampleLoss
+    loss: Objective
     batch_size: int
     recipe: Recipe | None = None  # of workers that train models of their own
     hung: Sequence[Hung] = ()
@@ -76,7 +76,7 @@ class WorkerPayload:
         return compute
 
 
-def payload_of(workload: Workload, model: nn.Module, loss: SampleLoss, hung: Sequence[Hung] = ()) -> WorkerPayload:
+def payload_of(workload: Workload, model: nn.Module, loss: Objective, hung: Sequence[Hung] = ()) -> WorkerPayload:
     """What the workers of a workload are given, with a model and loss for them."""
     recipe = workload.recipe if workload.hands_in_models else None
     return WorkerPayload(model, workload.samples, loss, workload.batch_size, recipe, hung)

@@ -19,7 +19,7 @@ from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.batches import Losses
 from paceline.data.partition import Indices
-from paceline.data.samples import TensorSamples, to_device
+from paceline.data.samples import TensorSamples, joined, to_device
 from paceline.learning.contributions import (
     Evaluated,
     Pass,
@@ -240,52 +240,60 @@ class LazyGradients:
 
     def _backward_fused(self, tickets: list[Ticket], weights: Weights, result: Evaluated) -> None:
         batches = [self._samples[ticket] for ticket in tickets]
-        inputs, targets = to_device(self._fetch(tickets, batches), self._device)
         sizes = [len(batch) for batch in batches]
-        self._threads.choose(self._state.model, lambda: inputs, sum(sizes))
-        joined = len(tickets) == 1 or self._fusing.allows(self._state.model, self._loss, inputs, targets, sizes)
-        before = self._state.lend_buffers()
-        outputs: Any = self._state.model(inputs) if joined else None
-        own_buffers = self._state.take_buffers_back(before)
-        if not joined or not self._loss.separable(outputs, targets):
+        found = None
+        if self._batches_join(batch := self._fetch(tickets, batches)):
+            batch, samples = to_device(batch, self._device), sum(sizes)
+            self._threads.choose(self._state.model, lambda model: self._loss.passed(model, batch), samples)
+            if len(tickets) == 1 or self._fusing.allows(self._state.model, self._loss, batch, sizes):
+                before = self._state.lend_buffers()
+                found = self._loss.losses(self._state.model, batch, samples)
+                if (losses := found.each) is not None:
+                    torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
+                own_buffers = self._state.take_buffers_back(before)
+        if found is None or found.each is None:
             for ticket in tickets:
                 self._backward_alone(ticket, weights[ticket], result)
             return
-        losses = self._loss.each(outputs, targets)
-        torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
-        result.passes.append(_pass(tickets, batches, numbers(losses)))
+        result.passes.append(_pass(tickets, batches, numbers(found.each)))
         if before:
             result.buffers.append(BufferChange(sum((weights[t] for t in tickets), Fraction()), before, own_buffers))
 
-    def _fetch(self, tickets: list[Ticket], batches: list[Indices]) -> tuple[Any, Any]:
-        """The samples of all tickets. What a data set draws for each of them is what its worker would draw alone."""
+    def _fetch(self, tickets: list[Ticket], batches: list[Indices]) -> Any:
+        """The samples of all tickets as one batch; nothing if their batches cannot be joined.
+
+        What a data set or a collate function draws for each of them is what its worker would draw alone.
+        """
         if isinstance(self._data, TensorSamples):
             return self._data.fetch(np.concatenate(batches) if len(batches) > 1 else batches[0])
-        items: list[Any] = []
+        each: list[Any] = []
         for ticket, indices in zip(tickets, batches, strict=True):
             self._draw_for(ticket)
-            items += self._data.items(indices)
-        return self._data.collate(items)
+            each.append(self._data.fetch(indices))
+        return joined(each, [len(indices) for indices in batches])
+
+    def _batches_join(self, batch: Any) -> bool:
+        if batch is None:
+            self._fusing.refuse("batches of several workers differ in shape, or hold more than a row for each sample")
+        return batch is not None
 
     def _backward_alone(self, ticket: Ticket, weight: Fraction, result: Evaluated) -> None:
-        state = self._state
+        state, indices = self._state, self._samples[ticket]
         self._draw_for(ticket)
-        inputs, targets = to_device(self._data.fetch(self._samples[ticket]), self._device)
-        self._threads.choose(state.model, lambda: inputs, len(self._samples[ticket]))
+        batch = to_device(self._data.fetch(indices), self._device)
+        self._threads.choose(state.model, lambda model: self._loss.passed(model, batch), len(indices))
         before = state.lend_buffers()
-        outputs: Any = state.model(inputs)
-        own_buffers = state.take_buffers_back(before)
-        whole, each = self._loss.mean(outputs, targets)
+        found = self._loss.losses(state.model, batch, len(indices))
+        mean = found.mean()
         if self._hooked:
-            self._backward_hooked(whole, float(weight))
+            self._backward_hooked(mean, float(weight))
         else:
-            torch.autograd.backward(whole, torch.full_like(whole, float(weight)))
-        batch = self._samples[ticket]
-        if each is None:
-            of_batch = self._loss.sum_and_weight(whole, outputs, targets, len(batch))
-            result.passes.append(Pass((ticket,), (batch,), numbers(whole.reshape(1)), *of_batch))
+            torch.autograd.backward(mean, torch.full_like(mean, float(weight)))
+        own_buffers = state.take_buffers_back(before)  # a backward pass may change them too, if it recomputes
+        if found.each is None:
+            result.passes.append(Pass((ticket,), (indices,), numbers(mean.reshape(1)), *found.sum_and_weight()))
         else:
-            result.passes.append(_pass((ticket,), (batch,), numbers(each)))
+            result.passes.append(_pass((ticket,), (indices,), numbers(found.each)))
         if before:
             result.buffers.append(BufferChange(weight, before, own_buffers))
 

@@ -9,10 +9,10 @@ from torch.autograd.graph import _engine_run_backward
 
 from paceline.core.errors import ConfigError
 from paceline.data.partition import Indices
-from paceline.data.samples import Samples
+from paceline.data.samples import Samples, copied, joined
 from paceline.learning.arena.arena import EMPTY_REPORT, Report, Slot
 from paceline.learning.generators import seed_generators
-from paceline.learning.loss import SampleLoss, copied, joined
+from paceline.learning.loss import Objective, SampleLoss
 from paceline.learning.model_state import make_dense
 from paceline.learning.workload import state_of
 
@@ -33,9 +33,7 @@ class GradientWork:
     loss of all outputs and its gradient are computed in the end: of the mini-batch, or of what of it was computed.
     """
 
-    def __init__(
-        self, model: nn.Module, parameters: Sequence[nn.Parameter], samples: Samples, loss: SampleLoss
-    ) -> None:
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], samples: Samples, loss: Objective) -> None:
         self._model = model
         self._parameters = parameters
         self._buffers = state_of(model, loss.whole).buffers
@@ -67,20 +65,17 @@ class GradientWork:
         while done < units and go_on(done):
             begin, end = end, total * (done + 1) // units
             done += 1
-            inputs, targets = self._samples.fetch(indices[begin:end] if units > 1 else indices)
-            outputs: Any = self._model(inputs)
-            if self._loss.separable(outputs, targets):
-                each = self._loss.each(outputs, targets)
+            batch = self._samples.fetch(indices[begin:end] if units > 1 else indices)
+            found = self._loss.losses(self._model, batch, end - begin)
+            if (each := found.each) is not None:
                 _backward(each, self._factor((end - begin,), 1 / total, each))
                 slot.losses[begin:end].copy_(each.detach())
                 separate.append(slice(begin, end))
                 continue
-            weight = self._loss.weight(outputs, targets, end - begin)
-            if weight is None and units > 1:
+            if found.weight is None and units > 1:
                 self._in_the_end = True
                 return 0, EMPTY_REPORT
-            weight = float(total) if weight is None else weight
-            mean, _ = self._loss.mean(outputs, targets)
+            weight, mean = float(total) if found.weight is None else found.weight, found.mean()
             _backward(mean, self._factor((), weight / total if units > 1 else 1.0, mean))
             loss_sum += float(mean.detach()) * weight
             loss_weight += weight
@@ -97,6 +92,7 @@ class GradientWork:
 
     def _together(self, slot: Slot, indices: Indices, units: int, go_on: Callable[[int], bool]) -> tuple[int, Report]:
         total, done, end = len(indices), 0, 0
+        assert isinstance(self._loss, SampleLoss)  # every other loss of a batch is a mean
         passed: list[tuple[Any, Any]] = []
         sizes: list[int] = []
         while done < units and go_on(done):
@@ -113,7 +109,8 @@ class GradientWork:
                 "the loss is one number for a mini-batch, and the model's outputs are not tensors with a row for each "
                 "sample: it cannot be computed in blocks; let the loss return one value for each sample, or blocks=1"
             )
-        mean, _ = self._loss.mean(*pair)
+        outputs, targets = pair
+        mean = self._loss.of(outputs, targets, end).mean()
         _backward(mean, self._factor((), end / total, mean))
         return done, self._hand_in_whole(slot, float(mean.detach()), end)
 

@@ -1,8 +1,9 @@
 """MA-DNN: the workers' parameters are averaged."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +70,9 @@ class Averaging:
         if self._settings.momentum == "averaged" and trainers:
             self._average_momenta(trainers)
         if self._settings.recalibrate and trainers:
-            inputs = self._mini_batches([ticket.worker for ticket in ordered], self._settings.recalibrate)
+            batches = self._mini_batches([ticket.worker for ticket in ordered], self._settings.recalibrate)
             with torch.random.fork_rng(devices=[]):  # layers such as dropout must not move the run's random numbers
-                recalibrate(self.model, inputs)
+                recalibrate(self.model, batches, self._workload.loss.passed)
 
     def state(self) -> State:
         return {
@@ -132,18 +133,18 @@ class Averaging:
                 own = trainer.optimizer.state[trainer.parameters[number]]
                 own.update({name: average.clone() for name, average in averages.items()})
 
-    def _mini_batches(self, workers: Sequence[int], count: int) -> Iterator[Tensor]:
-        """The inputs of so many mini-batches, from all workers in turn."""
+    def _mini_batches(self, workers: Sequence[int], count: int) -> Iterator[Any]:
+        """So many mini-batches, from all workers in turn."""
         size, device = self._workload.batch_size, device_of(self.model)
         for number in range(count):
             shard = self._workload.shards[workers[number % len(workers)]]
             begin = number // len(workers) * size % max(1, len(shard) - size)
-            yield to_device(self._workload.unaugmented.fetch(shard[begin : begin + size])[0], device)
+            yield to_device(self._workload.unaugmented.fetch(shard[begin : begin + size]), device)
 
 
 @torch.no_grad()
-def recalibrate(model: nn.Module, inputs: Iterable[Tensor]) -> None:
-    """Compute the running statistics of batch normalisation anew, as means over these inputs.
+def recalibrate(model: nn.Module, batches: Iterable[Any], passed: Callable[[nn.Module, Any], Any]) -> None:
+    """Compute the running statistics of batch normalisation anew, as means over batches, each of them passed through.
 
     This is ``torch.optim.swa_utils.update_bn``, but what is in eval mode stays in it, and keeps its statistics.
     """
@@ -153,7 +154,7 @@ def recalibrate(model: nn.Module, inputs: Iterable[Tensor]) -> None:
         layer.reset_running_stats()
         layer.momentum = None
     if layers:
-        for batch in inputs:
-            model(batch)
+        for batch in batches:
+            passed(model, batch)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum

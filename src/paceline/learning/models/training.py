@@ -177,18 +177,17 @@ class LocalTrainer:
     def _to_be_finite(self) -> list[Tensor]:
         return [*(p.data for p in self.parameters if p.is_floating_point()), *self._finite_buffers]
 
-    def fetch(self, indices: Indices) -> tuple[Any, Any]:
-        """Inputs and targets, where the model is."""
-        inputs, targets = to_device(self._workload.samples.fetch(indices), self._device)
-        return inputs, targets
+    def fetch(self, indices: Indices) -> Any:
+        """A batch, where the model is."""
+        return to_device(self._workload.samples.fetch(indices), self._device)
 
     def _train_one(self, indices: Indices, addition: Addition | None, sums: list[tuple[float, float]]) -> Losses | None:
         """The losses of the samples; nothing, and no step, if the loss is not finite."""
-        inputs, targets = self.fetch(indices)
+        batch = self.fetch(indices)
         self.optimizer.zero_grad(set_to_none=True)
-        outputs: Any = self.model(inputs)
-        whole, each = self.loss.mean(outputs, targets)
-        minimised = whole if addition is None else whole + addition(outputs, indices)
+        found = self.loss.losses(self.model, batch, len(indices))
+        mean = found.mean()
+        minimised = mean if addition is None else mean + addition(found.outputs, indices)
         if not math.isfinite(float(minimised.detach())):
             return None
         torch.autograd.backward(minimised)
@@ -197,10 +196,10 @@ class LocalTrainer:
             nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
         self._step()
         self._schedule.stepped()
-        if each is None:
-            sums.append(self.loss.sum_and_weight(whole, outputs, targets, len(indices)))
-            return numbers(whole.reshape(1))
-        losses = numbers(each)
+        if found.each is None:
+            sums.append(found.sum_and_weight())
+            return numbers(mean.reshape(1))
+        losses = numbers(found.each)
         sums.append((float(losses.sum(dtype=np.float64)), len(losses)))
         return losses
 
@@ -338,7 +337,8 @@ class LazyModels(ModelContributions):
         if beginning.values is not None:
             trainer.load(beginning.values)
         batches = self._batches[ticket]
-        self._threads.choose(trainer.model, lambda: trainer.fetch(batches[0])[0], len(batches[0]))
+        first = batches[0]
+        self._threads.choose(trainer.model, lambda model: trainer.loss.passed(model, trainer.fetch(first)), len(first))
         return trainer.train(batches, beginning.additions)
 
     def state(self) -> State:
