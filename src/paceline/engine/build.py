@@ -19,6 +19,7 @@ from paceline.learning.models.compression import Ensembling
 from paceline.learning.models.server import Aggregation, ModelServer
 from paceline.learning.models.training import LocalTrainer, ModelContributions
 from paceline.learning.optimizers import Recipe
+from paceline.learning.step import StepLoss
 from paceline.learning.workload import Workload
 from paceline.strategies.aggregation import AverageModels, aggregation_of
 from paceline.strategies.ensemble_compression import EnsembleCompression
@@ -76,6 +77,11 @@ def _with_trainers(
             f"update have to be of one round: {settings.needs_rounds}; let the rule wait by Synchronous or FastestK"
         )
     averages = isinstance(settings, AverageModels)
+    if not averages and isinstance(workload.loss, StepLoss):
+        raise ConfigError(
+            f"{_name(strategy)} cannot train a task with step=: an ensemble is made of its models' outputs, and a step "
+            "tells only losses; give the task a loss=, or choose ModelAveraging"
+        )
     if workload.trained_loss is not None and not averages:
         raise ConfigError(
             f"{_name(strategy)} cannot train the parameters of a loss: every worker would have a loss of its "

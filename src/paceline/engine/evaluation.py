@@ -26,11 +26,13 @@ class EvaluationFailed(Exception):
 class Evaluator:
     """Counts updates and their staleness; adds a row to the history when one is due."""
 
-    def __init__(self, task: Task, server: Learner, every: Every | None, callbacks: Sequence[Callback]) -> None:
+    def __init__(
+        self, task: Task, server: Learner, every: Every | None, callbacks: Sequence[Callback], batch_size: int = 32
+    ) -> None:
         self.server = server
         self.staleness = Staleness()
         self.history: list[Row] = []
-        self._evaluate = task.evaluator()
+        self._evaluate = task.evaluator(batch_size)
         self._interval = Interval(every)
         self._overdue: float | None = None  # when an evaluation was due that failed
         self._callbacks = callbacks

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+from paceline.core.errors import ConfigError
 from paceline.core.stateful import Stateful, check_stateful
 from paceline.data.batches import Batches
 from paceline.data.partition import deal
@@ -15,6 +16,7 @@ from paceline.fleets.replayed import Replayed
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.learning.generators import own_generators
 from paceline.learning.learner import Learner
+from paceline.learning.step import StepLoss
 from paceline.learning.task import Task
 from paceline.learning.threads import own_threads
 from paceline.learning.workload import Workload, workload_of
@@ -61,11 +63,24 @@ def set_up(task: Task, spec: RunSpec) -> Iterator[Setup]:
     with _environment(spec.fleet, seed):
         workload = workload_of(task, shards, size)
         batches = spec.sampling.open(shards, size, seed)
+        _check_losses(workload, batches)
         workers, server = launch(spec.strategy, spec.fleet, workload, spec.recipe, batches=batches, seed=seed)
         try:
             yield Setup(workload, batches, workers, server, sum(len(shard) // size * size for shard in shards))
         finally:
             workers.close()
+
+
+def _check_losses(workload: Workload, batches: Batches) -> None:
+    """Refuse to choose samples by losses that a step does not tell."""
+    pruned = pruned_shards(batches)
+    if pruned is None or not pruned.by_losses or not isinstance(workload.loss, StepLoss):
+        return
+    if workload.loss.state()["separable"] is False:
+        raise ConfigError(
+            f"FinePruning chooses samples by their losses, and {workload.loss.why_whole}: let it return one for each, "
+            "or use RandomPruning"
+        )
 
 
 @contextmanager

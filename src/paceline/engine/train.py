@@ -4,7 +4,7 @@ import logging
 import math
 import signal
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.callbacks.base import Callback
@@ -134,7 +134,8 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
         label = type(spec.strategy).__name__
         progress = stack.enter_context(Progress(label, spec.stop, loop.coordinator.ledger, output.progress))
         callbacks: list[Callback] = [progress] if opened is None else [opened.metrics, progress]
-        evaluator = Evaluator(replace(task, loss=setup.workload.loss.whole), setup.server, spec.every, callbacks)
+        own = task.with_function(setup.workload.loss.whole)
+        evaluator = Evaluator(own, setup.server, spec.every, callbacks, spec.batch_size)
         checkpoints = None
         if opened is not None and stateful:
             stateful |= {"loop": loop, "judge": evaluator, "random": Generators(device_of(setup.server.model))}

@@ -18,8 +18,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.learning.loss import Loss
 
+Function = Callable[..., Any]  # a loss, or a step
 MOST_LOOKED_AT = 10_000  # objects behind a loss or a hook
 NOT_THE_USERS = ("torch", "numpy", "functools", "math")  # packages whose functions refer to nobody's model
 OF_MODULES = ("_parameters", "_buffers", "_modules")  # where a module keeps what it has under names of their own
@@ -28,21 +28,26 @@ MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_bac
 log = logging.getLogger("paceline")
 
 
-def copies(model: nn.Module, loss: Loss) -> tuple[nn.Module, Loss]:
-    """The model and the loss of a run. A loss that has no parameters and does not refer to the model is not copied."""
+def copies(model: nn.Module, loss: Function, kind: str = "loss") -> tuple[nn.Module, Function]:
+    """The model and the loss, or step, of a run. One without parameters that does not refer to the model is shared."""
     _refuse_hooks_on_the_original(model)
-    found = Search(model, "loss", loss)
+    found = Search(model, kind, loss)
     if (name := next(iter(found.by_functions), None)) is not None:
+        instead = (
+            "Use the model that step is handed as its first argument"
+            if kind == "step"
+            else "Let the loss take it as an argument, loss=functools.partial(my_loss, model=model), or be a module "
+            "that holds it"
+        )
         raise ConfigError(
-            f"the loss refers to the task's own model ({name}), which is not the one that is trained: a run trains a "
-            "copy of it. Let the loss take it as an argument, loss=functools.partial(my_loss, model=model), or be a "
-            "module that holds it; for its present weights as constants, refer to a copy.deepcopy of it"
+            f"the {kind} refers to the task's own model ({name}), which is not the one that is trained: a run trains a "
+            f"copy of it. {instead}; for its present weights as constants, refer to a copy.deepcopy of it"
         )
     own = trained_parameters(model, loss)
     if found.foreign and not own:
         log.warning(
-            "the loss refers to parameters (%s) that are not trained: let the loss be a module that has them to train "
-            "them too, or freeze them with requires_grad_(False)", ", ".join(list(found.foreign)[:3]),
+            "the %s refers to parameters (%s) that are not trained: let the %s be a module that has them to train "
+            "them too, or freeze them with requires_grad_(False)", kind, ", ".join(list(found.foreign)[:3]), kind,
         )  # fmt: skip
     if not found.by_objects and not own:
         return copied(model), loss
@@ -61,7 +66,7 @@ def warn_of_evaluation(model: nn.Module, evaluate: object) -> None:
         )  # fmt: skip
 
 
-def trained_parameters(model: nn.Module, loss: Loss) -> list[nn.Parameter]:
+def trained_parameters(model: nn.Module, loss: Function) -> list[nn.Parameter]:
     """Those of a loss module that are not the model's."""
     if not isinstance(loss, nn.Module):
         return []

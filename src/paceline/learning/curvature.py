@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paceline.core.errors import ConfigError
 from paceline.data.samples import to_device
-from paceline.learning.loss import SampleLoss
 from paceline.learning.task import Task, device_of, eval_mode
 
 SAMPLES_AT_ONCE = 1024
@@ -134,7 +133,7 @@ class _Hessian:
         chosen = np.sort(np.random.default_rng(seed).permutation(len(data))[: self.samples])
         self._batches = [chosen[begin : begin + SAMPLES_AT_ONCE] for begin in range(0, len(chosen), SAMPLES_AT_ONCE)]
         self._data = data
-        self._loss = SampleLoss(task.loss, data)
+        self._loss = task.objective(data)
         self._device = device_of(model)
         self.size = sum(parameter.numel() for parameter in self._parameters)
 

@@ -30,6 +30,7 @@ from paceline.core.stateful import State
 from paceline.data.samples import leaves, mapped
 from paceline.learning.generators import CPU, Generators
 from paceline.learning.loss import Objective
+from paceline.learning.threads import uncompiled
 
 log = logging.getLogger("paceline")
 SOON = 3  # joined passes that are tried one after the other; then one whenever there are four times as many
@@ -176,7 +177,7 @@ class _Trial:
     def run(self, rows: Tensor, own: slice, draws: _Draws) -> _Found:
         """Pass some samples through the model; what came of a part of them."""
         chosen = mapped(self._batch, lambda leaf: leaf.index_select(0, rows.to(leaf.device)))
-        with draws:
+        with uncompiled(), draws:
             found = self._loss.losses(self._model, chosen, len(rows))
             if found.each is None:
                 raise _NotTheMean

@@ -48,9 +48,7 @@ class StepLoss:
             self._separable = False
             return BatchLoss(samples, None, loss, float(samples), None, logged)
         if shape != (samples,):
-            raise ConfigError(
-                f"step returned a loss of shape {list(shape)} for a batch of {samples} samples: {WANTED}"
-            )
+            raise ConfigError(f"step returned a loss of shape {list(shape)} for a batch of {samples} samples: {WANTED}")
         self._separable = True
         return BatchLoss(samples, loss, None, float(samples), None, logged)
 

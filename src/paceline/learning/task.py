@@ -1,11 +1,11 @@
-"""What the user gives: a model, a loss, data, and how the result is evaluated."""
+"""What the user gives: a model, a loss or a step, data, and how the result is evaluated."""
 
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from paceline.core.codec import check_names
 from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
-from paceline.data.samples import Data, Samples, as_tensors, samples, to_device
-from paceline.learning.loss import Loss, LossOfAll, SampleLoss
+from paceline.data.samples import Collate, Data, Samples, TensorSamples, as_tensors, samples, to_device
+from paceline.learning.loss import Loss, LossOfAll, Objective, SampleLoss
+from paceline.learning.step import Averages, MetricFunctions, Metrics, Step, StepLoss
 
 EVALUATED_AT_ONCE = 2048
 T = TypeVar("T")
@@ -26,29 +27,42 @@ log = logging.getLogger("paceline")
 
 @dataclass(frozen=True)
 class Task:
-    """Train ``model`` to a small ``loss(outputs, targets)`` on ``train``; evaluate it on ``test``.
+    """Train ``model`` to a small ``loss(model(inputs), targets)``, or what ``step`` returns; evaluate it on ``test``.
 
-    Data are pairs of tensors or numpy arrays, or map-style datasets of (input, target). ``evaluate`` replaces the
-    usual evaluation (mean loss and, for class labels, accuracy on ``test``, or on ``train`` without one): it takes the
-    model in eval mode and returns a mapping from names of metrics to numbers, such as ``loss``, ``accuracy`` and
-    ``perplexity``. Where ``train`` augments its samples, ``unaugmented`` are the same ones as they are, for methods
-    that label them by a model. The model is copied for every run; yours stays as it is. It is trained on the device
-    that its parameters are on; modules of it that are in eval mode stay in it.
+    train      with ``loss``, a pair of tensors or numpy arrays, or a map-style dataset of (input, target). With
+               ``step``, any map-style dataset too
+    step       ``step(model, batch)`` returns the loss of each sample, or their mean, or a mapping with ``loss`` and
+               anything else to log; a mean counts for as many samples as the batch has
+    collate    makes a batch of a list of samples; torch's ``default_collate`` if it is not given
+    metrics    ``metrics(model, batch)`` returns a mapping from names to means over the batch, or to values of each
+               sample; or a mapping from names to such functions, or to functions of the averages that these come to:
+               ``{"perplexity": lambda means: math.exp(means["loss"])}``
+    evaluate   replaces the usual evaluation on ``test``, or on ``train`` without one (mean loss, accuracy of class
+               labels, what ``step`` logs, ``metrics``): it takes the model in eval mode and returns a mapping from
+               names of metrics to numbers
+    unaugmented  where ``train`` augments its samples, the same ones as they are, for methods that label them by a model
+
+    The model is copied for every run; yours stays as it is. It is trained on the device that its parameters are on, and
+    batches are moved there; modules of it that are in eval mode stay in it.
     """
 
     model: nn.Module
-    loss: Loss
-    train: Data
+    loss: Loss | None = None
+    train: Data = None  # type: ignore[assignment] # is asked for below
     test: Data | None = None
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
     unaugmented: Data | None = None
+    step: Step | None = field(default=None, kw_only=True)
+    collate: Collate | None = field(default=None, kw_only=True)
+    metrics: Metrics | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             given = f"the class {self.model.__name__}" if isinstance(self.model, type) else type(self.model).__name__
             raise ConfigError(f"model must be a torch module, such as nn.Linear(64, 10), not {given}")
-        if not callable(self.loss):
-            raise ConfigError(f"loss must be a function of outputs and targets, not {type(self.loss).__name__}")
+        self._check_functions()
+        if self.train is None:
+            raise ConfigError("train= is missing: give a pair of tensors or arrays, or a map-style dataset")
         floats = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.get_default_dtype())
         for name in ("train", "test", "unaugmented"):
             given = getattr(self, name)
@@ -59,15 +73,47 @@ class Task:
             ):
                 log.warning("%s: arrays of float64 are taken as %s, the type of the model's parameters", name, floats)
 
+    def _check_functions(self) -> None:
+        if (self.loss is None) == (self.step is None):
+            raise ConfigError(
+                f"a task has either loss= or step=, not {'both' if self.loss is not None else 'neither'}: "
+                "loss(outputs, targets), or step(model, batch) for anything else"
+            )
+        if not callable(self.function):
+            what = "loss must be a function of outputs and targets" if self.step is None else "step must be a function"
+            raise ConfigError(f"{what}, not {type(self.function).__name__}")
+        if self.collate is not None and not callable(self.collate):
+            raise ConfigError(f"collate must be a function from samples to a batch, not {type(self.collate).__name__}")
+        if self.metrics is not None:
+            MetricFunctions(self.metrics)
+            if self.evaluate is not None:
+                raise ConfigError("metrics= has no effect beside evaluate=: let evaluate return them")
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The loss, or the step."""
+        return self.loss if self.step is None else self.step  # type: ignore[return-value]
+
+    def with_function(self, function: Callable[..., Any]) -> "Task":
+        """The same task with another loss, or step: a copy of its own that a run trains."""
+        return replace(self, loss=function) if self.step is None else replace(self, step=function)
+
+    def objective(self, data: Samples) -> Objective:
+        """What the model is trained to make small on some samples."""
+        return StepLoss(self.step) if self.step is not None else SampleLoss(self.function, data)
+
     def training_samples(self) -> Samples:
-        return samples(self.train)
+        return self._samples(self.train)
 
     def unaugmented_samples(self) -> Samples:
         """The training samples as they are, in the same order."""
-        plain = self.training_samples() if self.unaugmented is None else samples(self.unaugmented)
+        plain = self.training_samples() if self.unaugmented is None else self._samples(self.unaugmented)
         if len(plain) != len(self.training_samples()):
             raise ConfigError(f"{len(plain)} unaugmented samples for {len(self.training_samples())} training samples")
         return plain
+
+    def _samples(self, data: Data) -> Samples:
+        return samples(data, self.collate, pairs=self.step is None)
 
     def judge(self) -> Callable[[nn.Module], tuple[float, float]]:
         """A function from a model to its (loss, accuracy), NaN if unknown: what ``evaluator`` was before metrics."""
@@ -80,18 +126,23 @@ class Task:
 
         return judge
 
-    def evaluator(self) -> Callable[[nn.Module], Mapping[str, float]]:
-        """A function from a model to its metrics by name; one that cannot be known, as an accuracy, is missing."""
+    def evaluator(self, batch_size: int = 32) -> Callable[[nn.Module], Mapping[str, float]]:
+        """A function from a model to its metrics by name; one that cannot be known, as an accuracy, is missing.
+
+        A step is called on batches of ``batch_size`` where samples are collated, for what it needs is not known.
+        """
         if self.evaluate is not None:
             own = self.evaluate
             return lambda model: _in_eval_mode(model, lambda: _checked(own(model)))
-        data = samples(self.train if self.test is None else self.test)
-        loss = SampleLoss(self.loss, data)
-        modules = [self.loss] if isinstance(self.loss, nn.Module) else []
+        data = self._samples(self.train if self.test is None else self.test)
+        objective = self.objective(data)
+        modules = [self.function] if isinstance(self.function, nn.Module) else []
+        metrics = None if self.metrics is None else MetricFunctions(self.metrics)
+        plain = self.step is None or isinstance(data, TensorSamples)
+        at_once = EVALUATED_AT_ONCE if plain else batch_size
 
         def evaluate(model: nn.Module) -> dict[str, float]:
-            value, accuracy = _in_eval_mode(model, lambda: loss_and_accuracy(model, data, loss))
-            return {"loss": value} if math.isnan(accuracy) else {"loss": value, "accuracy": accuracy}
+            return _in_eval_mode(model, lambda: evaluated_on(model, data, objective, at_once, metrics))
 
         return (lambda model: _in_eval_mode(modules[0], lambda: evaluate(model))) if modules else evaluate
 
@@ -135,21 +186,55 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def loss_and_accuracy(model: nn.Module, data: Samples, loss: SampleLoss) -> tuple[float, float]:
-    """The loss of all samples, and the share of them that is put into its class; NaN if there are no classes."""
-    device, of_all = device_of(model), LossOfAll(loss)
-    correct, labelled, classified = 0, 0, True
-    for begin in range(0, len(data), EVALUATED_AT_ONCE):
-        indices = np.arange(begin, min(begin + EVALUATED_AT_ONCE, len(data)))
-        inputs, targets = to_device(data.fetch(indices), device)
+def evaluated_on(
+    model: nn.Module, data: Samples, objective: Objective, at_once: int = EVALUATED_AT_ONCE,
+    metrics: MetricFunctions | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """The loss of all samples, the accuracy where they have classes, what a step logs, and other metrics."""
+    device = device_of(model)
+    outputs = OutputMetrics(objective) if isinstance(objective, SampleLoss) else None
+    averages = Averages() if outputs is None or metrics is not None else None
+    for begin in range(0, len(data), at_once):
+        indices = np.arange(begin, min(begin + at_once, len(data)))
+        batch = to_device(data.fetch(indices), device)
+        if outputs is not None:
+            outputs.add(model, batch, len(indices))
+        elif averages is not None:
+            found = objective.losses(model, batch, len(indices))
+            averages.add({"loss": found.mean()}, len(indices))
+            averages.add({name: value for name, value in found.logged.items() if name != "loss"}, len(indices))
+        if averages is not None and metrics is not None:
+            metrics.add(averages, model, batch, len(indices))
+    values = {} if outputs is None else outputs.values()
+    if averages is not None:
+        values |= averages.means()
+        if metrics is not None:
+            values |= metrics.derive(values)
+    return values
+
+
+class OutputMetrics:
+    """The loss of all samples, and the share of them that is put into its class, from a model's outputs."""
+
+    def __init__(self, loss: SampleLoss) -> None:
+        self._loss = loss
+        self._of_all = LossOfAll(loss)
+        self._correct, self._labelled, self._classified = 0, 0, True
+
+    def add(self, model: nn.Module, batch: Any, samples: int) -> None:
+        inputs, targets = batch
         outputs: Any = model(inputs)
-        of_all.add(outputs, targets, len(indices))
-        classified = classified and are_classes(outputs, targets)
-        if classified:
-            counted = loss.counted(targets)
-            correct += int(((outputs.argmax(dim=1) == targets) & counted).sum())
-            labelled += int(counted.sum())
-    return of_all.value(), correct / labelled if classified and labelled else float("nan")
+        self._of_all.add(outputs, targets, samples)
+        self._classified = self._classified and are_classes(outputs, targets)
+        if self._classified:
+            counted = self._loss.counted(targets)
+            self._correct += int(((outputs.argmax(dim=1) == targets) & counted).sum())
+            self._labelled += int(counted.sum())
+
+    def values(self) -> dict[str, float]:
+        loss = {"loss": self._of_all.value()}
+        known = self._classified and self._labelled
+        return {**loss, "accuracy": self._correct / self._labelled} if known else loss
 
 
 def are_classes(outputs: Any, targets: Any) -> bool:

@@ -12,9 +12,10 @@ goes on. Other kinds of OpenMP are not changed by this.
 """
 
 import copy
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def typical_operation(model: nn.Module, forward: Callable[[nn.Module], object]) 
     before = generators.state()
     counted = _Counted()
     try:
-        with torch.no_grad(), counted:
+        with torch.no_grad(), uncompiled(), counted:
             forward(copy.deepcopy(model))
     except Exception:  # whatever a model raises: the pass that follows will raise it too, and is where it belongs
         return 0.0
@@ -72,6 +73,18 @@ def typical_operation(model: nn.Module, forward: Callable[[nn.Module], object]) 
         generators.restore(before)
     total = sum(counted.flops)
     return sum(flops * flops for flops in counted.flops) / total if total else 0.0
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Let compiled functions run as they were written, for passes that are watched operation by operation.
+
+    Torch does not compile while somebody watches, remembers that it did not, and then never compiles the function: one
+    compiled with ``fullgraph`` would raise an error from then on.
+    """
+    if "torch._dynamo" not in sys.modules:  # nobody has compiled anything, and to load it takes seconds
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 """What the workers of a run need to know."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,9 +14,9 @@ from torch.nn.parameter import is_lazy
 from paceline.core.errors import ConfigError
 from paceline.data.partition import Indices
 from paceline.data.samples import Samples, to_device
-from paceline.learning.copies import Search, copied, copies, trained_parameters, warn_of_evaluation
+from paceline.learning.copies import Function, Search, copied, copies, trained_parameters, warn_of_evaluation
 from paceline.learning.generators import own_generators
-from paceline.learning.loss import Loss, Objective, SampleLoss
+from paceline.learning.loss import Objective
 from paceline.learning.model_state import ModelState
 from paceline.learning.optimizers import Recipe
 from paceline.learning.task import Task, device_of
@@ -69,7 +70,7 @@ class Workload:
 def workload_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Workload:
     """A task's workload, on a copy of its model, and of its loss where that belongs to it."""
     _refuse(task.model)
-    model, loss = copies(task.model, task.loss)
+    model, function = copies(task.model, task.function, "loss" if task.step is None else "step")
     if task.evaluate is not None:
         warn_of_evaluation(task.model, task.evaluate)
     if not model.training:
@@ -79,21 +80,57 @@ def workload_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Workl
         model.train()
     samples = task.training_samples()
     plain = task.unaugmented_samples()
-    _warn_of_buffers(model, loss, samples, batch_size)
-    together = loss is not task.loss
-    return Workload(state_of(model, loss), samples, SampleLoss(loss, samples), batch_size, plain, shards, together)
+    objective = task.with_function(function).objective(samples)
+    _warn_of_buffers(model, objective, samples, batch_size)
+    state = state_of(model, function)
+    if task.step is not None:
+        _try_step(state, objective, samples, batch_size)
+    return Workload(state, samples, objective, batch_size, plain, shards, together=function is not task.function)
 
 
-def state_of(model: nn.Module, loss: Loss) -> ModelState:
+def state_of(model: nn.Module, loss: Function) -> ModelState:
     """What is trained: the model, and a loss that has parameters of its own."""
     return ModelState(model, loss if isinstance(loss, nn.Module) and trained_parameters(model, loss) else None)
 
 
-def _warn_of_buffers(model: nn.Module, loss: Loss, samples: Samples, batch_size: int) -> None:
+def _try_step(state: ModelState, objective: Objective, samples: Samples, batch_size: int) -> None:
+    """Call the step on the first samples as a worker would: whatever cannot be trained is said before a run begins.
+
+    The model's buffers and all random numbers stay as they are.
+    """
+    indices = np.arange(min(batch_size, len(samples)))
+    where = f"on the first {len(indices)} training samples"
+    before = state.lend_buffers()
+    try:
+        with own_generators(0):
+            batch = to_device(samples.fetch(indices), device_of(state.model))
+            found = objective.losses(state.model, batch, len(indices))
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        line = " ".join(str(error).split())[:200]
+        raise ConfigError(f"step or the data set raised {type(error).__name__} {where}: {line}") from error
+    finally:
+        state.take_buffers_back(before)
+    loss = found.mean()
+    if not math.isfinite(float(loss.detach())):
+        raise ConfigError(
+            f"step returned a loss of {float(loss.detach()):g} {where}, before any update: check the data, the initial "
+            "weights, and divisions by what may be 0"
+        )
+    if not loss.requires_grad:
+        raise ConfigError(
+            "step returned a loss that depends on no trained parameter (requires_grad is False): compute it of the "
+            "model that step is handed, without torch.no_grad() or detach()"
+        )
+
+
+def _warn_of_buffers(model: nn.Module, objective: Objective, samples: Samples, batch_size: int) -> None:
     """Say that a loss without parameters changes buffers of its own. Shown by trying it on copies, on one mini-batch.
 
     Constants that never change, such as class weights, are buffers too: so they have to be tried.
     """
+    loss = objective.whole
     if not isinstance(loss, nn.Module) or trained_parameters(model, loss):
         return
     of_model = {id(each) for each in model.buffers()}
@@ -102,10 +139,9 @@ def _warn_of_buffers(model: nn.Module, loss: Loss, samples: Samples, batch_size:
         return
     try:
         with own_generators(0), torch.no_grad():
-            tried_model, tried_loss = copied((model, loss))
+            tried_model, tried_loss, tried = copied((model, loss, objective))
             indices = np.arange(min(batch_size, len(samples)))
-            inputs, targets = to_device(samples.fetch(indices), device_of(model))
-            tried_loss(tried_model(inputs), targets)
+            tried.losses(tried_model, to_device(samples.fetch(indices), device_of(model)), len(indices))
     except Exception:  # whatever a model raises: the run will raise it too, and is where it belongs
         return
     changed = [name for name in names if not torch.equal(loss.get_buffer(name), tried_loss.get_buffer(name))]

@@ -134,7 +134,7 @@ def write_pruning(directory: Path, record: PruningRecord, samples: "Samples") ->
 
     arrays = record.arrays()
     arrays["shown"] = most_pruned(record, SHOWN)
-    arrays["inputs"] = samples.fetch(arrays["shown"])[0].cpu().numpy().copy() if _has_tensors(samples) else np.empty(0)
+    arrays["inputs"] = _inputs(samples, arrays["shown"])
     targets = samples.listed_targets()
     if targets is not None and targets.ndim == 1 and np.issubdtype(targets.dtype, np.integer):
         arrays["targets"] = targets.astype(np.int64)
@@ -162,5 +162,8 @@ def most_pruned(record: PruningRecord, most: int) -> NDArray[np.int64]:
     return order[record.times_pruned[order] > 0]
 
 
-def _has_tensors(samples: "Samples") -> bool:
-    return len(samples) > 0 and hasattr(samples.fetch(np.zeros(1, dtype=np.int64))[0], "numpy")
+def _inputs(samples: "Samples", shown: NDArray[np.int64]) -> NDArray[Any]:
+    """The inputs of some samples, where a batch is (inputs, targets) and the inputs are one tensor."""
+    batch = samples.fetch(shown) if len(shown) else None
+    inputs: Any = batch[0] if isinstance(batch, list | tuple) and len(batch) == 2 else None
+    return inputs.cpu().numpy().copy() if hasattr(inputs, "numpy") else np.empty(0)

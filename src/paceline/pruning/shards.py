@@ -10,7 +10,7 @@ from paceline.core.stateful import State
 from paceline.data.batches import Batches, Losses, ShardBatches
 from paceline.data.partition import Indices
 from paceline.data.reassign import ReassigningBatches
-from paceline.pruning.memory import Mask, Memory, refill
+from paceline.pruning.memory import Blind, Mask, Memory, refill
 from paceline.pruning.record import PruningRecord, new_record
 from paceline.randomness import restore_stream, stream, stream_state
 
@@ -116,6 +116,11 @@ class PrunedShards:
     def skipped(self) -> int:
         """Samples left out so far; of current epochs, in proportion to the batches drawn."""
         return sum(passes.skipped for passes in self._passes)
+
+    @property
+    def by_losses(self) -> bool:
+        """Are samples chosen by their losses, or blindly?"""
+        return not all(isinstance(passes.memory, Blind) for passes in self._passes)
 
     def draw(self, worker: int) -> Indices:
         return self._batches.draw(worker)

@@ -41,8 +41,12 @@ def _save_architecture(directory: Path, model: "nn.Module", workload: "Workload"
     import numpy as np
     import torch
 
+    from paceline.learning.loss import SampleLoss
+
     buffer = io.BytesIO()
     try:
+        if not isinstance(workload.loss, SampleLoss):
+            raise ConfigError("only step knows what it is called with")
         inputs, _ = workload.unaugmented.fetch(np.arange(min(2, len(workload.unaugmented))))
         alone = copy.deepcopy(model).cpu().eval()
         program = torch.export.export(alone, (inputs.cpu(),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))

@@ -66,7 +66,7 @@ def retrace(trace: Trace, draws: Mapping[int, Sequence[Indices]], task: Task, lr
                 with torch.no_grad():
                     for parameter, weights in zip(model.parameters(), versions[ticket.version], strict=True):
                         parameter.copy_(weights)
-                loss = task.loss(model(inputs[batches[ticket]]), targets[batches[ticket]])
+                loss = task.function(model(inputs[batches[ticket]]), targets[batches[ticket]])
                 gradients = torch.autograd.grad(loss, list(model.parameters()))
                 for weights, gradient in zip(moved, gradients, strict=True):
                     weights.sub_(gradient, alpha=lr * float(weight))

@@ -64,6 +64,8 @@ class LazyGradients:
         self._device = device_of(state.model)
         self._hooked = has_backward_hooks(state.trained)
         why_not = "hooks look at the gradients of single mini-batches" if self._hooked else mixes_samples(state.trained)
+        if why_not is None and self._loss.state()["separable"] is False:
+            why_not = self._loss.why_whole
         self._fusing = Fusing(why_not if fused else "asked for")
         self._seed = seed
         self._threads = threads

@@ -17,8 +17,9 @@ from paceline.data.batches import Batches
 from paceline.learning.contributions import pack_samples, share_out, unpack_samples
 from paceline.learning.cost import Cost
 from paceline.learning.learner import Server
+from paceline.learning.loss import SampleLoss
 from paceline.learning.models.training import Beginning, LocalTrainer, ModelContributions
-from paceline.learning.task import eval_mode, loss_and_accuracy
+from paceline.learning.task import EVALUATED_AT_ONCE, eval_mode, evaluated_on
 from paceline.learning.workload import Workload
 
 
@@ -149,8 +150,9 @@ class ModelServer(Server):
         return min(self.trainers, key=self._loss_on_all).model
 
     def _loss_on_all(self, trainer: LocalTrainer) -> float:
+        at_once = EVALUATED_AT_ONCE if isinstance(trainer.loss, SampleLoss) else self._workload.batch_size
         with eval_mode(trainer.model), torch.inference_mode():
-            loss, _ = loss_and_accuracy(trainer.model, self._workload.unaugmented, trainer.loss)
+            loss = evaluated_on(trainer.model, self._workload.unaugmented, trainer.loss, at_once)["loss"]
         return math.inf if math.isnan(loss) else loss
 
     def _details(self, ticket: Ticket) -> str:
