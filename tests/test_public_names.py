@@ -11,8 +11,13 @@ import pytest
 import paceline
 
 ROOT = Path(__file__).parent.parent
-MODULES = ("callbacks", "delays", "strategy", "testing", "theory")
-PUBLIC = {"paceline", *(f"paceline.{name}" for name in MODULES)}
+MODULES = ("callbacks", "delays", "integrations", "strategy", "testing", "theory")
+INTEGRATIONS = ("huggingface", "lightning")
+PUBLIC = {
+    "paceline",
+    *(f"paceline.{name}" for name in MODULES),
+    *(f"paceline.integrations.{name}" for name in INTEGRATIONS),
+}
 FORMER = {
     "Constant": "paceline.delays.Constant",
     "Deadline": "paceline.SilenceTimeout",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline import callbacks as callbacks
     from paceline import delays as delays
+    from paceline import integrations as integrations
     from paceline import strategy as strategy
     from paceline import testing as testing
     from paceline import theory as theory
@@ -95,7 +96,7 @@ _NAMES = {
     "paceline.trace.reading": ("read_trace",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES = ("callbacks", "delays", "strategy", "testing", "theory")
+_MODULES = ("callbacks", "delays", "integrations", "strategy", "testing", "theory")
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - a list
 
 # Names that moved: the old ones work for one release.
