@@ -24,7 +24,7 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same framework unde
 
 def _frameworks() -> list[Any]:
     """Lightning under each name by which it was imported; else under the first that is installed."""
-    if imported := [sys.modules[name] for name in PACKAGES if name in sys.modules]:
+    if imported := [module for name in PACKAGES if (module := sys.modules.get(name)) is not None]:
         return imported
     for name in PACKAGES:
         try:
