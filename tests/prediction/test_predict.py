@@ -11,17 +11,14 @@ import torch
 
 import paceline as pl
 from paceline.cli.main import main
-from paceline.config.file import Config, parse_config
 from paceline.core.errors import ConfigError
-from paceline.learning.curvature import Curvature
 from paceline.prediction.predict import Descent, descent_of, predict
-from paceline.prediction.rate_check import quick_curvature, rate_warning
 from paceline.prediction.sources import predict_all, read_source
 from paceline.theory import critical_step
 from paceline.trace.measure import measure
 from support.quadratic import quadratic
 from support.saved_runs import save_run
-from support.tiny import TINY, changed, refused, tiny
+from support.tiny import changed, refused, tiny
 
 __all__ = ["tiny"]
 
@@ -238,61 +235,3 @@ def test_optimizers() -> None:
     assert (fresh.weight_by_age, fresh.weight_by_gap) == ({0: 1.0}, {0: 1.0})
     with pytest.raises(ConfigError, match=r"a dampening of 1 leaves no gradient"):
         Descent(0.9, dampening=1)
-
-
-def tiny_config(momentum: float = 0.0, optimizer: str = "SGD") -> Config:
-    return parse_config(TINY.replace('name = "SGD"', f'name = "{optimizer}"\nmomentum = {momentum}'))
-
-
-def test_a_warning_has_the_numbers_and_only_where_it_is_due() -> None:
-    fleet = pl.SimulatedFleet([pl.delays.Constant(1.0)] * 11)
-    measures = measure(pl.simulate(pl.Asynchronous(), fleet, pl.Stop(updates=5_500)))
-    found = Curvature(value=2.0, error=0.0, converged=True, products=3, samples=256)
-    limit = critical_step(10, 0.9) / 2
-    assert rate_warning("asgd", tiny_config(0.9), 0.99 * limit, measures, found) is None
-    warning = rate_warning("asgd", tiny_config(0.9), 0.1, measures, found)
-    assert warning is not None
-    for part in (
-        "warning: asgd: the learning rate 0.1 is beyond 0.0057,",
-        "staleness (mean 10.0) and momentum 0.9",
-        "below 0.0114",
-        "curvature at the initial weights is 2 (256 samples)",
-        "in mean square",
-    ):
-        assert part in warning
-    assert "\n" not in warning
-    assert rate_warning("asgd", tiny_config(0.9, "RMSprop"), 0.1, measures, found) is None
-    assert rate_warning("asgd", tiny_config(0.9), 0.1, measures, None) is None
-
-
-def test_the_quick_curvature_is_cheap_and_near() -> None:
-    found = quick_curvature(tiny_config(), 0, run_seconds=1.0)
-    assert found is not None
-    assert (found.samples, found.products <= 20) == (256, True)
-    assert quick_curvature(tiny_config(0.9, "RMSprop"), 0, run_seconds=1.0) is None
-
-
-def test_train_warns(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train = ["train", str(tiny), "--strategy", "asgd", "--lr", "5"]
-    assert main(train) == 0
-    told = capsys.readouterr().err
-    assert re.fullmatch(r"warning: asgd: the learning rate 5 is beyond 0\.\d+, .*\n", told)
-    assert main([*train, "--no-check-step"]) == 0
-    assert capsys.readouterr().err == ""
-    assert main([*train[:-1], "0.01"]) == 0
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_compare_warns(tiny: Path, jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
-    changed(tiny, "lr = [0.1, 0.5]", "lr = [5.0]")
-    compare = ["compare", str(tiny), "--strategy", "asgd", "--strategy", "ssgd", "--seeds", "1", "--jobs", jobs]
-    assert main(compare) == 0
-    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
-    assert {line.split(":")[1].strip() for line in warnings} == {"asgd", "ssgd"}
-
-
-def test_compare_can_be_told_not_to_warn(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changed(tiny, "lr = [0.1, 0.5]", "lr = [5.0]")
-    assert main(["compare", str(tiny), "-s", "asgd", "--seeds", "1", "--jobs", "1", "--no-check-step"]) == 0
-    assert "warning" not in capsys.readouterr().err

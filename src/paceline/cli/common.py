@@ -37,7 +37,7 @@ CheckLr = Annotated[
     bool,
     typer.Option(
         "--check-lr/--no-check-lr",
-        help="After training, warn if the learning rate is too large to be stable at the measured staleness.",
+        help="After training, warn if a smaller learning rate would probably be better.",
     ),
 ]
 Trust = Annotated[

@@ -94,17 +94,20 @@ def _run_all(config: "Config", processes: int, json_file: Path | None) -> "Compa
 def _lr_warnings(comparison: "Comparison", processes: int, seconds: float) -> list[str]:
     """One warning for each strategy whose learning rate is too large; ``seconds`` is what the comparison took.
 
-    The curvature is measured in the pool, so that this process need not import torch.
+    A learning rate that was chosen over a smaller one of the grid is not checked: the smaller one was tried, and was
+    worse. The curvature is measured in the pool, so that this process need not import torch.
     """
     from paceline.comparison.pool import call_in_pool
-    from paceline.prediction.rate_check import lr_warnings
+    from paceline.prediction.rate_check import Finished, lr_warnings
 
     config = comparison.config
+    smallest = min(config.tune.lr) if config.tune else None
     runs = []
     for entry in comparison.entries:
-        middle = sorted(entry.outcomes, key=lambda each: each.measures.mean_staleness)[len(entry.outcomes) // 2]
-        runs.append((entry.label, entry.lr, middle.measures))
-    return call_in_pool(processes, lr_warnings, config, config.seeds[0], runs, seconds)
+        if entry.lr == smallest:
+            middle = sorted(entry.outcomes, key=lambda each: each.measures.mean_staleness)[len(entry.outcomes) // 2]
+            runs.append(Finished(entry.label, entry.lr, middle.history, middle.measures, middle.ended))
+    return call_in_pool(processes, lr_warnings, config, config.seeds[0], runs, seconds) if runs else []
 
 
 def _show(comparison: "Comparison") -> None:

@@ -103,9 +103,10 @@ def train(  # noqa: PLR0917 - typer names the options
         raise
     found = _show(result, choice.short)
     if check_lr and check_step:
-        from paceline.prediction.rate_check import lr_warnings
+        from paceline.prediction.rate_check import Finished, lr_warnings
 
-        for warning in lr_warnings(config, seed, [(choice.short, None, found)], time.monotonic() - began):
+        finished = Finished(choice.short, None, result.history, found, result.ended)
+        for warning in lr_warnings(config, seed, [finished], time.monotonic() - began):
             log(warning)
     if result.problem:
         raise typer.Exit(FAILED)
