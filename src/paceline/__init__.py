@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.data.reassign import ReassignShards as ReassignShards
     from paceline.engine.limits import Every as Every
     from paceline.engine.limits import Stop as Stop
+    from paceline.engine.load_run import load_run as load_run
     from paceline.engine.replay import replay as replay
     from paceline.engine.result import Run as Run
     from paceline.engine.train import simulate as simulate
@@ -71,6 +72,7 @@ _NAMES = {
     "paceline.data.partition": ("Dirichlet", "Equal", "Pathological"),
     "paceline.data.reassign": ("ReassignShards",),
     "paceline.engine.limits": ("Every", "Stop"),
+    "paceline.engine.load_run": ("load_run",),
     "paceline.engine.replay": ("replay",),
     "paceline.engine.result": ("Run",),
     "paceline.engine.train": ("simulate", "train"),

@@ -4,24 +4,29 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.core.errors import ConfigError
 from paceline.core.messages import Ticket
 from paceline.storage.metrics import Row
 from paceline.trace.reading import Trace
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
     from torch import nn
 
     from paceline.learning.cost import Costs
     from paceline.pruning.record import PruningRecord
 
+LONGEST, MOST = 80, 6  # characters of a fact, and metrics, in the short form of a run
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Run:
-    """What a training run came to."""
+    """What a training run came to. In a notebook it is shown as a table and a picture."""
 
     model: "nn.Module"
     history: Sequence[Row]
@@ -30,13 +35,13 @@ class Run:
     max_staleness: int
     ended: str  # by updates, epochs, seconds, target, no workers, too few workers, diverged or interrupted
     problem: str | None = None  # in words, if it diverged or lost too many workers
-    non_finite: Sequence[Ticket] = field(default=(), repr=False)  # contributions that were left out
+    non_finite: Sequence[Ticket] = ()  # contributions that were left out
     directory: Path | None = None
     evaluation: str | None = None  # in virtual time: gradients "fused", or "exact: why"
     local: "nn.Module | None" = None  # where workers train models of their own: the one with the smallest training loss
     costs: "Costs | None" = None  # and what that took
     loss: "nn.Module | None" = None  # a loss with parameters of its own, which were trained with the model
-    pruning: "PruningRecord | None" = field(default=None, repr=False)  # which samples were left out, if any could be
+    pruning: "PruningRecord | None" = None  # which samples were left out, if any could be
 
     @property
     def spoiled(self) -> Sequence[Ticket]:
@@ -69,6 +74,51 @@ class Run:
             **({"pruned_share": self.pruning.pruned_share} if self.pruning is not None else {}),
         }
 
+    def plot(self, *metrics: str) -> "Figure":
+        """A matplotlib figure of metrics against time and against updates; by default of the loss and the accuracy.
+
+        metrics  names that the evaluation returns, or ``training_loss`` or ``staleness``
+        """
+        from paceline.engine.curves import figure_of
+
+        return figure_of(self.history, metrics, clock=str(self.trace.about.get("clock")))
+
+    def to_pandas(self) -> "DataFrame":
+        """The evaluations as a pandas table: a row for each, a column for each number and metric."""
+        try:
+            import pandas
+        except ImportError:
+            raise ConfigError("to_pandas() needs the package pandas: pip install 'paceline[notebook]'") from None
+        return pandas.DataFrame([row.numbers() for row in self.history])
+
+    def __repr__(self) -> str:
+        facts = [f"{name}={value}" for name, value in self._facts().items()]
+        return f"Run({', '.join(facts)})"
+
+    def _repr_html_(self) -> str:
+        from paceline.engine.curves import page_of
+
+        return page_of(self._facts(), self.plot())
+
+    def _facts(self) -> dict[str, str]:
+        """The run in a few words."""
+        facts: dict[str, object] = {"ended": self.ended}
+        if self.history:
+            last = self.history[-1]
+            facts |= {"updates": f"{last.updates:,}", "seconds": f"{last.seconds:,.4g}", "samples": f"{last.samples:,}"}
+            shown = [(name, value) for name, value in last.metrics.items() if not math.isnan(value)]
+            facts |= {name: f"{value:.1%}" if name == "accuracy" else f"{value:.4g}" for name, value in shown[:MOST]}
+        facts["staleness"] = f"{self.mean_staleness:.3g} on average, {self.max_staleness} at most"
+        if self.problem:
+            facts["problem"] = self.problem
+        if self.directory is not None:
+            facts["directory"] = self.directory
+        return {name: _shortened(str(value)) for name, value in facts.items()}
+
     def seconds_to(self, accuracy: float) -> float | None:
         """When the model was first seen to be this accurate, if it was."""
         return next((row.seconds for row in self.history if row.accuracy >= accuracy), None)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from paceline.learning.workload import Workload
 
-ARCHITECTURE, GLOBAL, LOCAL = "architecture.pt2", "model.safetensors", "local.safetensors"
+ARCHITECTURE, GLOBAL, LOCAL, LOSS = "architecture.pt2", "model.safetensors", "local.safetensors", "loss.safetensors"
 log = logging.getLogger("paceline")
 
 
@@ -95,15 +95,21 @@ def load(
 
 
 def _weights(directory: Path, which: str) -> "dict[str, Tensor]":
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     file = directory / (GLOBAL if which == "global" else LOCAL)
     check_regular(file)
     if not file.is_file():
         raise ConfigError(
             f"no {which} model in {directory}: {file.name} is missing; give the directory of a finished run"
         )
+    return read_tensors(file)
+
+
+def read_tensors(file: Path) -> "dict[str, Tensor]":
+    """The tensors in a safetensors file, by their names."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    check_regular(file)
     try:
         return load_file(file)
     except SafetensorError as error:

@@ -1,0 +1,89 @@
+"""A run in a notebook: a figure of its metrics, and a short page with a table."""
+
+import base64
+import io
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from paceline.core.errors import ConfigError
+from paceline.core.fields import nearest
+from paceline.storage.metrics import Row
+
+COLOUR = "#0072B2"
+USUAL = ("loss", "accuracy")
+
+
+class Shown(Figure):
+    """A figure that a notebook shows by itself, whether pyplot is set up or not."""
+
+    def _repr_png_(self) -> bytes:
+        return png(self)
+
+
+def figure_of(history: Sequence[Row], metrics: Sequence[str] = (), *, clock: str = "real") -> Figure:
+    """One row of two panels for each metric: against time, and against updates.
+
+    metrics  by default the loss and the accuracy, or, where an evaluation has neither, the first two that it has
+    clock    "virtual" or "real", as the trace has it
+    """
+    values = _series(history)
+    for name in metrics:
+        if name not in values:
+            raise ConfigError(f"nothing to plot: no evaluation has a {name!r}: {nearest(name, [*values])}")
+    chosen = [*metrics] or [name for name in USUAL if name in values] or [*values][:2]
+    figure = Shown(figsize=(9, 0.6 + 2.4 * max(1, len(chosen))), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(max(1, len(chosen)), 2, squeeze=False, sharey="row", sharex="col")
+    for row, name in zip(axes, chosen, strict=False):
+        for axis, abscissa in zip(row, ("seconds", "updates"), strict=True):
+            _draw(axis, [(getattr(each, abscissa), value) for each, value in values[name]])
+        row[0].set_ylabel(name)
+        if name == "accuracy":
+            row[0].yaxis.set_major_formatter(PercentFormatter(1.0))
+    if not chosen:
+        axes[0][0].text(0.5, 0.5, "no evaluation yet", ha="center", transform=axes[0][0].transAxes)
+    axes[-1][0].set_xlabel("virtual seconds" if clock == "virtual" else "seconds")
+    axes[-1][1].set_xlabel("updates")
+    axes[-1][1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def page_of(facts: Mapping[str, str], figure: Figure) -> str:
+    """A table of names and values, and a picture, as HTML; nothing in it is loaded from elsewhere."""
+    rows = "".join(
+        f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'
+        for name, value in facts.items()
+    )
+    picture = base64.b64encode(png(figure)).decode()
+    image = f'<img alt="metrics of the run, against time and updates" src="data:image/png;base64,{picture}">'
+    return f"<div><table>{rows}</table>{image}</div>"
+
+
+def png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=80, metadata={"Software": "Paceline"})
+    return buffer.getvalue()
+
+
+def _series(history: Sequence[Row]) -> dict[str, list[tuple[Row, float]]]:
+    """The finite values of each metric, and of what every run has, with the rows that have them."""
+    evaluated = [(row, name, value) for row in history for name, value in row.metrics.items()]
+    always = [(row, name, getattr(row, name)) for name in ("training_loss", "staleness") for row in history]
+    found = dict[str, list[tuple[Row, float]]]()
+    for row, name, value in (*evaluated, *(each for each in always if each[1] not in each[0].metrics)):
+        if math.isfinite(value):
+            found.setdefault(name, []).append((row, value))
+    return found
+
+
+def _draw(axis: Any, points: Sequence[tuple[float, float]]) -> None:
+    axis.plot(*zip(*points, strict=True), color=COLOUR, linewidth=1.6, marker="." if len(points) < 3 else None)
+    axis.grid(True, color="0.9", linewidth=0.7)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
