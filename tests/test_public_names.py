@@ -36,7 +36,7 @@ SNIPPET = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
 def test_there_are_few_names_and_they_exist() -> None:
-    assert len(paceline.__all__) <= 60
+    assert len(paceline.__all__) <= 64
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)
     assert {*paceline.__all__, *MODULES} <= {*dir(paceline)}
     assert {"train", "simulate", "replay", "predict", "profile", "load", "read_trace"} <= {*paceline.__all__}

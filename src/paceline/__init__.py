@@ -61,6 +61,8 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.strategies.model_averaging import ModelAveraging as ModelAveraging
     from paceline.strategies.regrouped import Regrouped as Regrouped
     from paceline.strategies.synchronous import Synchronous as Synchronous
+    from paceline.strategies.unequal_batches import UnequalBatches as UnequalBatches
+    from paceline.strategies.unequal_batches import sizes_by_speed as sizes_by_speed
     from paceline.trace.reading import read_trace as read_trace
 
 __version__ = "0.1.0"
@@ -95,6 +97,7 @@ _NAMES = {
     "paceline.strategies.model_averaging": ("ModelAveraging",),
     "paceline.strategies.regrouped": ("Regrouped",),
     "paceline.strategies.synchronous": ("Synchronous",),
+    "paceline.strategies.unequal_batches": ("UnequalBatches", "sizes_by_speed"),
     "paceline.trace.reading": ("read_trace",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

@@ -14,7 +14,9 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
 from paceline.trace.reading import Trace, read_trace
 
-__all__ = ["Constant", "Delay", "Distribution", "Empirical", "LogNormal", "Pareto", "ShiftedExponential"]
+__all__ = [
+    "Constant", "Delay", "Distribution", "Empirical", "LogNormal", "Pareto", "PerSample", "ShiftedExponential",
+]  # fmt: skip
 
 DRAWN_AT_ONCE = 64
 
@@ -222,6 +224,92 @@ class Empirical:
         values: Floats = np.asarray(self.values)
         while True:
             yield from values[generator.integers(len(values), size=DRAWN_AT_ONCE)].tolist()
+
+
+@dataclass(frozen=True)
+class PerSample:
+    r"""$X = \text{fixed} + b\,\text{each}$ for a mini-batch of $b$ samples.
+
+    ``each`` is a distribution of the seconds of one sample, drawn once for each mini-batch, and ``fixed`` what a
+    mini-batch takes besides. How many samples there are is known where it is drawn: it needs a ``batch_size``. Without
+    it a delay is that of a mini-batch of the mean size, and in proportion to the samples of others.
+    """
+
+    fixed: float
+    each: Delay
+
+    def __post_init__(self) -> None:
+        if isinstance(self.fixed, bool) or not isinstance(self.fixed, int | float) or not 0 <= self.fixed < math.inf:
+            raise ConfigError(f"PerSample cannot have fixed={shown(self.fixed)}: give seconds, at least 0")
+        check_delay(self.each)
+        if isinstance(self.each, PerSample | Stretched):
+            raise ConfigError("PerSample cannot have another PerSample inside: give the seconds of a sample")
+
+    @property
+    def median(self) -> float:
+        """That of one sample, without the fixed part."""
+        return self.each.median
+
+    def durations(self, generator: np.random.Generator) -> Iterator[float]:
+        return self.each.durations(generator)
+
+
+@dataclass(frozen=True)
+class Stretched:
+    """A delay times a ``factor``, and ``fixed`` seconds more: that of a mini-batch of a certain size."""
+
+    delay: Delay
+    factor: float
+    fixed: float = 0.0
+
+    @property
+    def median(self) -> float:
+        return self.fixed + self.factor * self.delay.median
+
+    @property
+    def mean_seconds(self) -> float:
+        mean: float = self.delay.mean_seconds  # type: ignore[attr-defined]
+        return self.fixed + self.factor * mean
+
+    def cdf(self, seconds: Floats) -> Floats:
+        found: Floats = self.delay.cdf((seconds - self.fixed) / self.factor)  # type: ignore[attr-defined]
+        return found
+
+    def durations(self, generator: np.random.Generator) -> Iterator[float]:
+        return (self.fixed + self.factor * seconds for seconds in self.delay.durations(generator))
+
+
+def parts_of(delay: Delay, samples: float, reference: float) -> tuple[float, float]:
+    """The fixed part of a mini-batch of so many samples, and the factor of what is drawn from a delay.
+
+    A delay that says nothing of samples is that of a mini-batch of ``reference`` samples.
+    """
+    return (delay.fixed, samples) if isinstance(delay, PerSample) else (0.0, samples / reference)
+
+
+def of_size(delay: Delay, drawn: float, samples: float, reference: float) -> float:
+    """What a mini-batch of so many samples takes, where this was drawn from a delay."""
+    fixed, factor = parts_of(delay, samples, reference)
+    return drawn if factor == 1.0 and not fixed else fixed + factor * drawn
+
+
+def sized(delay: Delay, samples: float, reference: float) -> Delay:
+    """The delay of a mini-batch of so many samples: of the same family, where it is one."""
+    fixed, factor = parts_of(delay, samples, reference)
+    drawn = delay.each if isinstance(delay, PerSample) else delay
+    if (fixed, factor) == (0.0, 1.0):
+        return drawn
+    if isinstance(drawn, Constant):
+        return Constant(fixed + factor * drawn.value)
+    if isinstance(drawn, ShiftedExponential):
+        return ShiftedExponential(fixed + factor * drawn.shift, factor * drawn.mean, drawn.h)
+    if isinstance(drawn, Empirical):
+        return Empirical([fixed + factor * value for value in drawn.values], drawn.in_order)
+    if isinstance(drawn, LogNormal) and not fixed:
+        return LogNormal(factor * drawn.median, drawn.sigma)
+    if isinstance(drawn, Pareto) and not fixed:
+        return Pareto(factor * drawn.minimum, drawn.shape)
+    return Stretched(drawn, factor, fixed)
 
 
 def check_delay(delay: object) -> None:

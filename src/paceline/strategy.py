@@ -21,6 +21,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Resize,
     Step,
     Ticket,
     WakeAt,
@@ -35,6 +36,6 @@ from paceline.strategies.aggregation import AverageModels, EnsembleModels
 
 __all__ = [
     "Arrived", "Assign", "AverageModels", "ConfigError", "Decision", "Drop", "EnsembleModels", "Event", "Groups",
-    "IllegalDecision", "ImpossibleEvent", "Joined", "Ledger", "Left", "Rang", "Recall", "Regroup", "Remember", "Step",
-    "Strategy", "Ticket", "WakeAt", "Within", "Work", "distilled_steps", "gradient", "local_steps", "mean",
+    "IllegalDecision", "ImpossibleEvent", "Joined", "Ledger", "Left", "Rang", "Recall", "Regroup", "Remember", "Resize",
+    "Step", "Strategy", "Ticket", "WakeAt", "Within", "Work", "distilled_steps", "gradient", "local_steps", "mean",
 ]  # fmt: skip

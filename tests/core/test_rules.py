@@ -21,10 +21,12 @@ from paceline.core.messages import (
     Rang,
     Recall,
     Remember,
+    Resize,
     Step,
     Ticket,
     WakeAt,
     Within,
+    Work,
     gradient,
     mean,
 )
@@ -260,3 +262,65 @@ def test_facts_cannot_be_changed() -> None:
         some = kind(*[0] * len(fields(kind)))
         with pytest.raises(FrozenInstanceError):
             setattr(some, fields(kind)[0].name, 1)
+
+
+def sized(sizes: dict[int, int]) -> Coordinator:
+    coordinator = Coordinator(Silent())
+    coordinator.receive(*(Joined(0.0, worker) for worker in sizes))
+    coordinator.carry_out([Resize(sizes, "to begin with"), *(Assign(worker) for worker in sizes)])
+    return coordinator
+
+
+def test_a_piece_of_work_has_the_size_of_its_worker() -> None:
+    coordinator = sized({0: 48, 1: 16})
+    given = coordinator.ledger.running
+    assert [given[worker].work.samples for worker in (0, 1)] == [48, 16]
+    coordinator.receive(*(Arrived(1.0, ticket, 1) for ticket in given.values()))
+    assert mean(coordinator.ledger.fresh) == {t: Fraction(t.work.samples, 64) for t in coordinator.ledger.fresh}
+    coordinator.carry_out([Resize({0: 40, 1: 24}, "speeds"), Assign(0)])
+    assert coordinator.ledger.running[0].work.samples == 40
+
+
+def test_sizes_given_to_a_coordinator_are_those_of_its_work() -> None:
+    coordinator = Coordinator(Silent(), {0: 3, 1: 5})
+    coordinator.receive(Joined(0.0, 1))
+    coordinator.carry_out([Assign(1)])
+    assert coordinator.ledger.running[1].work.samples == 5
+    restored = Coordinator(Silent())
+    restored.restore(coordinator.state())
+    assert restored.ledger.sizes == {0: 3, 1: 5}
+    assert restored.ledger.running == coordinator.ledger.running
+
+
+@pytest.mark.parametrize(
+    ("decisions", "message"),
+    [
+        ([Resize({0: 4}, "")], "worker 1 has no size, and is here"),
+        ([Resize({0: 4, 1: 4, 2: 4}, "")], "worker 2 has a size, and is not here"),
+        ([Resize({0: 4, 1: 0}, "")], "worker 1 cannot have 0 samples"),
+        ([Resize({0: 4, 1: 4}, ""), Resize({0: 4, 1: 4}, "")], "just resized"),
+        ([Assign(0, Work("gradient", 1, 8))], "decide a Resize"),
+    ],
+)
+def test_sizes_that_must_not_be_are_refused(decisions: list[Decision], message: str) -> None:
+    coordinator = Coordinator(Silent())
+    coordinator.receive(Joined(0.0, 0), Joined(0.0, 1))
+    with pytest.raises(IllegalDecision, match=message):
+        coordinator.carry_out(decisions)
+    assert not coordinator.ledger.sizes
+
+
+def test_sizes_come_before_any_work_and_for_everybody() -> None:
+    coordinator = Coordinator(Silent())
+    coordinator.receive(Joined(0.0, 0))
+    coordinator.carry_out([Assign(0)])
+    with pytest.raises(IllegalDecision, match="of the same size for all"):
+        coordinator.carry_out([Resize({0: 4}, "")])
+    coordinator = sized({0: 4})
+    coordinator.receive(Joined(1.0, 1))
+    with pytest.raises(IllegalDecision, match="worker 1: it has no size"):
+        coordinator.carry_out([Assign(1)])
+    split = Coordinator(Silent(groups=((0,), (1,))))
+    split.receive(Joined(0.0, 0), Joined(0.0, 1))
+    with pytest.raises(IllegalDecision, match="within a part"):
+        split.carry_out([Within(0, Resize({0: 4}, ""))])

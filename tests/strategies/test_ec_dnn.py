@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.core.messages import Start, Step, Ticket, local_steps
+from paceline.core.messages import Start, Step, Ticket, Work, distilled_steps, local_steps
 from paceline.learning.models.averaging import Averaging
 from paceline.learning.models.ensemble import Ensemble, NormalEquations
 from paceline.trace.format import Fact
@@ -21,7 +21,7 @@ EC = pl.EnsembleCompression
 LIVELY = 0.3  # dropout, so that random numbers count
 
 
-def kinds(result: pl.Run) -> list[tuple[str, int]]:
+def kinds(result: pl.Run) -> list[Work]:
     """What was given out to worker 0, up to the last update."""
     return [fact.ticket.work for fact in until_the_end(result) if isinstance(fact, Start) and fact.ticket.worker == 0]
 
@@ -210,21 +210,21 @@ def test_e_dnn_is_training_apart() -> None:
 
 def test_the_pieces_of_a_round_with_two_exchanges() -> None:
     result = run(EC(10, compression_steps=3, steps=25))
-    assert kinds(result) == [("local_steps", 10), ("distilled_steps", 3), ("local_steps", 7), ("distilled_steps", 3),
-                             ("local_steps", 2)]  # fmt: skip
+    assert kinds(result) == [local_steps(10), distilled_steps(3), local_steps(7), distilled_steps(3),
+                             local_steps(2)]  # fmt: skip
     assert result.history[-1].samples == 25 * 16 * 4
     assert result.ended == "updates"
 
 
 def test_without_diversity_there_is_one_exchange_a_round() -> None:
     result = run(EC(10, compression_steps=3, steps=25, diversity=0.0))
-    assert kinds(result) == [("local_steps", 10), ("distilled_steps", 10), ("distilled_steps", 5)]
+    assert kinds(result) == [local_steps(10), distilled_steps(10), distilled_steps(5)]
 
 
 @pytest.mark.parametrize("steps", [1, 9, 10, 11, 12, 13, 20, 21, 25, 30])
 def test_every_method_makes_exactly_the_steps_that_were_asked_for(steps: int) -> None:
     for strategy in (EC(10, compression_steps=2, steps=steps), pl.ModelAveraging(10, steps=steps)):
-        assert sum(units for _, units in kinds(run(strategy, on=fleet(2)))) == steps
+        assert sum(work.units for work in kinds(run(strategy, on=fleet(2)))) == steps
 
 
 def test_the_local_model_is_the_one_with_the_smallest_training_loss() -> None:

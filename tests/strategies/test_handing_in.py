@@ -7,13 +7,23 @@ import pytest
 
 import paceline as pl
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.messages import Arrived, Instruction, Joined, Start, Step, distilled_steps, gradient, local_steps
+from paceline.core.messages import (
+    Arrived,
+    Instruction,
+    Joined,
+    Start,
+    Step,
+    Work,
+    distilled_steps,
+    gradient,
+    local_steps,
+)
 from paceline.delays import Constant
 
 EC = pl.EnsembleCompression
 
 
-def given_out(instructions: list[Instruction]) -> list[tuple[int, tuple[str, int]]]:
+def given_out(instructions: list[Instruction]) -> list[tuple[int, Work]]:
     return [(each.ticket.worker, each.ticket.work) for each in instructions if isinstance(each, Start)]
 
 

@@ -1,6 +1,6 @@
 """Scikit-learn's digits, a linear model of them, and mini-batches that are written down."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import isnan
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.data.batches import Batches, Losses
+from paceline.data.batches import Batches, Losses, OfUnequalSizes, Resizable
 from paceline.data.partition import Indices
 from paceline.learning.loss import Loss
 
@@ -40,13 +40,13 @@ def digits_task(model: nn.Module | None = None, loss: Loss = cross_entropy) -> p
 
 def train(
     task: pl.Task,
-    strategy: pl.strategy.Strategy,
+    strategy: pl.strategy.Strategy | str,
     fleet: pl.SimulatedFleet,
     *,
     updates: int,
     sampling: "Noted | None" = None,
     lr: float = 0.1,
-    batch_size: int = 32,
+    batch_size: int | list[int] = 32,
     seed: int = 0,
 ) -> pl.Run:
     """With plain SGD, for so many updates."""
@@ -97,6 +97,14 @@ class _Recording:
         indices = self._batches.draw(worker)
         self._record.draws.setdefault(worker, []).append(indices.tolist())
         return indices
+
+    def begin_with(self, sizes: Sequence[int]) -> None:
+        assert isinstance(self._batches, OfUnequalSizes)
+        self._batches.begin_with(sizes)
+
+    def resize(self, sizes: Mapping[int, int]) -> None:
+        assert isinstance(self._batches, Resizable)
+        self._batches.resize(sizes)
 
     def put_back(self, worker: int, indices: Indices) -> None:
         self._record.returns.setdefault(worker, []).append(indices.tolist())

@@ -25,6 +25,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Resize,
     Start,
     Step,
     Ticket,
@@ -43,6 +44,7 @@ texts = st.text('ab "\\\n[é', max_size=4)
 groups = st.lists(st.lists(numbers, max_size=3).map(tuple), max_size=3).map(tuple)
 remembered: st.SearchStrategy[Decision] = st.builds(Remember, texts, st.floats(allow_nan=False))
 regrouped: st.SearchStrategy[Decision] = st.builds(Regroup, groups, texts)
+resized = st.builds(Resize, st.dictionaries(numbers, st.integers(1, 10**6), max_size=3), texts)
 nested = st.recursive(remembered | regrouped, lambda inner: st.builds(Within, st.integers(0, 9), inner), max_leaves=3)
 
 
@@ -79,11 +81,11 @@ class Possible:
         return Rang(self.now)
 
     def instruction(self) -> Fact:
-        choice = self.draw(st.integers(0, 6))
+        choice = self.draw(st.integers(0, 7))
         free = sorted(self.here - {ticket.worker for ticket in self.running})
         if choice <= 1 and free:
             self.serial += self.draw(st.integers(1, 10**9))
-            work = Work(self.draw(kinds), self.draw(st.integers(1, 64)))
+            work = Work(self.draw(kinds), self.draw(st.integers(1, 64)), self.draw(st.integers(0, 99)))
             version = self.draw(st.integers(0, self.updates))
             self.running.append(Ticket(self.serial, self.draw(st.sampled_from(free)), version, work))
             return Start(self.running[-1])
@@ -97,6 +99,8 @@ class Possible:
             self.held = [ticket for ticket in self.held if ticket not in used or ticket in keep]
             self.updates += 1
             return Step({ticket: self.draw(fractions) for ticket in used}, tuple(keep))
+        if choice == 7:
+            return self.draw(resized)
         return self.draw(nested) if choice == 5 else WakeAt(self.draw(st.floats(0, 1e9)))  # type: ignore[return-value]
 
     def about_running(self) -> Fact:

@@ -76,7 +76,9 @@ def _repeat(run: Path, trust: bool) -> None:
 
 def _what_if(run: Path, texts: list[str]) -> None:
     from paceline.config.file import read_config
-    from paceline.prediction.what_if import Prospect, Survey, recorded_fleet, what_if
+    from paceline.engine.arguments import batch_size_of
+    from paceline.fleets.base import medians_at
+    from paceline.prediction.what_if import Prospect, Survey, recorded_fleet, recorded_sizes, size_doubts, what_if
     from paceline.storage.reading import read_run
     from paceline.strategies.names import parse_strategy
 
@@ -89,12 +91,14 @@ def _what_if(run: Path, texts: list[str]) -> None:
     if (run / "config.toml").is_file():
         again = list(read_config(run / "config.toml").strategies[:1])
         label = again[0].short
-    asked = {f"{choice.short}, simulated": choice.strategy(fleet.medians) for choice in [*again, *choices]}
     size = saved.config.get("batch_size")
-    found = what_if(survey, asked, batch_size=size if isinstance(size, int) else None)
+    size = batch_size_of(size, fleet.workers) if isinstance(size, int | list) else recorded_sizes(survey)
+    speeds = medians_at(fleet, size) or ()
+    asked = {f"{choice.short}, simulated": choice.strategy(speeds) for choice in [*again, *choices]}
+    found = what_if(survey, asked, batch_size=size)
     recorded = Prospect(f"{label}, as recorded", survey.measures)
     _show([recorded, *found])
-    for doubt in survey.doubts():
+    for doubt in [*survey.doubts(), *size_doubts(survey, asked.values(), size)]:
         typer.echo(doubt)
 
 

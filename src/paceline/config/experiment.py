@@ -16,15 +16,16 @@ from paceline.config.factories import make_from_factory
 from paceline.config.file import Chosen, Config, write_config
 from paceline.config.named_tasks import make_named
 from paceline.config.tasks import AnyTask, FactoryChoice, TaskChoice
-from paceline.core.coordinator import check_fits
+from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_written, nearest
 from paceline.data.partition import deal
+from paceline.engine.arguments import sizes_for
 from paceline.engine.replay import Replay, replay_spec
 from paceline.engine.result import Run
 from paceline.engine.spec import RunSpec
 from paceline.engine.train import Output, run_spec
-from paceline.fleets.base import labels_of
+from paceline.fleets.base import labels_of, medians_at
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, refuse_closures
 from paceline.learning.task import Task
 from paceline.randomness import stream
@@ -37,9 +38,7 @@ def check(config: Config) -> None:
     """Refuse, before anything is run or written, what could not be run."""
     for choice in config.strategies:
         try:
-            check_fits(
-                choice.strategy(config.fleet.medians, labels_of(config.fleet)), config.fleet.workers, config.batch_size
-            )
+            sizes_for(_strategy(config, choice), config.fleet.workers, config.batch_size)
         except ConfigError as error:
             named = str(error).startswith("strategy")
             raise ConfigError(str(error) if named else f"strategy {choice.short!r}: {error}") from None
@@ -108,7 +107,7 @@ def prepared(config: Config, choice: StrategyChoice, seed: int, lr: float | None
     task = make_task(config.task, seed)
     spec = RunSpec.of(
         task,
-        strategy=choice.strategy(config.fleet.medians, labels_of(config.fleet)),
+        strategy=_strategy(config, choice),
         fleet=config.fleet,
         optimizer=make_optimizer(config.optimizer, lr),
         scheduler=make_scheduler(config.scheduler) if config.scheduler else None,
@@ -121,6 +120,11 @@ def prepared(config: Config, choice: StrategyChoice, seed: int, lr: float | None
         seed=seed,
     )
     return task, spec
+
+
+def _strategy(config: Config, choice: StrategyChoice) -> Strategy:
+    """The strategy that was chosen, fitted to the fleet."""
+    return choice.strategy(medians_at(config.fleet, config.batch_size) or (), labels_of(config.fleet))
 
 
 def settled(config: Config, choice: StrategyChoice, seed: int, lr: float | None) -> Config:

@@ -28,6 +28,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import as_table, as_written, build, name_in, named, read_value, refuse_unknown, table_of
 from paceline.data.batches import Resampled, Sampling, Shuffled
 from paceline.data.partition import Dirichlet, Equal, Partition, Pathological
+from paceline.data.sizes import read_sizes
 from paceline.engine.limits import Every, Stop
 from paceline.files import read_text
 from paceline.pruning.rules import FineRule, RandomRule
@@ -83,7 +84,7 @@ class Config:
     tune: Tune | None = None
     every: Every | None = None
     checkpoint: Every | None = None
-    batch_size: int = 32
+    batch_size: int | tuple[int, ...] = 32
     clip_norm: float | None = None
     seeds: tuple[int, ...] = (0,)
     target: float | None = None
@@ -93,7 +94,9 @@ class Config:
         if not self.seeds or not fits or len(set(self.seeds)) < len(self.seeds):
             seeds = as_written(list(self.seeds))
             raise ConfigError(f"seeds={seeds}: give different whole numbers from 0 to 2**63 - 1, such as [0, 1, 2]")
-        if self.batch_size < 1:
+        if isinstance(self.batch_size, tuple):
+            object.__setattr__(self, "batch_size", read_sizes(self.batch_size, self.fleet.workers))
+        elif self.batch_size < 1:
             raise ConfigError(f"batch_size={self.batch_size} is not possible: at least 1 sample")
         if self.target is not None and not 0 < self.target <= 1:
             raise ConfigError(f"target={self.target} is no accuracy: between 0 and 1, such as 0.9")
@@ -191,7 +194,8 @@ def _config(table: dict[str, Any], folder: Path | None) -> Config:
     for key, kinds in (("partition", PARTITIONS), ("sampling", SAMPLINGS)):
         if key in table:
             sections[key] = named(kinds, as_table(table[key], key), "name", key)
-    plain = {"seeds": tuple[int, ...], "batch_size": int, "target": float, "clip_norm": float}
+    sizes = tuple[int, ...] if isinstance(table.get("batch_size"), list) else int
+    plain = {"seeds": tuple[int, ...], "batch_size": sizes, "target": float, "clip_norm": float}
     return Config(**sections, **{key: read_value(kind, table[key], key) for key, kind in plain.items() if key in table})
 
 

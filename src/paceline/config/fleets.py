@@ -17,7 +17,7 @@ from paceline.core.fields import (
     table_of,
 )
 from paceline.core.messages import Joined, Left
-from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, ShiftedExponential
+from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, PerSample, ShiftedExponential
 from paceline.fleets.base import check_number
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.timeouts import SilenceTimeout
@@ -120,8 +120,9 @@ def _workers(table: dict[str, Any], where: str) -> list[tuple[Delay, str]]:
         raise ConfigError(f"{where}.count: {count} workers are not possible: at least 1")
     check_number(count)
     label: str = read_value(str, table.pop("label", ""), f"{where}.label")
+    fixed = read_value(float, table.pop("fixed"), f"{where}.fixed") if "fixed" in table else None
     delay: Delay = named(DELAYS, table, "delay", where)
-    return [(delay, label)] * count
+    return [(delay if fixed is None else PerSample(fixed, delay), label)] * count
 
 
 def _change(value: Any, where: str) -> Left | Joined:
@@ -180,7 +181,7 @@ def _slow(table: dict[str, Any], where: str) -> tuple[int, float | Delay]:
 def _simulated_table(fleet: SimulatedFleet) -> dict[str, Any]:
     workers: list[dict[str, Any]] = []
     for delay, label in zip(fleet.worker_delays, fleet.labels or [""] * fleet.workers, strict=True):
-        described = {"delay": name_in(DELAYS, delay), **table_of(delay), **({"label": label} if label else {})}
+        described = {**_delay_table(delay), **({"label": label} if label else {})}
         if workers and {**described, "count": workers[-1]["count"]} == workers[-1]:
             workers[-1]["count"] += 1
         else:
@@ -195,6 +196,13 @@ def _simulated_table(fleet: SimulatedFleet) -> dict[str, Any]:
         "workers": workers,
         **({"changes": changes} if changes else {}),
     }
+
+
+def _delay_table(delay: Delay) -> dict[str, Any]:
+    """With ``fixed``, the delay is that of one sample."""
+    drawn = delay.each if isinstance(delay, PerSample) else delay
+    fixed = {"fixed": float(delay.fixed)} if isinstance(delay, PerSample) else {}
+    return {"delay": name_in(DELAYS, drawn), **table_of(drawn), **fixed}
 
 
 def _process_table(fleet: ProcessFleet) -> dict[str, Any]:

@@ -12,15 +12,16 @@ MOST_METRICS, LONGEST_NAME = 1000, 100  # of one evaluation of a model
 
 
 def plain_ticket(ticket: Ticket) -> list[Any]:
-    serial, worker, version, (kind, units) = ticket
-    return [serial, worker, version, kind, units]
+    serial, worker, version, (kind, units, samples) = ticket
+    return [serial, worker, version, kind, units, *([samples] if samples else [])]
 
 
 def ticket_from(value: Any) -> Ticket:
-    serial, worker, version, kind, units = value
+    serial, worker, version, kind, units, *samples = value
     if not isinstance(kind, str):
         raise ValueError(f"{kind!r} is no kind of work")
-    return Ticket(whole(serial), whole(worker), whole(version), Work(kind, whole(units)))
+    work = Work(kind, whole(units), *map(whole, samples))  # where all mini-batches have one size, nothing is told of it
+    return Ticket(whole(serial), whole(worker), whole(version), work)
 
 
 def whole(value: Any) -> int:

@@ -22,6 +22,15 @@ def check_coordinator(coordinator: Coordinator) -> None:
     _agree(max(serials, default=-1) < coordinator.issued, "a piece of work was never given out")
     _agree(all(ticket.version <= ledger.round for ticket in tickets), "a piece of work is of a model yet to come")
     _agree(all(ticket.work.units >= 1 for ticket in tickets), "a piece of work is of no units")
+    _agree(all(size >= 1 for size in ledger.sizes.values()), "a mini-batch has no samples")
+    _agree(
+        not ledger.sizes or (ledger.workers <= ledger.sizes.keys() and all(ticket.work.samples for ticket in tickets)),
+        "somebody has no size, and others have",
+    )
+    _agree(
+        bool(ledger.sizes) or not any(ticket.work.samples for ticket in tickets),
+        "a piece of work has a size, and no worker has",
+    )
     _check(ledger, ledger.now)
     _touch(ledger)
     decisions = coordinator.strategy.decide(ledger)
@@ -48,6 +57,7 @@ def _check(ledger: LedgerState, now: float) -> None:
     _agree(all(alarm >= ledger.now for alarm in ledger.alarms), "an alarm did not ring")
     if ledger.speeds is not None:
         _agree(ledger.speeds.window >= 1, "speeds are measured over no pieces of work")
+        _agree(all(size >= 1 for size, _ in ledger.speeds.former.values()), "a mini-batch had no samples")
         _agree(ledger.speeds.timed == at_work, "who is timed does not fit who is at work")
     if ledger.is_split or ledger.groups:
         _check_parts(ledger)

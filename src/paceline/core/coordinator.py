@@ -1,10 +1,11 @@
 """Events in, instructions out: the ledger follows, then the strategy is asked until it answers nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 from paceline.core.codec import whole
-from paceline.core.errors import IllegalDecision
+from paceline.core.errors import ConfigError, IllegalDecision
 from paceline.core.ledger import Ledger
 from paceline.core.messages import (
     Arrived,
@@ -19,6 +20,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Resize,
     Start,
     Step,
     Ticket,
@@ -44,19 +46,39 @@ class Strategy(Protocol):
         return None  # noqa: RET501 - a body, so that a rule need not have one
 
 
-def check_fits(strategy: Strategy, workers: int, batch_size: int | None) -> None:
-    """Let a strategy refuse a fleet or a batch that it does not fit, if it has a ``check``."""
+def check_fits(strategy: Strategy, workers: int, batch_size: int | Sequence[int] | None) -> None:
+    """Let a strategy refuse a fleet, or the batch size of all or of each worker, if it has a ``check``."""
     check: Callable[[int, int | None], None] | None = getattr(strategy, "check", None)
-    if check is not None:
+    if check is None:
+        return
+    if not isinstance(batch_size, Sequence):
         check(workers, batch_size)
+        return
+    check(workers, None)
+    for worker, size in enumerate(batch_size):
+        try:
+            check(workers, size)
+        except ConfigError as error:
+            raise ConfigError(f"worker {worker}: {error}") from None
+
+
+@lru_cache(maxsize=4096)
+def _sized(work: Work, samples: int) -> Work:
+    return work._replace(samples=samples)
 
 
 class Coordinator:
-    """Keeps one ledger, asks one strategy, and gives out the tickets."""
+    """Keeps one ledger, asks one strategy, and gives out the tickets.
 
-    def __init__(self, strategy: Strategy) -> None:
+    ``sizes`` are the samples of each worker's mini-batches, where they have sizes of their own.
+    """
+
+    def __init__(self, strategy: Strategy, sizes: Mapping[int, int] | None = None) -> None:
         self.strategy = strategy
         self.ledger = LedgerState()
+        if sizes:
+            self.ledger.resize(sizes)
+        self._sizes = self.ledger.sizes
         self.issued = 0  # tickets
         self._whole = (self.ledger,)
         self._paths: dict[int, _Path] = {}
@@ -115,10 +137,12 @@ class Coordinator:
 
     def state(self) -> dict[str, Any]:
         """Everything that the next decisions depend on, as plain values. Between two events only."""
-        return {"issued": self.issued, "ledger": self.ledger.state()}
+        sizes = [[worker, size] for worker, size in self._sizes.items()]
+        return {"issued": self.issued, "ledger": self.ledger.state(), **({"sizes": sizes} if sizes else {})}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.issued = whole(state["issued"])
+        self.ledger.resize({whole(worker): whole(size) for worker, size in state.get("sizes", ())})
         self.ledger.restore(state["ledger"])
         self._regrouping = [ledger for ledger in self.ledger.walk() if ledger.moving]
 
@@ -151,11 +175,17 @@ class Coordinator:
                     ledger.recall(ticket)
                 instructions.append(inner)
             else:
-                assert isinstance(inner, Remember | WakeAt | Regroup)  # all else was refused
+                assert isinstance(inner, Remember | WakeAt | Regroup | Resize)  # all else was refused
                 self._note(decision, inner, instructions)
 
-    def _note(self, decision: Decision, inner: Remember | WakeAt | Regroup, instructions: list[Instruction]) -> None:
+    def _note(
+        self, decision: Decision, inner: Remember | WakeAt | Regroup | Resize, instructions: list[Instruction]
+    ) -> None:
         """Carry out a decision that is about no ticket."""
+        if isinstance(inner, Resize):
+            self.ledger.resize(inner.sizes)
+            instructions.append(inner)
+            return
         path = _touch_within(self.ledger, decision)
         if isinstance(inner, Remember | Regroup):
             if isinstance(inner, Remember):
@@ -170,6 +200,8 @@ class Coordinator:
             ledger.set_alarm(inner.at)
 
     def _start(self, worker: int, work: Work) -> Start:
+        if self._sizes:
+            work = _sized(work, self._sizes[worker])
         # half of the time of Ticket(...)
         ticket = tuple.__new__(Ticket, (self.issued, worker, self.ledger.round, work))
         self.issued += 1

@@ -73,6 +73,13 @@ class Ledger(Protocol):
         """What the strategy asked to remember."""
 
     @property
+    def sizes(self) -> Mapping[int, int]:
+        """Worker -> the samples of its mini-batches, where workers have sizes of their own; in a part as in the whole.
+
+        They are those of ``train(batch_size=[...])``, or of the last ``Resize``.
+        """
+
+    @property
     def groups(self) -> Groups:
         """The workers of each part, if the ledger is split."""
 
@@ -80,8 +87,17 @@ class Ledger(Protocol):
     def seconds(self) -> Mapping[int, float]:
         """Worker -> the median duration of its last ``window`` pieces of work, of those who did so many.
 
+        Pieces of another size than the worker has now do not count.
+
         Empty unless the ledger was split with a ``window``, and as many pieces as there are workers came in since the
         strategy was shown it last.
+        """
+
+    @property
+    def former_seconds(self) -> Mapping[int, tuple[int, float]]:
+        """Worker -> another size of its mini-batches, and the median of what they took: measured as ``seconds`` are.
+
+        Of several sizes before the present one, one that differs the most from it.
         """
 
     def split(self, groups: Groups, *, window: int = 0) -> Sequence[tuple[int, "Ledger"]]:

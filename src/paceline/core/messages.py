@@ -1,8 +1,8 @@
 """What can happen, what a strategy can want, and what is then carried out: plain frozen data.
 
 Events come from a fleet, decisions from a strategy, instructions from the coordinator. ``Step``, ``Drop``, ``Recall``,
-``WakeAt``, ``Remember`` and ``Regroup`` are decisions that become instructions as they are; the last two may be
-``Within`` a part.
+``WakeAt``, ``Remember``, ``Regroup`` and ``Resize`` are decisions that become instructions as they are; ``Remember``
+and ``Regroup`` may be ``Within`` a part.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,10 +15,15 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 class Work(NamedTuple):
-    """What a worker is asked to do: a kind, and how many units of it (blocks of a mini-batch, or local steps)."""
+    """What a worker is asked to do: a kind, and how many units of it (blocks of a mini-batch, or local steps).
+
+    ``samples`` are those of each mini-batch, where workers have sizes of their own; 0 where all have the run's. The
+    coordinator fills it in.
+    """
 
     kind: str
     units: int
+    samples: int = 0
 
     @property
     def mini_batches(self) -> int:
@@ -117,8 +122,23 @@ fraction = lru_cache(maxsize=4096)(Fraction)
 
 
 def mean(tickets: Collection[Ticket]) -> dict[Ticket, Fraction]:
-    """The weights of a ``Step`` on the mean: the same for each, one in all, however many take part."""
-    return dict.fromkeys(tickets, fraction(1, len(tickets)))
+    r"""The weights of a ``Step`` on the mean over samples: one in all, however many take part.
+
+    Mini-batches of one size have the same weight; where workers have sizes $b_i$ of their own it is $b_i / \sum b$.
+    """
+    total = samples_of(tickets)
+    if total == len(tickets):
+        return dict.fromkeys(tickets, fraction(1, total))
+    return {ticket: fraction(ticket.work.samples, total) for ticket in tickets}
+
+
+def samples_of(tickets: Collection[Ticket]) -> int:
+    """What tickets count together in a mean: the samples of a mini-batch of each; one each where all have one size."""
+    for ticket in tickets:
+        if not ticket.work.samples:
+            return len(tickets)
+        break
+    return sum([ticket.work.samples for ticket in tickets])
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +183,17 @@ class Regroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Resize:
+    """Give workers mini-batches of these sizes from their next piece of work on, and say ``why``: the record keeps it.
+
+    ``sizes`` has every worker that is here. Made outside of parts, and first before any work is given out.
+    """
+
+    sizes: Mapping[int, int]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Within:
     """A decision about one part of a split ledger."""
 
@@ -170,7 +201,7 @@ class Within:
     decision: "Decision"
 
 
-Decision = Assign | Step | Drop | Recall | WakeAt | Remember | Regroup | Within
+Decision = Assign | Step | Drop | Recall | WakeAt | Remember | Regroup | Resize | Within
 
 
 # Instructions: what the coordinator made of the decisions, for the fleet and the server to carry out.
@@ -188,4 +219,4 @@ class Halt:
     ticket: Ticket
 
 
-Instruction = Start | Halt | Step | Drop | Recall | WakeAt | Remember | Regroup | Within
+Instruction = Start | Halt | Step | Drop | Recall | WakeAt | Remember | Regroup | Resize | Within

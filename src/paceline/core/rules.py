@@ -16,6 +16,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Resize,
     Step,
     Ticket,
     WakeAt,
@@ -85,7 +86,7 @@ def check_decisions(ledger: LedgerState, decisions: Sequence[Decision]) -> None:
         check.check(ledger, decision)
 
 
-_NOT_ABOUT_ONE_PART = (WakeAt, Remember, Regroup)
+_NOT_ABOUT_ONE_PART = (WakeAt, Remember, Regroup, Resize)
 
 
 class DecisionCheck:
@@ -95,10 +96,11 @@ class DecisionCheck:
 
     def __init__(self) -> None:
         # workers that were assigned, tickets that were ended (halted, dropped or settled), and what else was decided
-        self._done: set[int | Ticket | tuple[object, ...]] = set()
+        self._done: set[int | str | Ticket | tuple[object, ...]] = set()
 
     def check(self, ledger: LedgerState, decision: Decision) -> None:
         """Raise ``IllegalDecision`` unless the decision is allowed after those checked before it."""
+        whole = ledger
         while type(decision) is Within:
             parts = ledger.parts()
             if not 0 <= decision.part < len(parts):
@@ -130,6 +132,10 @@ class DecisionCheck:
             self._done.add(asked)
         elif type(decision) is Regroup:
             self._check_regroup(ledger, decision)
+        elif type(decision) is Resize:
+            if ledger is not whole:
+                raise IllegalDecision("cannot resize within a part: sizes are those of all workers")
+            self._check_resize(ledger, decision)
         elif type(decision) is not Remember:
             raise IllegalDecision(f"not a decision: {decision!r}")
 
@@ -143,6 +149,10 @@ class DecisionCheck:
             raise IllegalDecision(f"cannot assign worker {worker}: it still runs {running}")
         if decision.work.units < 1:
             raise IllegalDecision(f"cannot assign worker {worker} {decision.work.units} units: at least 1")
+        if decision.work.samples:
+            raise IllegalDecision(f"cannot assign worker {worker} {decision.work.samples} samples: decide a Resize")
+        if ledger.sizes and worker not in ledger.sizes and "resized" not in self._done:
+            raise IllegalDecision(f"cannot assign worker {worker}: it has no size, and others have; decide a Resize")
         self._done.add(worker)
 
     def _check_step(self, ledger: LedgerState, decision: Step) -> None:
@@ -177,6 +187,21 @@ class DecisionCheck:
         if ("regrouped", id(ledger)) in self._done:
             raise IllegalDecision(f"cannot regroup by {groups}: it was just regrouped by an earlier decision")
         self._done.add(("regrouped", id(ledger)))
+
+    def _check_resize(self, ledger: LedgerState, decision: Resize) -> None:
+        sizes = decision.sizes
+        if sizes.keys() != ledger.workers:
+            odd = min(sizes.keys() ^ ledger.workers)
+            what = "has no size, and is here" if odd in ledger.workers else "has a size, and is not here"
+            raise IllegalDecision(f"cannot resize: worker {odd} {what}")
+        for worker, size in sizes.items():
+            if type(size) is not int or size < 1:
+                raise IllegalDecision(f"cannot resize: worker {worker} cannot have {size!r} samples, but at least 1")
+        if not ledger.sizes and (ledger.running or ledger.handed_in or ledger.kept):
+            raise IllegalDecision("cannot resize: work was given out before, of the same size for all")
+        if "resized" in self._done:
+            raise IllegalDecision("cannot resize: it was just resized by an earlier decision")
+        self._done.add("resized")
 
     def _check_held(self, ledger: LedgerState, ticket: Ticket, action: str) -> None:
         if ticket in self._done:

@@ -27,12 +27,13 @@ class LedgerState:
 
     __slots__ = (
         "_alarms", "_behind", "_current", "_fresh", "_handed_in", "_holding", "_idle", "_kept", "_late", "_memory",
-        "_parts", "_recalled", "_running", "_workers", "alarms", "behind", "current", "fresh", "groups", "handed_in",
-        "holding", "idle", "is_split", "kept", "late", "memory", "moving", "now", "part_of", "recalled", "round",
-        "running", "speeds", "touched", "updated_at", "workers",
+        "_parts", "_recalled", "_running", "_sizes", "_workers", "alarms", "behind", "current", "fresh", "groups",
+        "handed_in", "holding", "idle", "is_split", "kept", "late", "memory", "moving", "now", "part_of", "recalled",
+        "round", "running", "sizes", "speeds", "touched", "updated_at", "workers",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: dict[int, int] | None = None) -> None:
+        self._sizes: dict[int, int] = {} if sizes is None else sizes  # one for the whole and all its parts
         self._workers: dict[int, None] = {}
         self._idle: dict[int, None] = {}
         self._running: dict[int, Ticket] = {}
@@ -60,6 +61,7 @@ class LedgerState:
         self.holding: Mapping[int, int] = MappingProxyType(self._holding)
         self.alarms: Set[float] = self._alarms.keys()
         self.memory: Mapping[str, float] = MappingProxyType(self._memory)
+        self.sizes: Mapping[int, int] = MappingProxyType(self._sizes)
         self.round = 0
         self.now = 0.0
         self.updated_at = 0.0
@@ -164,6 +166,17 @@ class LedgerState:
     def remember(self, name: str, value: float) -> None:
         self._memory[name] = value
 
+    def resize(self, sizes: Mapping[int, int]) -> None:
+        """Give workers other sizes. What was measured of those whose size changes is forgotten, in all parts."""
+        before = dict(self._sizes)
+        self._sizes.clear()
+        self._sizes.update(sizes)
+        for ledger in self.walk():
+            if ledger.speeds is not None:
+                for worker in {**before, **sizes}:
+                    if before.get(worker) != sizes.get(worker):
+                        ledger.speeds.resize(worker, before.get(worker, 0), sizes.get(worker, 0))
+
     def set_alarm(self, at: float) -> None:
         self._alarms[at] = None
 
@@ -199,6 +212,10 @@ class LedgerState:
         speeds = self.speeds
         return speeds.seconds() if speeds is not None and speeds.news >= len(self._workers) else {}
 
+    @property
+    def former_seconds(self) -> Mapping[int, tuple[int, float]]:
+        return {} if self.speeds is None else self.speeds.former
+
     def parts(self) -> tuple["LedgerState", ...]:
         return self._parts
 
@@ -222,7 +239,8 @@ class LedgerState:
             yield from part.walk()
 
     def _new_parts(self, count: int) -> tuple["LedgerState", ...]:
-        return tuple(LedgerState() if self.speeds is None else _TimedPart(self.speeds) for _ in range(count))
+        sizes, speeds = self._sizes, self.speeds
+        return tuple(LedgerState(sizes) if speeds is None else _TimedPart(sizes, speeds) for _ in range(count))
 
     def _make_parts(self, groups: Groups, window: int) -> None:
         if self._parts:
@@ -230,7 +248,7 @@ class LedgerState:
         if self._running or self._fresh or self._late or self._kept:
             raise IllegalDecision(f"cannot split into {len(groups)} groups: split once, before any work is given out")
         self.groups = groups
-        self.speeds = Speeds(window) if window else None
+        self.speeds = Speeds(window, self._sizes) if window else None
         self._parts = self._new_parts(len(groups))
         self.is_split = bool(self._parts)
         self.part_of = {worker: number for number, group in enumerate(groups) for worker in group}
@@ -328,7 +346,7 @@ class LedgerState:
         self.part_of = {worker: number for number, group in enumerate(self.groups) for worker in group}
         for worker, now, then in state.get("moving", ()):
             self.part_of[whole(worker)], self.moving[worker] = whole(now), whole(then)
-        self.speeds = Speeds.from_state(state["pace"]) if state.get("pace") else None
+        self.speeds = Speeds.from_state(state["pace"], self._sizes) if state.get("pace") else None
         self._parts = self._new_parts(len(self.groups))
         self.is_split = bool(self._parts)
         for part, each in zip(self._parts, state["parts"], strict=True):
@@ -340,8 +358,8 @@ class _TimedPart(LedgerState):
 
     __slots__ = ("_timing",)
 
-    def __init__(self, timing: Speeds) -> None:
-        super().__init__()
+    def __init__(self, sizes: dict[int, int], timing: Speeds) -> None:
+        super().__init__(sizes)
         self._timing = timing
 
     def start(self, ticket: Ticket) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,10 +33,31 @@ class Partition(Protocol):
 
 @dataclass(frozen=True)
 class Equal:
-    """Random (IID) split into shards whose sizes differ by at most one."""
+    """Random (IID) split into shards whose sizes differ by at most one.
+
+    Where workers have mini-batches of unequal sizes, shards are in proportion to these: all workers come to the end of
+    their shards together.
+    """
 
     def shards(self, samples: Labelled, workers: int, generator: np.random.Generator) -> Sequence[Indices]:
         return _sorted(np.array_split(generator.permutation(len(samples)), workers))
+
+    def in_proportion(
+        self, samples: Labelled, sizes: Sequence[int], generator: np.random.Generator
+    ) -> Sequence[Indices]:
+        """Shards in proportion to these sizes of mini-batches."""
+        ends = np.cumsum(proportional(len(samples), sizes))[:-1]
+        return _sorted(np.split(generator.permutation(len(samples)), ends))
+
+
+def proportional(count: int, sizes: Sequence[int]) -> list[int]:
+    """Whole numbers with the sum ``count``, each less than one away from its share in proportion to the sizes.
+
+    As long as ``count`` is no smaller than all sizes together, none is smaller than its size.
+    """
+    total = sum(sizes)
+    ends = [count * end // total for end in accumulate(sizes, initial=0)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 @dataclass(frozen=True)
@@ -99,18 +121,27 @@ class Dirichlet:
 
 
 def deal(
-    partition: Partition, samples: Labelled, workers: int, batch_size: int, generator: np.random.Generator
+    partition: Partition,
+    samples: Labelled,
+    workers: int,
+    batch_size: int | Sequence[int],
+    generator: np.random.Generator,
 ) -> Sequence[Indices]:
     """The shards of a partition, after checking that every worker can fill one mini-batch."""
-    if batch_size < 1:
+    sizes = [batch_size] * workers if isinstance(batch_size, int) else [*batch_size]
+    largest = max(sizes)
+    if min(sizes) < 1:
         raise ConfigError(f"batch_size={batch_size} is not possible: at least 1")
-    if len(samples) < batch_size:
-        raise ConfigError(f"the data set has {len(samples)} samples, fewer than one batch of {batch_size}")
-    shards = partition.shards(samples, workers, generator)
+    if len(samples) < largest:
+        raise ConfigError(f"the data set has {len(samples)} samples, fewer than one batch of {largest}")
+    if isinstance(partition, Equal) and min(sizes) < largest:
+        shards = partition.in_proportion(samples, sizes, generator)
+    else:
+        shards = partition.shards(samples, workers, generator)
     _check_dealt(partition, shards, len(samples), workers)
-    smallest = min(range(workers), key=lambda worker: len(shards[worker]))
-    if (size := len(shards[smallest])) < batch_size:
-        what = "empty" if size == 0 else f"with {size} samples, fewer than one batch of {batch_size}"
+    smallest = min(range(workers), key=lambda worker: len(shards[worker]) / sizes[worker])
+    if (own := len(shards[smallest])) < sizes[smallest]:
+        what = "empty" if own == 0 else f"with {own} samples, fewer than one batch of {sizes[smallest]}"
         raise ConfigError(
             f"{partition} leaves worker {smallest} {what}: "
             f"use fewer workers than {workers}, a smaller batch, or a more even partition"

@@ -1,17 +1,20 @@
 """What ``train``, ``simulate``, ``profile`` and ``replay`` are given: of the right kind, or refused in one line."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.core.coordinator import Strategy
+from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_kind, shown
+from paceline.data.sizes import BatchSizes, read_sizes
 from paceline.engine.limits import Every, Stop
-from paceline.fleets.base import Fleet, labels_of
+from paceline.fleets.base import Fleet, labels_of, medians_at
 from paceline.randomness import LARGEST_SEED
 from paceline.storage.run_directory import RunDirectory
+from paceline.strategies.aggregation import EnsembleModels
 from paceline.strategies.names import parse_strategy
+from paceline.strategies.unequal_batches import UnequalBatches, check_total, sizes_by_speed
 
 SOME_FLEET = "SimulatedFleet(Constant(1.0), workers={0}) or ProcessFleet({0})"
 EXAMPLES = {
@@ -58,14 +61,44 @@ def whole(name: str, value: Any) -> int:
     return number
 
 
-def strategy_for(strategy: Strategy | str, fleet: Fleet) -> Strategy:
+def batch_size_of(value: Any, workers: int) -> int | tuple[int, ...]:
+    """The batch size of all workers, or a tuple with that of each where they differ: for ``BatchSizes``."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        return whole("batch_size", value)
+    return read_sizes(value, workers)
+
+
+def sizes_for(strategy: Strategy, workers: int, batch_size: int | Sequence[int]) -> BatchSizes:
+    """The sizes of a run's mini-batches; raises ``ConfigError`` if the strategy cannot have them."""
+    check_fits(strategy, workers, batch_size)
+    check_total(strategy, workers, batch_size)
+    if isinstance(batch_size, Sequence) and isinstance(getattr(strategy, "aggregation", None), EnsembleModels):
+        raise ConfigError(
+            f"{type(strategy).__name__} cannot have batch_size={shown(list(batch_size))}: the models of an ensemble "
+            "count alike; give one size for all workers"
+        )
+    return BatchSizes.of(batch_size, workers, vary=isinstance(strategy, UnequalBatches))
+
+
+def simulated_sizes(strategy: Strategy, workers: int, batch_size: int | Sequence[int] | None) -> BatchSizes | None:
+    """The same where there is no model: without a batch size, that of ``UnequalBatches`` if there is one."""
+    if batch_size is not None:
+        return sizes_for(strategy, workers, batch_size_of(batch_size, workers))
+    check_fits(strategy, workers, None)
+    check_total(strategy, workers, None)
+    if not isinstance(strategy, UnequalBatches):
+        return None
+    return BatchSizes(sizes_by_speed([1.0] * workers, strategy.total, strategy.blocks), vary=True)
+
+
+def strategy_for(strategy: Strategy | str, fleet: Fleet, batch_size: int | Sequence[int] | None = None) -> Strategy:
     """The strategy; or what its name on the command line stands for, on this fleet, as in ``"lgc:quorum=5,blocks=4"``.
 
     Groups that the text does not name are formed by the speeds, or the labels, of the fleet's workers.
     """
     check_arguments(fleet=fleet)
     if isinstance(strategy, str):
-        speeds = getattr(fleet, "medians", None)
+        speeds = medians_at(fleet, batch_size)
         choice = parse_strategy(strategy)
         if speeds is None and choice.named.kind.__name__ == "Grouped" and "groups" not in choice.options:
             raise ConfigError(f"{type(fleet).__name__} does not know how fast its workers are: name the groups")

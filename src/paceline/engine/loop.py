@@ -22,6 +22,7 @@ from paceline.core.messages import (
     Left,
     Rang,
     Recall,
+    Resize,
     Start,
     Step,
     Ticket,
@@ -49,6 +50,9 @@ class NoLearner:
         pass
 
     def drop(self, ticket: Ticket) -> None:
+        pass
+
+    def resize(self, sizes: Mapping[int, int]) -> None:
         pass
 
     def step(self, step: Step) -> list[Ticket]:
@@ -101,7 +105,7 @@ class Loop:
 
     Events at exactly ``seconds`` still count; ``out_of_time`` tells whether later ones were left. In a pause the state
     of the loop can be kept in a checkpoint: what the coordinator knows, what is still to be carried out, and what came
-    too late.
+    too late. ``sizes`` are the samples of each worker's mini-batches, where they have sizes of their own.
 
     In real time it comes to an end also while it waits, in the middle of a round: at ``seconds``, and soon after
     ``asked_to_end()`` is true. What workers are at then is given out again when the run is resumed.
@@ -114,8 +118,10 @@ class Loop:
         learner: "Learner | NoLearner",
         trace: TraceWriter,
         seconds: float | None = None,
+        *,
+        sizes: Mapping[int, int] | None = None,
     ) -> None:
-        self.coordinator = Coordinator(strategy)
+        self.coordinator = Coordinator(strategy, sizes)
         self.version = 0
         self.out_of_time = False
         self.asked_to_end: Callable[[], bool] = bool  # false
@@ -159,6 +165,8 @@ class Loop:
                     learner.drop(instruction.ticket)
                 elif isinstance(instruction, WakeAt):
                     workers.wake_at(instruction.at)
+                elif isinstance(instruction, Resize):
+                    learner.resize(instruction.sizes)
             events = self._too_late or workers.wait()
             if not events:
                 if self._has_ended_waiting():

@@ -5,7 +5,7 @@ the sampler, gradients computed anew. So a replay shows that the result follows 
 else: the weights must be the same, bit for bit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -55,7 +55,7 @@ def replay(
     strategy: Strategy | str,
     fleet: Fleet,
     optimizer: MakeOptimizer,
-    batch_size: int = 32,
+    batch_size: int | Sequence[int] = 32,
     partition: Partition = Equal(),
     sampling: Sampling = Shuffled(),
     scheduler: MakeScheduler | None = None,

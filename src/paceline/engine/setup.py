@@ -1,13 +1,15 @@
 """What a run is made of, from its spec: shards, batches, workers and the server; all of it ends with the run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
+from paceline.core.fields import shown
 from paceline.core.stateful import Stateful, check_stateful
-from paceline.data.batches import Batches
-from paceline.data.partition import deal
+from paceline.data.batches import Batches, OfUnequalSizes
+from paceline.data.partition import Indices, deal
+from paceline.data.sizes import BatchSizes
 from paceline.engine.build import launch
 from paceline.engine.loop import seldom_collecting
 from paceline.engine.spec import RunSpec
@@ -57,16 +59,22 @@ class Setup:
 @contextmanager
 def set_up(task: Task, spec: RunSpec) -> Iterator[Setup]:
     """Start the workers of a run, and end them with it. Random numbers and threads are the run's own meanwhile."""
-    size, seed = spec.batch_size, spec.seed
+    size, sizes, seed = spec.batch_size, spec.sizes, spec.seed
     with own_generators(seed):  # data sets may draw random numbers when they are looked at
         shards = deal(spec.partition, task.training_samples(), spec.fleet.workers, size, stream(seed, "partition"))
     with _environment(spec.fleet, seed):
-        workload = workload_of(task, shards, size)
-        batches = spec.sampling.open(shards, size, seed)
+        if sizes.vary and sum(sizes.each) > len(task.training_samples()):
+            raise ConfigError(
+                f"the data set has {len(task.training_samples())} samples, fewer than the {sum(sizes.each)} of one "
+                "update: give a smaller total"
+            )
+        workload = workload_of(task, shards, sizes.largest, sizes)
+        batches = _batches(spec, shards, sizes)
         _check_losses(workload, batches)
         workers, server = launch(spec.strategy, spec.fleet, workload, spec.recipe, batches=batches, seed=seed)
+        epoch_samples = sum(len(shard) // size * size for shard, size in zip(shards, sizes.each, strict=True))
         try:
-            yield Setup(workload, batches, workers, server, sum(len(shard) // size * size for shard in shards))
+            yield Setup(workload, batches, workers, server, epoch_samples)
         finally:
             workers.close()
 
@@ -81,6 +89,18 @@ def _check_losses(workload: Workload, batches: Batches) -> None:
             f"FinePruning chooses samples by their losses, and {workload.loss.why_whole}: let it return one for each, "
             "or use RandomPruning"
         )
+
+
+def _batches(spec: RunSpec, shards: Sequence[Indices], sizes: BatchSizes) -> Batches:
+    batches = spec.sampling.open(shards, sizes.each[0], spec.seed)
+    if sizes.unequal is not None:
+        if not isinstance(batches, OfUnequalSizes):
+            raise ConfigError(
+                f"{spec.sampling} draws mini-batches of one size, not of {shown(list(sizes.each))}: use "
+                "sampling=Shuffled() or Resampled(), or one batch_size"
+            )
+        batches.begin_with(sizes.each)
+    return batches
 
 
 @contextmanager

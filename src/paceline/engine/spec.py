@@ -1,13 +1,15 @@
 """One value for a run: everything that its result depends on, besides the task and the code."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.core.coordinator import Strategy, check_fits
+from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.data.batches import Sampling, Shuffled
 from paceline.data.partition import Equal, Partition
-from paceline.engine.arguments import check_arguments, strategy_for, whole
+from paceline.data.sizes import BatchSizes
+from paceline.engine.arguments import batch_size_of, check_arguments, sizes_for, strategy_for, whole
 from paceline.engine.limits import Every, Stop
 from paceline.fleets.base import Fleet
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, Recipe
@@ -31,7 +33,7 @@ class RunSpec:
     optimizer: MakeOptimizer = field(metadata=CODE)
     scheduler: MakeScheduler | None = field(default=None, metadata=CODE)
     clip_norm: float | None = None
-    batch_size: int = 32
+    batch_size: int | tuple[int, ...] = 32
     partition: Partition = field(default_factory=Equal)
     sampling: Sampling = field(default_factory=Shuffled)
     every: Every | None = None
@@ -40,7 +42,7 @@ class RunSpec:
     @classmethod
     def of(
         cls, task: Task, *, strategy: Strategy | str, fleet: Fleet, optimizer: MakeOptimizer, stop: Stop | None = None,
-        batch_size: int = 32, partition: Partition = Equal(), sampling: Sampling = Shuffled(),
+        batch_size: int | Sequence[int] = 32, partition: Partition = Equal(), sampling: Sampling = Shuffled(),
         scheduler: MakeScheduler | None = None, clip_norm: float | None = None, every: Every | None = None,
         seed: int = 0,
     ) -> "RunSpec":  # fmt: skip
@@ -49,7 +51,9 @@ class RunSpec:
             task=task, scheduler=scheduler, clip_norm=clip_norm, stop=stop, every=every, partition=partition,
             sampling=sampling,
         )  # fmt: skip
-        rule, size = strategy_for(strategy, fleet), whole("batch_size", batch_size)
+        check_arguments(fleet=fleet)
+        size = batch_size_of(batch_size, fleet.workers)
+        rule = strategy_for(strategy, fleet, size)
         spec = cls(
             strategy=rule,
             fleet=fleet,
@@ -65,8 +69,17 @@ class RunSpec:
             seed=whole("seed", seed),
         )
         _ = spec.recipe
-        check_fits(rule, fleet.workers, size)
+        if spec.sizes.vary and not isinstance(partition, Equal):
+            raise ConfigError(
+                f"{type(rule).__name__} deals the samples anew when sizes change, which {partition} does not allow: "
+                "use partition=Equal(), or give batch_size=[...] and Synchronous()"
+            )
         return spec
+
+    @property
+    def sizes(self) -> BatchSizes:
+        """How many samples the mini-batches of each worker have."""
+        return sizes_for(self.strategy, self.fleet.workers, self.batch_size)
 
     @property
     def recipe(self) -> Recipe:

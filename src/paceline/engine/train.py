@@ -3,6 +3,7 @@
 import logging
 import math
 import signal
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,11 @@ from pathlib import Path
 from paceline.callbacks.base import Callback
 from paceline.callbacks.progress import Progress
 from paceline.callbacks.tensorboard import TensorBoard
-from paceline.core.coordinator import Strategy, check_fits
+from paceline.core.coordinator import Strategy
 from paceline.core.errors import CannotWrite, ConfigError
 from paceline.data.batches import Sampling, Shuffled
 from paceline.data.partition import Equal, Partition
-from paceline.engine.arguments import check_arguments, strategy_for, whole
+from paceline.engine.arguments import check_arguments, simulated_sizes, strategy_for, whole
 from paceline.engine.build import warn_of_settings_without_effect
 from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.evaluation import Evaluator
@@ -69,7 +70,7 @@ def train(
     fleet: Fleet,
     optimizer: MakeOptimizer,
     stop: Stop | None = None,
-    batch_size: int = 32,
+    batch_size: int | Sequence[int] = 32,
     partition: Partition = Equal(),
     sampling: Sampling = Shuffled(),
     scheduler: MakeScheduler | None = None,
@@ -90,7 +91,7 @@ def train(
                  train models of their own, each has one, which steps at each of its mini-batches
     scheduler    from that optimizer to any torch LR scheduler, stepped as often
     clip_norm    the largest norm of the gradient that it steps along
-    batch_size   samples of one worker's mini-batch
+    batch_size   samples of one worker's mini-batch, or a list with a size for each worker
     partition    how the samples are dealt out to the workers, and ``sampling`` how each goes through its own
     every        when the model is evaluated; by default often at first, then whenever the updates grew by 5 %
     seed         of every random choice: the same seed on the same machine gives the same bits
@@ -130,12 +131,12 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
         stack.callback(writer.release)
         if isinstance(setup.workers, SimulatedWorkers | ReplayedWorkers):
             setup.workers.announce = writer.note
-        loop = Loop(spec.strategy, setup.workers, setup.server, writer, spec.stop.seconds)
+        loop = Loop(spec.strategy, setup.workers, setup.server, writer, spec.stop.seconds, sizes=spec.sizes.unequal)
         label = type(spec.strategy).__name__
         progress = stack.enter_context(Progress(label, spec.stop, loop.coordinator.ledger, output.progress))
         callbacks: list[Callback] = [progress] if opened is None else [opened.metrics, progress]
         own = task.with_function(setup.workload.loss.whole)
-        evaluator = Evaluator(own, setup.server, spec.every, callbacks, spec.batch_size)
+        evaluator = Evaluator(own, setup.server, spec.every, callbacks, max(spec.sizes.each))
         checkpoints = None
         if opened is not None and stateful:
             stateful |= {"loop": loop, "judge": evaluator, "random": Generators(device_of(setup.server.model))}
@@ -213,23 +214,28 @@ def _raise_what_ended(ended: Ended, run: Run, opened: RunDirectory | None) -> No
 
 
 def simulate(
-    strategy: Strategy | str, fleet: SimulatedFleet, stop: Stop, *, seed: int = 0, trace: Path | str | None = None
-) -> Trace:
-    """Run a strategy without a model, where only time and order matter; return the trace."""
+    strategy: Strategy | str, fleet: SimulatedFleet, stop: Stop, *, batch_size: int | Sequence[int] | None = None,
+    seed: int = 0, trace: Path | str | None = None,
+) -> Trace:  # fmt: skip
+    """Run a strategy without a model, where only time and order matter; return the trace.
+
+    ``batch_size`` is needed for ``PerSample`` delays, and where workers have sizes of their own.
+    """
     if not isinstance(stop, Stop):
         check_arguments(stop=stop or 0)
-    strategy, seed = strategy_for(strategy, fleet), whole("seed", seed)
+    strategy, seed = strategy_for(strategy, fleet, batch_size), whole("seed", seed)
     if not isinstance(fleet, SimulatedFleet):
         raise ConfigError(f"only a SimulatedFleet works without a model, not {type(fleet).__name__}")
-    check_fits(strategy, fleet.workers, None)
+    sizes = simulated_sizes(strategy, fleet.workers, batch_size)
     if stop.updates is None and stop.seconds is None:
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
     warn_of_settings_without_effect(strategy, fleet)
-    workers = fleet.open(seed)
+    workers = fleet.open(seed, sizes=sizes)
     writer = TraceWriter(Path(trace).resolve() if trace else None, workers.about)
     workers.announce = writer.note
+    unequal = None if sizes is None else sizes.unequal
     with seldom_collecting():
-        for update in Loop(strategy, workers, NoLearner(), writer, stop.seconds):
+        for update in Loop(strategy, workers, NoLearner(), writer, stop.seconds, sizes=unequal):
             if update.version + 1 == stop.updates:
                 break
     return writer.close()

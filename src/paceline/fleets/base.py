@@ -7,6 +7,7 @@ from paceline.core.codec import MOST_WORKERS
 from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
 from paceline.core.messages import Event, Ticket
+from paceline.data.sizes import BatchSizes
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
@@ -106,6 +107,23 @@ def labels_of(fleet: object) -> Sequence[str]:
     """One label for each worker, all of its own together; nothing if the fleet has none."""
     labels = fleet.labels if isinstance(fleet, Labelled) else ()
     return [", ".join(own) for own in zip(*labels.values(), strict=True)] if isinstance(labels, Mapping) else labels
+
+
+@runtime_checkable
+class Sized(Protocol):
+    """A fleet whose workers' durations depend on the sizes of their mini-batches."""
+
+    def sized(self, sizes: BatchSizes) -> "Fleet":
+        """The same workers with the durations of mini-batches of these sizes."""
+        ...
+
+
+def medians_at(fleet: Fleet, batch_size: int | Sequence[int] | None) -> tuple[float, ...] | None:
+    """What a mini-batch of its size typically takes each worker; None where the fleet does not know."""
+    if batch_size is not None and isinstance(fleet, Sized):
+        fleet = fleet.sized(BatchSizes.of(batch_size, fleet.workers))
+    found: tuple[float, ...] | None = getattr(fleet, "medians", None)
+    return found
 
 
 def check_number(workers: int) -> None:

@@ -8,7 +8,7 @@ from paceline.core.codec import plain_ticket, ticket_from, whole
 from paceline.core.errors import ConfigError, Diverged
 from paceline.core.messages import Joined, Left, Step, Ticket
 from paceline.core.stateful import State
-from paceline.data.batches import Batches, ObservesLosses, ObservesMembership
+from paceline.data.batches import Batches, ObservesLosses, ObservesMembership, Resizable
 from paceline.learning.contributions import Contributions, Evaluated, pack_tickets, unpack_tickets
 from paceline.learning.optimizers import check_as_made
 
@@ -49,6 +49,10 @@ class Learner(Protocol):
 
     def step(self, step: Step, /) -> Sequence[Ticket]:
         """Update the model. Returns the contributions that were left out because they are not finite."""
+        ...
+
+    def resize(self, sizes: Mapping[int, int], /) -> None:
+        """From now on workers have mini-batches of these sizes."""
         ...
 
     def evaluated(self, loss: float, accuracy: float, /) -> None:
@@ -128,6 +132,14 @@ class Server:
     def attend(self, event: Joined | Left) -> None:
         if isinstance(self._batches, ObservesMembership):
             (self._batches.joined if isinstance(event, Joined) else self._batches.left)(event.worker)
+
+    def resize(self, sizes: Mapping[int, int]) -> None:
+        if not isinstance(self._batches, Resizable):
+            raise ConfigError(
+                f"the strategy changes the sizes of mini-batches, and {type(self._batches).__name__} cannot: use "
+                "sampling=Shuffled() or Resampled()"
+            )
+        self._batches.resize(sizes)
 
     def refuse(self, ticket: Ticket) -> ConfigError:
         """Why work of a ticket's kind cannot be handed in."""

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from paceline.core.errors import ConfigError
 from paceline.data.partition import Indices
 from paceline.data.samples import Samples, to_device
+from paceline.data.sizes import BatchSizes
 from paceline.learning.copies import Function, Search, copied, copies, trained_parameters, warn_of_evaluation
 from paceline.learning.generators import own_generators
 from paceline.learning.loss import Objective
@@ -39,7 +40,7 @@ class Workload:
     state: ModelState
     samples: Samples
     loss: Objective
-    batch_size: int
+    batch_size: int  # the most samples that a mini-batch can have
     unaugmented: Samples  # the same samples as they are, to label them
     shards: Sequence[Indices]  # whose they are
     together: bool = False  # does the loss belong to the model: by parameters of its own, or by referring to it?
@@ -47,6 +48,7 @@ class Workload:
     recipe: Recipe | None = None
     trainers: Sequence["LocalTrainer"] = ()
     aggregation: "Aggregation | None" = None
+    sizes: BatchSizes | None = None  # of each worker's mini-batches; by default all have ``batch_size``
 
     @property
     def hands_in_models(self) -> bool:
@@ -67,7 +69,7 @@ class Workload:
         return model, loss
 
 
-def workload_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Workload:
+def workload_of(task: Task, shards: Sequence[Indices], batch_size: int, sizes: BatchSizes | None = None) -> Workload:
     """A task's workload, on a copy of its model, and of its loss where that belongs to it."""
     _refuse(task.model)
     model, function = copies(task.model, task.function, "loss" if task.step is None else "step")
@@ -85,7 +87,8 @@ def workload_of(task: Task, shards: Sequence[Indices], batch_size: int) -> Workl
     state = state_of(model, function)
     if task.step is not None:
         _try_step(state, objective, samples, batch_size)
-    return Workload(state, samples, objective, batch_size, plain, shards, together=function is not task.function)
+    together = function is not task.function
+    return Workload(state, samples, objective, batch_size, plain, shards, together, sizes=sizes)
 
 
 def state_of(model: nn.Module, loss: Function) -> ModelState:

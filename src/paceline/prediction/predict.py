@@ -1,7 +1,7 @@
 """From a strategy and a fleet to what can be said before a run: speed, staleness, and stable learning rates."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +133,7 @@ def predict(
     strategy: Strategy | str,
     fleet: SimulatedFleet,
     *,
+    batch_size: int | Sequence[int] | None = None,
     task: "Task | None" = None,
     curvature: float | None = None,
     descent: Descent = Descent(),
@@ -146,6 +147,7 @@ def predict(
 
     strategy       who waits for whom; or its name, as in ``"lgc:quorum=5,blocks=4"``
     fleet          the workers; those of a recorded run are ``SimulatedFleet([Empirical.from_trace(trace, 0), ...])``
+    batch_size     of all workers, or a list with one for each: for ``PerSample`` delays, or unequal sizes
     task           its largest curvature, at the initial weights, and the size of its model are looked up
     curvature      the largest of the loss, if it is known; without it, and without a task, learning rates are unknown
     descent        what the optimizer does: momentum, Nesterov's form, dampening, weight decay
@@ -162,7 +164,7 @@ def predict(
     """
     from paceline.engine.arguments import strategy_for
 
-    goal, strategy = Goal(margin, epsilon, condition), strategy_for(strategy, fleet)
+    goal, strategy = Goal(margin, epsilon, condition), strategy_for(strategy, fleet, batch_size)
     if task is not None:
         from paceline.learning.curvature import curvature as find_curvature
         from paceline.learning.model_state import message_bytes as size_of
@@ -171,7 +173,7 @@ def predict(
             message_bytes = size_of(task.model)
         if curvature is None and (found := find_curvature(task).value) > 0:
             curvature = found
-    timing = runtime(strategy, fleet, message_bytes=message_bytes or 0, seed=seed)
+    timing = runtime(strategy, fleet, batch_size=batch_size, message_bytes=message_bytes or 0, seed=seed)
     return conclude(timing, descent, curvature, goal)
 
 

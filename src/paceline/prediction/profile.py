@@ -1,6 +1,6 @@
 """A short time of a fleet's real work, recorded: how fast each worker is, before anything is trained."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ def profile(
     *,
     fleet: Fleet,
     seconds: float = 60.0,
-    batch_size: int = 32,
+    batch_size: int | Sequence[int] = 32,
     partition: Partition = Equal(),
     seed: int = 0,
     directory: Path | str | RunDirectory | None = None,
@@ -69,7 +69,7 @@ def profile(
         writer = TraceWriter(place.trace if place else None, setup.workers.about)
         if isinstance(setup.workers, Announcing):
             setup.workers.announce = writer.note
-        loop = Loop(spec.strategy, setup.workers, setup.server, writer, seconds)
+        loop = Loop(spec.strategy, setup.workers, setup.server, writer, seconds, sizes=spec.sizes.unequal)
         interrupts = stack.enter_context(Interrupts(termination=place is not None))
         problem = _run(loop, interrupts, watch)
         return Profiled(writer.close(), interrupts.requested is not None, problem)

@@ -26,11 +26,12 @@ from paceline.config.tasks import AnyTask, FactoryChoice, read_task
 from paceline.config.toml import parse_tables
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_table, refuse_unknown
+from paceline.engine.arguments import batch_size_of, simulated_sizes
 from paceline.files import check_regular, read_text
-from paceline.fleets.base import labels_of
+from paceline.fleets.base import labels_of, medians_at
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.prediction.predict import Descent, Goal, Prediction, conclude, descent_of, prediction_of
-from paceline.prediction.what_if import Survey, recorded_fleet
+from paceline.prediction.what_if import Survey, recorded_fleet, recorded_sizes, size_doubts
 from paceline.storage.run_directory import check_files
 from paceline.strategies.names import StrategyChoice, parse_strategy
 from paceline.theory.runtime.costs import runtime
@@ -54,7 +55,13 @@ class Source:
     optimizer: Chosen | None = None
     seed: int = 0
     recorded: Survey | None = None
+    batch_size: int | Sequence[int] | None = None  # of all workers, or of each
     untrusted: str | None = None  # the factory of a task that is not made, because its code is not trusted
+
+    @property
+    def medians(self) -> tuple[float, ...]:
+        """What a mini-batch of its size typically takes each worker."""
+        return medians_at(self.fleet, self.batch_size) or ()
 
 
 def read_source(path: Path, strategies: Sequence[str] | None = None, *, trust: bool = False) -> Source:
@@ -86,19 +93,24 @@ def _of_file(path: Path) -> Source:
 
 
 def _of_config(config: Config, source: str) -> Source:
-    return Source(source, _simulated(config.fleet), config.strategies, config.task, config.optimizer, config.seeds[0])
+    return Source(
+        source, _simulated(config.fleet), config.strategies, config.task, config.optimizer, config.seeds[0],
+        batch_size=config.batch_size,
+    )  # fmt: skip
 
 
 def _of_parts(table: dict[str, Any], path: Path) -> Source:
     refuse_unknown(table, KEYS, "top level")
     if "fleet" not in table:
         raise ConfigError("the section [fleet] is missing: describe the workers in [[fleet.workers]]")
+    fleet = _simulated(read_fleet(as_table(table["fleet"], "fleet")))
     return Source(
         path.name,
-        _simulated(read_fleet(as_table(table["fleet"], "fleet"))),
+        fleet,
         read_strategies(table["strategy"]) if "strategy" in table else (),
         read_task(table["task"], folder_of(path)) if "task" in table else None,
         read_chosen(table["optimizer"], "optimizer") if "optimizer" in table else None,
+        batch_size=batch_size_of(table["batch_size"], fleet.workers) if "batch_size" in table else None,
     )
 
 
@@ -116,7 +128,7 @@ def _of_trace(path: Path, chosen: tuple[StrategyChoice, ...]) -> Source:
             fleet = replace(fleet, recall=config.fleet.recall, ties=config.fleet.ties)
         found = _of_config(replace(config, fleet=fleet), str(path))
     else:
-        found = Source(str(path), fleet, ())
+        found = Source(str(path), fleet, (), batch_size=recorded_sizes(survey))
     return replace(found, choices=chosen or found.choices, recorded=survey)
 
 
@@ -164,6 +176,8 @@ class Predictions:
             notes.append("Workers that leave or join are left out: all are taken to be there.")
         if self.source.recorded is not None:
             notes += self.source.recorded.doubts()
+            strategies = [choice.strategy(self.source.medians) for choice in self.source.choices]
+            notes += size_doubts(self.source.recorded, strategies, self.source.batch_size)
         return notes
 
     def table(self) -> dict[str, Any]:
@@ -200,12 +214,10 @@ def predict_all(
     descent = (own or Descent()) if momentum is None else Descent(momentum)
     if curvature is not None and not 0 < curvature < math.inf:
         raise ConfigError(f"a curvature of {curvature:g} bounds no learning rate: give a finite number above 0")
-    strategies = {
-        choice.short: choice.strategy(source.fleet.medians, labels_of(source.fleet)) for choice in source.choices
-    }
+    strategies = {choice.short: choice.strategy(source.medians, labels_of(source.fleet)) for choice in source.choices}
     for label, strategy in strategies.items():
         try:
-            strategy.check(source.fleet.workers, None)
+            simulated_sizes(strategy, source.fleet.workers, source.batch_size)
         except ConfigError as error:
             raise ConfigError(
                 str(error) if str(error).startswith("strategy") else f"strategy {label!r}: {error}"
@@ -219,7 +231,9 @@ def predict_all(
     if source.recorded is not None:
         predictions[RECORDED] = prediction_of(source.recorded.measures, descent, curvature, goal)
     for label, strategy in strategies.items():
-        timing = runtime(strategy, source.fleet, message_bytes=message_bytes, seed=source.seed)
+        timing = runtime(
+            strategy, source.fleet, batch_size=source.batch_size, message_bytes=message_bytes, seed=source.seed
+        )
         predictions[label] = conclude(timing, descent, curvature, goal)
     return Predictions(source, descent, goal, curvature, model, predictions)
 

@@ -1,15 +1,18 @@
 """What another strategy would have made of a recorded run's time: its workers' durations drive the simulator."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.core.coordinator import Strategy, check_fits
+from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Joined, Left
-from paceline.delays import Empirical
+from paceline.data.sizes import BatchSizes, read_sizes
+from paceline.delays import Delay, Empirical, PerSample
+from paceline.engine.arguments import simulated_sizes
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
-from paceline.trace.durations import DurationReader, doubts
+from paceline.strategies.unequal_batches import UnequalBatches
+from paceline.trace.durations import DurationReader, Durations, doubts, fixed_seconds
 from paceline.trace.history import Observer
 from paceline.trace.measure import MeasureReader, Measures
 from paceline.trace.reading import Trace
@@ -58,40 +61,78 @@ def recorded_fleet(survey: Survey, *, in_order: bool = True) -> SimulatedFleet:
     Each takes for its mini-batches what it took in the run: again and again ``in_order``, or drawn at random. How many
     durations are not known in full is for ``Survey.doubts`` to say.
     """
-    delays: list[Empirical] = []
+    delays: list[Delay] = []
     for worker, own in sorted(survey.durations.items()):
         if not own.seconds:
             raise ConfigError(
                 f"worker {worker} finished nothing in the recorded run ({own.cut} pieces of its work were cut short): "
                 "what it takes is not known; record a longer run"
             )
-        delays.append(Empirical(own.seconds, in_order))
+        delays.append(_delay(own, in_order))
     if not delays:
         raise ConfigError("the trace has no finished work of any worker: record a longer run")
     return SimulatedFleet(delays, network=Network(latency=survey.latency), changes=survey.changes)
 
 
+def _delay(own: Durations, in_order: bool) -> Delay:
+    """Where mini-batches had sizes of their own: a fixed part, if it can be told, and the rest for each sample."""
+    if not own.samples:
+        return Empirical(own.seconds, in_order)
+    fixed = fixed_seconds(own) or 0.0
+    pairs = zip(own.seconds, own.samples, strict=True)
+    return PerSample(fixed, Empirical([(seconds - fixed) / size for seconds, size in pairs], in_order))
+
+
+def recorded_sizes(survey: Survey) -> int | tuple[int, ...] | None:
+    """The first sizes of the recorded workers' mini-batches; None where all had one, which a trace does not tell."""
+    first = [own.samples[0] for _, own in sorted(survey.durations.items()) if own.samples]
+    return read_sizes(first, len(first)) if first and len(first) == len(survey.durations) else None
+
+
+def size_doubts(survey: Survey, strategies: Iterable[Strategy], batch_size: object = None) -> list[str]:
+    """What is taken for granted where sizes differ from those of the recorded run, in words."""
+    if isinstance(batch_size, int | None) and not any(isinstance(each, UnequalBatches) for each in strategies):
+        return []
+    unknown = [worker for worker, own in sorted(survey.durations.items()) if fixed_seconds(own) is None]
+    if not unknown:
+        return []
+    who = "no worker" if len(unknown) == len(survey.durations) else f"not worker {', '.join(map(str, unknown))}"
+    return [
+        f"{who} had mini-batches of different sizes in the recorded run: durations are taken to be in proportion to "
+        "the samples, without a fixed part"
+    ]
+
+
 def what_if(
-    survey: Survey, strategies: Mapping[str, Strategy], *, batch_size: int | None = None, seed: int = 0
+    survey: Survey,
+    strategies: Mapping[str, Strategy],
+    *,
+    batch_size: int | Sequence[int] | None = None,
+    seed: int = 0,
 ) -> Sequence[Prospect]:
-    """Each strategy for as long as the recorded run lasted, on its workers' durations."""
+    """Each strategy for as long as the recorded run lasted, on its workers' durations.
+
+    ``batch_size`` is that of the recorded run, where it is known.
+    """
     fleet, recorded = recorded_fleet(survey), survey.measures
     if not recorded.seconds:
         raise ConfigError("the recorded run took no time: there is nothing to compare")
     found: list[Prospect] = []
     for label, strategy in strategies.items():
-        check_fits(strategy, fleet.workers, batch_size)
-        found.append(Prospect(label, _simulated(strategy, fleet, recorded.seconds, seed)))
+        sizes = simulated_sizes(strategy, fleet.workers, batch_size or recorded_sizes(survey))
+        found.append(Prospect(label, _simulated(strategy, fleet, recorded.seconds, sizes, seed)))
     return found
 
 
-def _simulated(strategy: Strategy, fleet: SimulatedFleet, seconds: float, seed: int) -> Measures:
+def _simulated(
+    strategy: Strategy, fleet: SimulatedFleet, seconds: float, sizes: BatchSizes | None, seed: int
+) -> Measures:
     """Measure a simulated run while it goes on: its trace is written nowhere."""
-    workers = fleet.open(seed)
+    workers = fleet.open(seed, sizes=sizes)
     measuring = MeasureReader(workers.about)
     trace = NoTrace(workers.about, measuring)
     workers.announce = trace.note
     with seldom_collecting():
-        for _ in Loop(strategy, workers, NoLearner(), trace, seconds):
+        for _ in Loop(strategy, workers, NoLearner(), trace, seconds, sizes=None if sizes is None else sizes.unequal):
             pass
     return measuring.measures(trace.history)

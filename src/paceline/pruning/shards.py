@@ -29,7 +29,7 @@ class Passes:
         self._worker = worker
         self._shard = shard
         self._record = record
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._seed = seed
         self._generator = stream(seed, "batches", worker)
         self._before = stream_state(self._generator)  # state of the generator before it drew the order
@@ -42,17 +42,17 @@ class Passes:
         return self
 
     def __next__(self) -> Indices:
-        end = self._place + self._batch_size
+        end = self._place + self.batch_size
         if end > len(self._order):
             self._begin()
-            end = self._batch_size
+            end = self.batch_size
         self._place = end
-        return self._order[end - self._batch_size : end]
+        return self._order[end - self.batch_size : end]
 
     @property
     def skipped(self) -> int:
         """Samples left out so far; of the current epoch, in proportion to the batches drawn."""
-        size = self._batch_size
+        size = self.batch_size
         there, drawn = len(self._order) // size, self._place // size
         left_out = len(self._shard) // size - there
         return self._skipped + (left_out * size * drawn // there if drawn else 0)
@@ -62,10 +62,10 @@ class Passes:
         self.epoch += 1
         self._kept = self.memory.enter(self.epoch, stream(self._seed, "pruning", self._worker, self.epoch))
         self._shuffle()
-        if len(self._order) < self._batch_size:
+        if len(self._order) < self.batch_size:
             raise ConfigError(
                 f"pruning leaves worker {self._worker} {len(self._order)} of {len(self._shard)} samples, fewer than "
-                f"one batch of {self._batch_size}: use fewer workers, a smaller batch, or a smaller fraction"
+                f"one batch of {self.batch_size}: use fewer workers, a smaller batch, or a smaller fraction"
             )
         self._record.passes.append((self._worker, self.epoch, len(self._shard), len(self._order)))
         if self._kept is not None:
@@ -124,6 +124,9 @@ class PrunedShards:
 
     def draw(self, worker: int) -> Indices:
         return self._batches.draw(worker)
+
+    def begin_with(self, sizes: Sequence[int]) -> None:
+        self._batches.begin_with(sizes)
 
     def put_back(self, worker: int, indices: Indices) -> None:
         self._batches.put_back(worker, indices)

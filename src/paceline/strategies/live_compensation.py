@@ -8,7 +8,7 @@ from itertools import islice
 from paceline.core.coordinator import Strategy
 from paceline.core.fields import check_blocks, check_fields, check_quorum
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Drop, Recall, Step, Ticket, fraction, gradient, mean
+from paceline.core.messages import Assign, Decision, Drop, Recall, Step, Ticket, fraction, gradient, mean, samples_of
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class LiveCompensation(Strategy):
 
     where $S_t$ are the first ``quorum`` ($K$) of the $N$ workers that take part in round $t$ (LGC-SGD). Over its life
     every gradient so carries the total weight $1/N$: $\frac1K - \frac{N-K}{N}\frac1K$ if it was among the first, and
-    $1/N$ if late.
+    $1/N$ if late. Where workers have mini-batches of unequal sizes, they are counted by samples: $K$ are those of
+    $S_t$, $N$ those of all, and a gradient of $b_i$ samples carries $b_i/N$.
 
     A mini-batch is computed in ``blocks`` ($s$; the paper has 4). With ``recall``, late workers hand in the blocks they
     have ($r$) when the round ends, as the fleet lets them: ``complete``, ``block`` or ``abandon``; without it they
@@ -73,11 +74,14 @@ class LiveCompensation(Strategy):
         late, kept = ledger.late, ledger.kept
         if not late or not kept:
             return {}
-        taking_part = len(late) + len(kept)
-        missing = 0 if self.scale else sum(not done for done in late.values())
-        weights = dict.fromkeys(kept, fraction(missing - len(late), taking_part * len(kept)))
+        of_late, of_kept = samples_of(late), samples_of(kept)
+        taking_part = of_late + of_kept
+        missing = 0 if self.scale else samples_of([ticket for ticket, done in late.items() if not done])
+        weights = {
+            ticket: fraction((missing - of_late) * (ticket.work.samples or 1), taking_part * of_kept) for ticket in kept
+        }
         for ticket, done in late.items():
             if done:
                 units = ticket.work.units if self.scale else done
-                weights[ticket] = fraction(done, units * taking_part)
+                weights[ticket] = fraction(done * (ticket.work.samples or 1), units * taking_part)
         return weights

@@ -10,6 +10,8 @@ On the command line a strategy is ``name:option=value,option=value``::
     gsgd-measured                         groups by measured speed, formed anew when speeds change
     gsgd-measured:groups=labels,window=15 the same, the groups to begin with by labels
     gsgd:tolerance=0.5,inside=lgc:quorum=3,blocks=4     another rule inside the groups
+    unequal:total=128                     mini-batches by measured speed, 128 samples an update
+    unequal:total=128,margin=0.2,inside=k-sgd:quorum=7   the same, another rule inside
     ma:every=16    ec-dnn-s:every=500,relabel=0.5    e-dnn:steps=2000
     ma:every=16,waits=k-sgd:quorum=6      models of the fastest six are averaged
 
@@ -34,6 +36,7 @@ from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
 from paceline.strategies.regrouped import Regrouped
 from paceline.strategies.synchronous import Synchronous
+from paceline.strategies.unequal_batches import UnequalBatches
 
 TOLERANCE = 0.25
 DEEPEST = 8  # rules inside rules
@@ -99,6 +102,11 @@ HAND_IN_GRADIENTS = (
         Regrouped, ("regrouped", "gsgd-measured", "adaptive-gsgd"), "GSGD, adaptive",
         "the same with groups by measured speed, formed anew when speeds change by more than a margin",
         "Gao & Chen, Group SGD, Alg. 3.1; the criterion is Paceline's own", "gsgd-measured:tolerance=0.5,margin=0.2",
+    ),
+    Named(
+        UnequalBatches, ("unequal-batches", "unequal"), "unequal mini-batches",
+        "mini-batches by measured speed, so that all hand in together; one update from the mean over all samples",
+        "the criterion is Paceline's own", "unequal:total=128",
     ),
 )  # fmt: skip
 HAND_IN_MODELS = (

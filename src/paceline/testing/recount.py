@@ -16,6 +16,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Resize,
     Start,
     Step,
     Ticket,
@@ -23,7 +24,10 @@ from paceline.core.messages import (
     Within,
 )
 
-INDICES = ("workers", "idle", "running", "behind", "recalled", "fresh", "late", "handed_in", "kept", "alarms", "memory")
+INDICES = (
+    "workers", "idle", "running", "behind", "recalled", "fresh", "late", "handed_in", "kept", "alarms", "memory",
+    "sizes",
+)  # fmt: skip
 NUMBERS = ("round", "now", "updated_at")
 Fact = Event | Instruction
 
@@ -64,6 +68,7 @@ def recount(facts: Sequence[Fact]) -> dict[str, object]:
         "now": _time(facts),
         "updated_at": _time(facts[: last_step + 1]),
         "alarms": sorted({at for i, at in alarms.items() if not any(j > i and rang[j] >= at for j in rang)}),
+        "sizes": sorted(next((fact.sizes for fact in reversed(facts) if isinstance(fact, Resize)), {}).items()),
         "memory": sorted({fact.name: fact.value for fact in facts if isinstance(fact, Remember)}.items()),
     }
 
@@ -125,7 +130,7 @@ def happened_in(part: int, facts: Iterable[Fact], groups: Groups) -> list[Fact]:
             if isinstance(fact, Arrived | Halt) and running.get(ticket.worker) == ticket:
                 ended = {running.pop(ticket.worker).worker}
         elif not isinstance(fact, Remember):
-            found.append(fact)  # which part asked for an alarm is not recorded
+            found.append(fact)  # sizes are those of all parts; which part asked for an alarm is not recorded
         for worker in sorted(ended & moving.keys()):
             move(worker)
     return found

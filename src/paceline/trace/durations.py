@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
+from math import fsum
+from statistics import fmean
 from typing import Any
 
 from paceline.core.errors import ConfigError
@@ -31,9 +33,13 @@ def seconds_a_mini_batch(times: TicketTimes) -> float | None:
 
 @dataclass
 class Durations:
-    """What one worker took for its mini-batches, in the order in which it went through them."""
+    """What one worker took for its mini-batches, in the order in which it went through them.
+
+    ``samples`` has the size of each, where workers had sizes of their own; else it is empty.
+    """
 
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    samples: "array[int]" = field(default_factory=lambda: array("q"))
     scaled: int = 0  # of them: known of some of the blocks only, and scaled up to all
     cut: int = 0  # not among them: stopped or cut short, so that nobody knows what they would have taken
 
@@ -49,6 +55,8 @@ class DurationReader(Observer):
         own = self._of(ticket.worker)
         if times.plain and ticket.work.kind == "gradient" and times.ended > times.started:  # as mostly
             self._add(ticket.worker, own, times.ended - times.started, 1)
+            if ticket.work.samples:
+                own.samples.append(ticket.work.samples)
             return
         seconds = seconds_a_mini_batch(times)
         if seconds is None:
@@ -56,6 +64,8 @@ class DurationReader(Observer):
             return
         own.scaled += times.done < ticket.work.units
         self._add(ticket.worker, own, seconds, ticket.work.mini_batches)
+        if ticket.work.samples:
+            own.samples.extend(repeat(ticket.work.samples, ticket.work.mini_batches))
 
     def _add(self, worker: int, own: Durations, seconds: float, count: int) -> None:
         if count > MOST_DURATIONS - len(own.seconds):
@@ -75,6 +85,19 @@ class DurationReader(Observer):
         if (own := self.by_worker.get(worker)) is None:
             own = self.by_worker[worker] = Durations()
         return own
+
+
+CERTAIN = 1.25  # sizes that differ by less tell nothing of the fixed part
+
+
+def fixed_seconds(own: Durations) -> float | None:
+    """What of a worker's durations does not depend on the samples, by least squares; None if its sizes hardly vary."""
+    if not own.samples or max(own.samples) < CERTAIN * min(own.samples):
+        return None
+    samples, seconds = fmean(own.samples), fmean(own.seconds)
+    spread = fsum((size - samples) ** 2 for size in own.samples)
+    both = fsum((size - samples) * (took - seconds) for size, took in zip(own.samples, own.seconds, strict=True))
+    return min(max(0.0, seconds - max(0.0, both / spread) * samples), 0.95 * min(own.seconds))
 
 
 def doubts(durations: Mapping[int, Durations]) -> list[str]:

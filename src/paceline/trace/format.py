@@ -2,7 +2,7 @@
 
 One JSON array a line, after a first line that describes the run:
 
-    ["joined", at, worker]                 ["start", ticket, worker, version, kind, units]
+    ["joined", at, worker]                 ["start", ticket, worker, version, kind, units, samples]
     ["left", at, worker]                   ["halt", ticket]
     ["arrived", at, ticket, done]          ["drop", ticket]
     ["rang", at]                           ["recall", ticket]
@@ -10,13 +10,15 @@ One JSON array a line, after a first line that describes the run:
     ["remember", [parts], name, value]     ["spoiled", ticket]
     ["billed", ticket, download, relabelling, upload]
     ["regroup", [parts], [[workers], ...], why]
+    ["resize", [[worker, samples], ...], why]
     ["computed", ticket, seconds]
 
-Instructions follow at the time of the event before them. ``spoiled`` (``NonFinite``) says that the contribution was not
-finite, and was left out of the step before. ``billed`` (``WorkCost``) says which part of the work that was just started
-does not go into training, in seconds, where that differs from ticket to ticket; else it is ``transfer_seconds`` (first
-line) each way. ``regroup`` says which workers each part has from now on, and why. ``computed`` is written by a profile:
-what the worker itself took for the work that is about to arrive.
+Instructions follow at the time of the event before them. A ``start`` has ``samples`` only where workers have
+mini-batches of sizes of their own, and ``resize`` says which from now on, and why. ``spoiled`` (``NonFinite``) says
+that the contribution was not finite, and was left out of the step before. ``billed`` (``WorkCost``) says which part of
+the work that was just started does not go into training, in seconds, where that differs from ticket to ticket; else it
+is ``transfer_seconds`` (first line) each way. ``regroup`` says which workers each part has from now on, and why.
+``computed`` is written by a profile: what the worker itself took for the work that is about to arrive.
 
 Reading is strict, since a trace may come from anybody and may be damaged. A number is a number of the right kind and
 size, a text a text; what is longer or deeper than any run writes is refused with ``ValueError``, before memory is taken
@@ -44,6 +46,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Resize,
     Start,
     Step,
     Ticket,
@@ -55,6 +58,7 @@ from paceline.core.messages import (
 FORMAT = 1
 MOST_SECONDS = 1e15  # thirty million years
 MOST_UNITS = 1_000_000  # of one piece of work
+MOST_SAMPLES = 1 << 40  # of one mini-batch
 MOST_DEEP = 64  # parts within parts
 MOST_WEIGHT = 10**9
 LONGEST_NAME = 1_000
@@ -135,8 +139,8 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def _encode_start(start: Start) -> str:
-    serial, worker, version, (kind, units) = start.ticket
-    return f'["start",{serial},{worker},{version},"{kind}",{units}]\n'
+    serial, worker, version, (kind, units, samples) = start.ticket
+    return f'["start",{serial},{worker},{version},"{kind}",{units}{f",{samples}" if samples else ""}]\n'
 
 
 def _encode_within(within: Within) -> str:
@@ -156,6 +160,10 @@ def _encode_regroup(regroup: Regroup, parts: Sequence[int] = ()) -> str:
     return json.dumps(["regroup", list(parts), regroup.groups, regroup.why]) + "\n"
 
 
+def _encode_resize(resize: Resize) -> str:
+    return json.dumps(["resize", [[worker, size] for worker, size in resize.sizes.items()], resize.why]) + "\n"
+
+
 _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Arrived: lambda e: f'["arrived",{e.at!r},{e.ticket.serial},{e.done}]\n',
     Start: _encode_start,
@@ -172,6 +180,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Computed: lambda c: f'["computed",{c.ticket.serial},{c.seconds!r}]\n',
     Remember: _encode_remember,
     Regroup: _encode_regroup,
+    Resize: _encode_resize,
     Within: _encode_within,
 }
 
@@ -211,13 +220,15 @@ def _arrived(record: Sequence[Any], tickets: dict[int, Ticket]) -> Arrived:
 
 
 def _start(record: Sequence[Any], tickets: dict[int, Ticket]) -> Start:
-    _, serial, worker, version, kind, units = record
+    _, serial, worker, version, kind, units, *samples = record
     if type(kind) is not str or len(kind) > LONGEST_NAME or not kind.isidentifier():
         raise ValueError(f"{str(kind)[:40]!r} is no kind of work")
     if _count(units, MOST_UNITS) < 1:
         raise ValueError("work of 0 units")
+    if samples and (len(samples) > 1 or _count(samples[0], MOST_SAMPLES) < 1):
+        raise ValueError("work on no samples")
     worker = _count(worker, MOST_WORKERS - 1)
-    ticket = tickets[serial] = Ticket(_count(serial), worker, _count(version), Work(kind, units))
+    ticket = tickets[serial] = Ticket(_count(serial), worker, _count(version), Work(kind, units, *samples))
     return Start(ticket)
 
 
@@ -271,6 +282,14 @@ def _regroup(record: Sequence[Any], tickets: dict[int, Ticket]) -> Fact:
         raise ValueError("groups are lists of workers")
     numbers = tuple(tuple(_count(worker, MOST_WORKERS - 1) for worker in group) for group in groups)
     return _within(parts, Regroup(numbers, _text(why)))
+
+
+def _resize(record: Sequence[Any], tickets: dict[int, Ticket]) -> Resize:
+    _, pairs, why = record
+    sizes = {_count(worker, MOST_WORKERS - 1): _count(size, MOST_SAMPLES) for worker, size in pairs}
+    if len(sizes) < len(pairs) or not all(sizes.values()):
+        raise ValueError("each worker has one size, and at least one sample")
+    return Resize(sizes, _text(why))
 
 
 def _text(value: Any) -> str:
@@ -327,6 +346,7 @@ DECODERS: Mapping[str, Callable[[list[Any], dict[int, Ticket]], Fact]] = {
     "computed": _computed,
     "remember": _remember,
     "regroup": _regroup,
+    "resize": _resize,
 }
 
 

@@ -20,6 +20,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Resize,
     Start,
     Step,
     Ticket,
@@ -184,6 +185,7 @@ class History:
             WakeAt: self._nothing,
             Remember: self._nothing,
             Regroup: self._nothing,
+            Resize: self._nothing,
             Within: self._nothing,
         }
 
@@ -274,7 +276,7 @@ class History:
     def _arrived(self, fact: Arrived) -> None:
         self._event(fact)
         ticket, done = fact.ticket, fact.done
-        serial, worker, _, (_, units) = ticket
+        serial, worker, _, (_, units, _) = ticket
         times = self._running.get(worker)
         if times is None or times.ticket is not ticket:
             raise ValueError(f"{ticket} arrives and does not run")

@@ -12,8 +12,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.codec import real, whole
 from paceline.core.errors import TooFewWorkers, WorkerFailed
@@ -107,12 +106,12 @@ class ProcessWorkers:
 
     results  the reading end of the pipe on which workers tell what they have done
     minimum  the run stops when fewer workers than this are ready or on their way
-    delays   of workers that are made slow: the seconds of each mini-batch
+    delays   of workers that are made slow: the seconds that a ticket takes at least
     """
 
     def __init__(
         self, supervisor: Supervisor, contributions: SharedContributions, results: int, seed: int, *,
-        minimum: int, replace: bool, delays: Mapping[int, Iterator[float]],
+        minimum: int, replace: bool, delays: Mapping[int, Callable[[Ticket], float]],
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {
             "clock": "real", "workers": len(supervisor.workers), "transfer_seconds": 0.0,
@@ -172,7 +171,7 @@ class ProcessWorkers:
             Order(
                 ticket.serial, ticket.work.units, promise.slot, promise.source, promise.indices,
                 work_seed(self._seed, ticket.worker, promise.number),
-                0.0 if delay is None else sum(islice(delay, ticket.work.mini_batches)),
+                0.0 if delay is None else delay(ticket),
             )
         )  # fmt: skip
         self._to_notify.append(worker.channel)

@@ -5,10 +5,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Protocol
 
 from paceline.core.errors import ConfigError
-from paceline.delays import Delay
+from paceline.core.messages import Ticket
+from paceline.data.sizes import BatchSizes
+from paceline.delays import Delay, of_size
 from paceline.fleets.processes.channel import IN_ORDER, SPIN, Channel, ChannelLayout
 from paceline.fleets.processes.fork_server import FORK_SERVER
 from paceline.fleets.processes.group import ProcessWorkers, WorkerHandle
@@ -114,7 +118,7 @@ def launch(
         undo.callback(contributions.detach)
         group = ProcessWorkers(
             supervisor, contributions, results, seed,
-            minimum=fleet.min_workers, replace=fleet.replace, delays=_delays(fleet, seed),
+            minimum=fleet.min_workers, replace=fleet.replace, delays=_delays(fleet, workload, seed),
         )  # fmt: skip
         undo.pop_all()
         with ExitStack() as closing, open_files_for(fleet.workers, 1, 0):
@@ -124,12 +128,19 @@ def launch(
     return group, contributions
 
 
-def _delays(fleet: RealFleet, seed: int) -> dict[int, Iterator[float]]:
+def _delays(fleet: RealFleet, workload: Workload, seed: int) -> dict[int, Callable[[Ticket], float]]:
+    sizes = workload.sizes or BatchSizes.of(workload.batch_size, fleet.workers)
     return {
-        worker: slow.durations(stream(seed, "delay", worker))
+        worker: partial(_seconds, slow, slow.durations(stream(seed, "delay", worker)), sizes)
         for worker, slow in fleet.slow.items()
         if not isinstance(slow, int | float)
     }
+
+
+def _seconds(slow: Delay, drawn: Iterator[float], sizes: BatchSizes, ticket: Ticket) -> float:
+    """What a worker takes for a ticket at least."""
+    samples = ticket.work.samples or sizes.each[ticket.worker]
+    return sum(of_size(slow, each, samples, sizes.mean) for each in islice(drawn, ticket.work.mini_batches))
 
 
 def _config(fleet: RealFleet, channels: ChannelLayout, layout: Layout) -> WorkerConfig:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
 from paceline.core.messages import Joined, Left, Ticket
-from paceline.delays import Delay, check_delay
+from paceline.data.sizes import BatchSizes
+from paceline.delays import Delay, check_delay, sized
 from paceline.fleets.base import NoInlineWorker, check_labels, check_number
 from paceline.fleets.simulated.workers import SimulatedWorkers
 from paceline.learning.cost import Cost
@@ -47,7 +48,9 @@ class Network:
 class SimulatedFleet:
     """Workers in virtual time.
 
-    delays   one ``Delay`` for each worker, or one for all (then say how many ``workers``)
+    delays   one ``Delay`` for each worker, or one for all (then say how many ``workers``): what a mini-batch takes, of
+             the mean size where workers have sizes of their own, and in proportion to its samples; ``PerSample`` has a
+             fixed part too
     network  what it takes to download the model and to hand in a contribution, both of the model's size
     recall   how a worker answers a recall: it hands in the whole batch at once (``complete``, the paper's fiction),
              finishes the block it is at (``block``, the paper's Algorithm 1), or drops that block (``abandon``)
@@ -125,19 +128,31 @@ class SimulatedFleet:
 
     @property
     def medians(self) -> tuple[float, ...]:
-        """What a mini-batch typically takes each worker, without transfers."""
+        """What a mini-batch typically takes each worker, without transfers; of ``PerSample`` a sample."""
         return tuple(delay.median for delay in self.worker_delays)
 
-    def open(self, seed: int, message_bytes: int = 0, cost: Callable[[Ticket], Cost] | None = None) -> SimulatedWorkers:
+    def sized(self, sizes: BatchSizes) -> "SimulatedFleet":
+        """The same workers with the delays of mini-batches of these sizes."""
+        pairs = zip(self.worker_delays, sizes.each, strict=True)
+        delays = tuple(sized(delay, samples, sizes.mean) for delay, samples in pairs)
+        return self if delays == self.worker_delays else replace(self, delays=delays)
+
+    def open(
+        self,
+        seed: int,
+        message_bytes: int = 0,
+        cost: Callable[[Ticket], Cost] | None = None,
+        sizes: BatchSizes | None = None,
+    ) -> SimulatedWorkers:
         """The workers of a run without a model, or of one whose messages have that size, or as each ticket costs."""
-        return SimulatedWorkers(self, seed, message_bytes, cost)
+        return SimulatedWorkers(self, seed, message_bytes, cost, sizes)
 
     def launch(self, workload: "Workload", seed: int) -> "tuple[SimulatedWorkers, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
         if workload.aggregation is None:
-            workers = self.open(seed, workload.state.message_bytes)
+            workers = self.open(seed, workload.state.message_bytes, sizes=workload.sizes)
         else:
-            workers = self.open(seed, cost=workload.aggregation.cost)
+            workers = self.open(seed, cost=workload.aggregation.cost, sizes=workload.sizes)
         return workers, self.inline(workload, seed)[1]
 
     def inline(self, workload: "Workload", seed: int) -> "tuple[NoInlineWorker, Contributions]":

@@ -21,6 +21,8 @@ from paceline.core.errors import ConfigError
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Arrived, Event, Joined, Left, Rang, Ticket
 from paceline.core.stateful import State
+from paceline.data.sizes import BatchSizes
+from paceline.delays import PerSample, of_size
 from paceline.learning.cost import Cost, Costs, Times, times_of
 from paceline.randomness import stream
 from paceline.trace.format import WorkCost
@@ -37,7 +39,12 @@ class SimulatedWorkers:
     """The workers of one simulated run. ``announce`` is told how long each ticket takes that has a cost."""
 
     def __init__(
-        self, fleet: "SimulatedFleet", seed: int, message_bytes: int, cost: Callable[[Ticket], Cost] | None
+        self,
+        fleet: "SimulatedFleet",
+        seed: int,
+        message_bytes: int,
+        cost: Callable[[Ticket], Cost] | None,
+        sizes: BatchSizes | None = None,
     ) -> None:
         self.costs = Costs()
         self.announce: Callable[[WorkCost], None] = lambda cost: None
@@ -46,6 +53,10 @@ class SimulatedWorkers:
         self._has_costs = cost is not None
         self._times: dict[Ticket, Times] = {}
         self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet.worker_delays)]
+        self._sizes = sizes
+        self._per_sample = any(isinstance(delay, PerSample) for delay in fleet.worker_delays)
+        if self._per_sample and sizes is None:
+            raise ConfigError("PerSample delays depend on the samples of a mini-batch: give batch_size=32, or a list")
         self._drawn = [0] * fleet.workers  # from each of these: all there is to know of where it stands
         transfer = fleet.network.seconds(message_bytes)
         self.about: Mapping[str, object] = {"clock": "virtual", "workers": fleet.workers, "transfer_seconds": transfer}
@@ -135,7 +146,8 @@ class SimulatedWorkers:
         heappush(self._heap, (tick, TURN, 0, 0, None))  # there is only one
 
     def start(self, ticket: Ticket) -> None:
-        if self._has_costs or ticket.work.kind != "gradient":
+        kind, _, samples = ticket.work
+        if self._has_costs or kind != "gradient":
             self._start_at_cost(ticket)
             return
         worker = ticket.worker
@@ -143,6 +155,8 @@ class SimulatedWorkers:
         self._drawn[worker] += 1
         if not 0 < seconds < math.inf:
             raise _impossible(worker, seconds)
+        if samples or self._per_sample:
+            seconds = self._of_size(worker, samples, seconds)
         begins, lasts = self._now + self._transfer, round(seconds * TICKS) or 1
         self._running[worker] = entry = _Running(ticket, begins, lasts)
         self._pushed = entry.serial = self._pushed + 1
@@ -152,7 +166,12 @@ class SimulatedWorkers:
     def _start_at_cost(self, ticket: Ticket) -> None:
         """Download, label, train and hand in."""
         worker = ticket.worker
-        times = times_of(self._cost(ticket), lambda: self._draw(worker), self._fleet.network.seconds)
+        samples = ticket.work.samples
+        times = times_of(
+            self._cost(ticket),
+            lambda: self._of_size(worker, samples, self._draw(worker)),
+            self._fleet.network.seconds,
+        )
         begins = self._now + _ticks(times.download)
         lasts = _ticks(times.compute + times.relabelling) or 1
         self._running[worker] = entry = _Running(ticket, begins, lasts)
@@ -166,6 +185,13 @@ class SimulatedWorkers:
         if not 0 < seconds < math.inf:
             raise _impossible(worker, seconds)
         return seconds
+
+    def _of_size(self, worker: int, samples: int, drawn: float) -> float:
+        """What a mini-batch of so many samples takes (0: as many as the run's), where this was drawn."""
+        if self._sizes is None or not (samples or self._per_sample):
+            return drawn
+        samples = samples or self._sizes.each[worker]
+        return of_size(self._fleet.worker_delays[worker], drawn, samples, self._sizes.mean)
 
     def halt(self, ticket: Ticket) -> None:
         self._forget(ticket.worker)

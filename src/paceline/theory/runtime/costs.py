@@ -12,6 +12,8 @@ the server:
 | ``LiveCompensation`` | $E X_{(K)} + 2c$ if late workers answer a recall at once; else simulation | 1 for the late |
 | ``Grouped`` | $1 / \sum_g T_g^{-1}$ over the groups' rounds | groups minus one in the mean; likewise |
 
+| ``UnequalBatches`` | simulation, sizes changing on the way | as of the rule inside |
+
 $X_{(K)}$ is the $K$-th order statistic of the workers' durations and $c$ the transfer of one message. All are
 means in the long run, without warm-up rounds and without workers that leave or join.
 
@@ -29,6 +31,8 @@ from numpy.typing import NDArray
 
 from paceline.core.coordinator import Strategy
 from paceline.core.messages import Ticket
+from paceline.data.sizes import BatchSizes
+from paceline.engine.arguments import simulated_sizes
 from paceline.engine.loop import Loop, NoLearner, Update, seldom_collecting
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.fastest_k import FastestK
@@ -60,16 +64,19 @@ class Simulated:
     weights: NetWeights
 
 
-def simulated(strategy: Strategy, fleet: SimulatedFleet, message_bytes: int = 0, seed: int = 0) -> Simulated:
+def simulated(
+    strategy: Strategy, fleet: SimulatedFleet, message_bytes: int = 0, seed: int = 0, sizes: BatchSizes | None = None
+) -> Simulated:
     """Simulate until mean times are known to about one percent. No worker leaves or joins."""
     fleet = replace(fleet, changes=())
     counter, enough = _Counting(), max(PIECES_OF_WORK, PIECES_OF_A_WORKER * fleet.workers)
-    workers = fleet.open(seed, message_bytes)
+    workers = fleet.open(seed, message_bytes, sizes=sizes)
+    unequal = None if sizes is None else sizes.unequal
     measuring, ages = MeasureReader(workers.about), _Ages()
     trace = NoTrace(workers.about, measuring)
     workers.announce = trace.note
     with seldom_collecting():
-        for update in Loop(strategy, workers, counter, trace):
+        for update in Loop(strategy, workers, counter, trace, sizes=unequal):
             ages.count(update)
             if counter.started >= enough and len(ages.times) >= FEWEST_UPDATES:
                 break
@@ -172,16 +179,24 @@ class Runtime:
         return Estimate(1 / rate.value, rate.source, rate.error and rate.error / rate.value**2)
 
 
-def runtime(strategy: Strategy, fleet: SimulatedFleet, *, message_bytes: int = 0, seed: int = 0) -> Runtime:
+def runtime(
+    strategy: Strategy,
+    fleet: SimulatedFleet,
+    *,
+    batch_size: int | Sequence[int] | None = None,
+    message_bytes: int = 0,
+    seed: int = 0,
+) -> Runtime:
     """Expected speed, waste and staleness of ``strategy`` on ``fleet``, each with its source.
 
+    batch_size     of all workers, or of each: for ``PerSample`` delays, and where workers have sizes of their own
     message_bytes  size of the model; with the fleet's network it gives the transfer time of a message
     seed           random seed of the simulation, if one is needed
     """
-    if (check := getattr(strategy, "check", None)) is not None:
-        check(fleet.workers, None)
+    sizes = simulated_sizes(strategy, fleet.workers, batch_size)
     transfer = fleet.network.seconds(message_bytes)
-    case = _Case(strategy, fleet, clocks_of(strategy, fleet, transfer), message_bytes, seed)
+    clocks = clocks_of(strategy, fleet if sizes is None else fleet.sized(sizes), transfer)
+    case = _Case(strategy, fleet, clocks, message_bytes, seed, sizes)
     return Runtime(case.rate(), case.waste(), case.mean_staleness(), case.staleness, *case.weights())
 
 
@@ -194,10 +209,11 @@ class _Case:
     clocks: Sequence[Clock] | None
     message_bytes: int
     seed: int
+    sizes: BatchSizes | None = None
 
     @cached_property
     def simulation(self) -> Simulated:
-        return simulated(self.strategy, self.fleet, self.message_bytes, self.seed)
+        return simulated(self.strategy, self.fleet, self.message_bytes, self.seed, self.sizes)
 
     @property
     def inner(self) -> Strategy:

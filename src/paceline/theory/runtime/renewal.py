@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.coordinator import Strategy
-from paceline.delays import Constant, Delay, Distribution, Empirical, ShiftedExponential
+from paceline.delays import Constant, Delay, Distribution, Empirical, PerSample, ShiftedExponential, Stretched
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
@@ -100,6 +100,10 @@ def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> lis
 
 
 def _is_drawn(delay: Delay) -> TypeGuard[Distribution]:
+    if isinstance(delay, Stretched):
+        return _is_drawn(delay.delay)
+    if isinstance(delay, PerSample):
+        return False  # of how many samples is not known
     return isinstance(delay, Distribution) and not (isinstance(delay, Empirical) and delay.in_order)
 
 
