@@ -31,7 +31,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.core.messages import Arrived, Event, Instruction, Start, Ticket
-from paceline.engine.loop import Loop, NoLearner, Update, seldom_collecting
+from paceline.engine.loop import Loop, NoLearner, Stepped, seldom_collecting
 from paceline.learning.model_state import message_bytes
 from paceline.trace.writing import TraceWriter
 
@@ -104,7 +104,7 @@ class Tally(TraceWriter):
                 self.working += self._transfer * (2 if done else 1)
         self.downloads += sum(isinstance(each, Start) for each in instructions)
 
-    def updated(self, update: Update) -> None:
+    def updated(self, update: Stepped) -> None:
         first_used = self._unused & update.step.weights.keys()
         self._unused -= first_used
         self.updates += 1

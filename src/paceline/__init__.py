@@ -16,6 +16,9 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline import strategy as strategy
     from paceline import testing as testing
     from paceline import theory as theory
+    from paceline.callbacks.base import Callback as Callback
+    from paceline.callbacks.progress import Progress as Progress
+    from paceline.callbacks.tensorboard import TensorBoard as TensorBoard
     from paceline.core.errors import CannotWrite as CannotWrite
     from paceline.core.errors import ConfigError as ConfigError
     from paceline.core.errors import PacelineError as PacelineError
@@ -68,6 +71,9 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
 __version__ = "0.1.0"
 
 _NAMES = {
+    "paceline.callbacks.base": ("Callback",),
+    "paceline.callbacks.progress": ("Progress",),
+    "paceline.callbacks.tensorboard": ("TensorBoard",),
     "paceline.core.errors": ("CannotWrite", "ConfigError", "PacelineError"),
     "paceline.core.messages": ("Joined", "Left"),
     "paceline.data.batches": ("Resampled", "Shuffled"),

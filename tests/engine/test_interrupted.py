@@ -174,6 +174,6 @@ def test_a_run_that_nobody_watches_writes_a_plain_line_each_minute(
     monkeypatch.setattr(Evaluator, "count", counts)
     evaluated_by(Failing(100), tmp_path / "run")
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(", ")[1] for line in lines] == ["update 4/12", "update 7/12", "update 10/12"]
+    assert [line.split(", ")[1] for line in lines] == ["update 3/12", "update 6/12", "update 9/12", "update 12/12"]
     assert all(line.startswith("Asynchronous: time ") and "waiting for " in line for line in lines)
     assert "\x1b" not in "".join(lines)

@@ -33,7 +33,7 @@ def row(**metrics: float) -> Row:
 )
 def test_a_row_is_read_back(tmp_path: Path, metrics: dict[str, float]) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl", resumed=False)
-    file.on_evaluation(row(**metrics))
+    file.append(row(**metrics))
     file.close()
     (found,) = read_rows(tmp_path / "metrics.jsonl")
     assert repr(found) == repr(row(**metrics))
@@ -43,7 +43,7 @@ def test_a_row_is_read_back(tmp_path: Path, metrics: dict[str, float]) -> None:
 
 def test_a_metric_that_is_not_a_number_was_reported_all_the_same(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl", resumed=False)
-    file.on_evaluation(row(loss=math.nan))
+    file.append(row(loss=math.nan))
     file.close()
     (found,) = read_rows(tmp_path / "metrics.jsonl")
     assert [*found.metrics] == ["loss"]

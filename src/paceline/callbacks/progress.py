@@ -3,18 +3,14 @@
 import sys
 import time
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from paceline.callbacks.base import Callback, RunInfo, Update
 from paceline.core.ledger import Ledger
 from paceline.storage.metrics import Row
-
-if TYPE_CHECKING:
-    from paceline.engine.limits import Stop
 
 PERIOD, MINUTE = 0.1, 60.0  # seconds between two looks, and between two lines of a log
 
@@ -32,56 +28,58 @@ class EveryMinute:
         return True
 
 
-class Progress:
+class Progress(Callback):
     """A line with time, updates, loss, staleness, and who is being waited for.
 
     On a terminal it is kept up to date; elsewhere, as in a log, a plain one is written each minute.
     """
 
-    def __init__(self, label: str, stop: "Stop", ledger: Ledger, shown: bool | None) -> None:
-        self._label = label
-        self._stop = stop
-        self._ledger = ledger
+    def __init__(self) -> None:
+        self._run: RunInfo | None = None
         self._row: Row | None = None
         self._next = 0.0
-        terminal = sys.stderr.isatty() and shown is not False
-        self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False) if terminal else None
-        self._minute = EveryMinute() if shown is not False and not terminal else None
-        self.shown = shown is not False
+        self._live: Live | None = None
+        self._minute: EveryMinute | None = None
 
-    def __enter__(self) -> "Progress":
-        if self._live:
+    def on_start(self, run: RunInfo) -> None:
+        self.close()
+        self._run, self._row = run, run.history[-1] if run.history else None
+        if sys.stderr.isatty():
+            self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
             self._live.start()
-        return self
+        else:
+            self._minute = EveryMinute()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._live.stop()
-
-    def on_evaluation(self, row: Row) -> None:
+    def on_evaluate(self, row: Row) -> None:
         self._row = row
 
-    def show(self, updates: int, seconds: float) -> None:
+    def on_update(self, update: Update) -> None:
         """Show how far the run is, if it was not shown just now."""
+        run = self._run
+        if run is None:
+            return
         if self._minute is not None and self._minute.due():
-            text = ", ".join((*self._parts(updates, seconds), f"waiting for {waited_for(self._ledger)}"))
+            text = ", ".join((*self._parts(run, update), f"waiting for {waited_for(run.ledger)}"))
             with suppress(OSError):  # a log that cannot be written is no reason to end a run
-                print(f"{self._label}: {text}", file=sys.stderr, flush=True)
+                print(f"{type(run.strategy).__name__}: {text}", file=sys.stderr, flush=True)
         if self._live is None or (now := time.monotonic()) < self._next:
             return
         self._next = now + PERIOD
         line = Table.grid(padding=(0, 2))
-        waiting = f"[dim]waiting for {waited_for(self._ledger)}[/]"
-        line.add_row(f"[bold]{self._label}[/]", *self._parts(updates, seconds), waiting)
+        waiting = f"[dim]waiting for {waited_for(run.ledger)}[/]"
+        line.add_row(f"[bold]{type(run.strategy).__name__}[/]", *self._parts(run, update), waiting)
         self._live.update(line, refresh=True)
 
-    def _parts(self, updates: int, seconds: float) -> list[str]:
-        row, ends = self._row, self._stop
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+        self._live = self._minute = None
+
+    def _parts(self, run: RunInfo, update: Update) -> list[str]:
+        row, ends = self._row, run.stop
         parts = [
-            f"time {seconds:.4g}" + (f"/{ends.seconds:g}" if ends.seconds else ""),
-            f"update {updates}" + (f"/{ends.updates}" if ends.updates else ""),
+            f"time {update.seconds:.4g}" + (f"/{ends.seconds:g}" if ends.seconds else ""),
+            f"update {update.updates}" + (f"/{ends.updates}" if ends.updates else ""),
         ]
         if row is not None:
             parts.append(f"loss {row.loss:.4f}")

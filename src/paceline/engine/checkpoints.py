@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.callbacks.hooks import Hooks
 from paceline.core.errors import CannotWrite, ConfigError, PacelineError
 from paceline.core.stateful import State, Stateful, check_stateful
 from paceline.engine.limits import Every, Interval
@@ -23,8 +24,14 @@ class Checkpoints:
     """Writes the state of the parts of a run, each by its name, and restores it."""
 
     def __init__(
-        self, directory: RunDirectory, trace: TraceWriter, parts: Mapping[str, Stateful], every: Every | None
+        self,
+        directory: RunDirectory,
+        trace: TraceWriter,
+        parts: Mapping[str, Stateful],
+        every: Every | None,
+        hooks: Hooks,
     ) -> None:
+        self._hooks = hooks
         self._directory = directory
         self._trace = trace
         self._parts = check_stateful({**parts, "metrics": directory.metrics, "trace": trace})
@@ -37,6 +44,7 @@ class Checkpoints:
 
     def save(self) -> None:
         write_checkpoint(self._directory.checkpoint, {name: part.state() for name, part in self._parts.items()})
+        self._hooks.checkpoint(self._directory.checkpoint)
 
     def save_at_end(self) -> str | None:
         """Why the run cannot be resumed from its end, where the disk does not take the checkpoint.

@@ -4,11 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from paceline.callbacks.base import Callback
+from paceline.callbacks.hooks import Hooks
 from paceline.core.codec import real
-from paceline.core.errors import Diverged
+from paceline.core.errors import ConfigError, Diverged
+from paceline.core.fields import nearest
 from paceline.core.stateful import State
-from paceline.engine.limits import Every, Interval
-from paceline.engine.loop import Update
+from paceline.engine.limits import Every, Interval, Stop
+from paceline.engine.loop import Stepped
+from paceline.learning.generators import own_generators
 from paceline.learning.learner import Learner
 from paceline.learning.task import Task
 from paceline.storage.metrics import Metrics, Row
@@ -23,11 +26,24 @@ class EvaluationFailed(Exception):
         self.error = error
 
 
+def check_metrics(task: Task, stop: Stop, callbacks: Sequence[Callback], seed: int) -> None:
+    """Refuse to wait for a metric that the evaluation does not return."""
+    wanted = [("stop", name) for name in stop.needs]
+    wanted += [(type(each).__name__, name) for each in callbacks for name in each.needs]
+    if not wanted:
+        return
+    with own_generators(seed):  # data sets may draw random numbers when they are looked at
+        found = task.evaluator()(task.model)
+    for who, name in wanted:
+        if math.isnan(found.get(name, math.nan)) if name == "accuracy" else name not in found:
+            raise ConfigError(f"{who} waits for {name!r}, which the evaluation does not return: {nearest(name, found)}")
+
+
 class Evaluator:
     """Counts updates and their staleness; adds a row to the history when one is due."""
 
     def __init__(
-        self, task: Task, server: Learner, every: Every | None, callbacks: Sequence[Callback], batch_size: int = 32
+        self, task: Task, server: Learner, every: Every | None, hooks: Hooks, batch_size: int = 32
     ) -> None:
         self.server = server
         self.staleness = Staleness()
@@ -35,12 +51,14 @@ class Evaluator:
         self._evaluate = task.evaluator(batch_size)
         self._interval = Interval(every)
         self._overdue: float | None = None  # when an evaluation was due that failed
-        self._callbacks = callbacks
+        self.hooks = hooks
 
-    def count(self, update: Update) -> Row | None:
+    def count(self, update: Stepped) -> Row | None:
         """Count an update, and evaluate the model if that is due."""
-        self.staleness.count(update.version, update.step)
+        ages = self.staleness.count(update.version, update.step)
         interval, updates = self._interval, self.server.updates
+        if self.hooks.on_update:
+            self.hooks.update(updates, update.at, self.server.samples, ages, update.step)
         if not interval.by_time and updates < interval.next:  # as after most updates
             return None
         if not interval.due(updates, update.at):
@@ -76,15 +94,12 @@ class Evaluator:
             raise EvaluationFailed(error) from error
         row = self._row(seconds, metrics)
         self.server.evaluated(row.loss, row.accuracy)
-        for callback in self._callbacks:
-            callback.on_evaluation(row)
+        self.hooks.evaluate(row)
         return row
 
     def repeat(self, seconds: float) -> None:
         """Add a row of the last evaluation: the model has not changed since."""
-        row = self._row(seconds, self.history[-1].metrics)
-        for callback in self._callbacks:
-            callback.on_evaluation(row)
+        self.hooks.evaluate(self._row(seconds, self.history[-1].metrics))
 
     def add_unknown(self, seconds: float) -> None:
         """Add a row without an evaluation, which failed, to the history; callbacks are not called."""

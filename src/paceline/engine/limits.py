@@ -1,33 +1,67 @@
 """When a run ends, and how often something is done while it lasts."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields
+from paceline.storage.metrics import Row
 
 
 @dataclass(frozen=True)
 class Stop:
-    """When to stop: after so many updates, epochs or (virtual) seconds, or at a target accuracy, whichever is first.
+    """When to stop: after so many updates, epochs or (virtual) seconds, or at a target, whichever is first.
 
     Events at exactly ``seconds`` still count. An epoch is as many samples as the workers' shards hold in whole batches,
-    counted when an update uses them, or when pruning skips them.
+    counted when an update uses them, or when pruning skips them. ``target`` is an accuracy. ``metric`` is the name of
+    any metric that the evaluation returns, as in ``Stop(metric="perplexity", below=20.0)``: the run ends when it is at
+    most ``below``, or at least ``above``.
     """
 
     updates: int | None = None
     epochs: float | None = None
     seconds: float | None = None
     target: float | None = None
+    metric: str | None = None
+    below: float | None = None
+    above: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        chosen = {field.name: getattr(self, field.name) for field in fields(self)}
-        if all(value is None for value in chosen.values()):
-            raise ConfigError(f"a run needs an end: give Stop one of {', '.join(chosen)}")
-        for name, value in chosen.items():
+        amounts = {name: getattr(self, name) for name in ("updates", "epochs", "seconds", "target")}
+        for name, value in amounts.items():
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"Stop cannot have {name}={value}: it must be positive and finite")
+        self._check_metric()
+        if self.metric is None and all(value is None for value in amounts.values()):
+            raise ConfigError(f"a run needs an end: give Stop one of {', '.join(amounts)}, or a metric")
+
+    def _check_metric(self) -> None:
+        limits = {name: value for name, value in (("below", self.below), ("above", self.above)) if value is not None}
+        if self.metric is None and limits:
+            name, value = next(iter(limits.items()))
+            raise ConfigError(f"Stop cannot have {name}={value} alone: name the metric, as in metric='loss'")
+        if self.metric is not None and len(limits) != 1:
+            raise ConfigError(f"Stop cannot have metric={self.metric!r} alone: give either below or above")
+        for name, value in limits.items():
+            if not math.isfinite(value):
+                raise ConfigError(f"Stop cannot have {name}={value}: it must be finite")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The metrics that the evaluation must return."""
+        return (("accuracy",) if self.target is not None else ()) + ((self.metric,) if self.metric is not None else ())
+
+    def reached(self, row: Row) -> str | None:
+        """Which target an evaluation has reached, in words: "target" is that of the accuracy."""
+        if self.target is not None and row.accuracy >= self.target:
+            return "target"
+        value = row.metrics.get(self.metric, math.nan) if self.metric is not None else math.nan
+        if self.below is not None and value <= self.below:
+            return f"{self.metric} below {self.below:g}"
+        if self.above is not None and value >= self.above:
+            return f"{self.metric} above {self.above:g}"
+        return None
 
 
 @dataclass(frozen=True)

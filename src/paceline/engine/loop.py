@@ -34,6 +34,7 @@ from paceline.trace.format import facts_from, plain_facts, tickets_of
 from paceline.trace.writing import TraceWriter
 
 if TYPE_CHECKING:
+    from paceline.callbacks.workers import WorkerWatch
     from paceline.learning.learner import Learner
 
 
@@ -81,7 +82,7 @@ class ChecksRestored(Protocol):
         ...
 
 
-class Update(NamedTuple):
+class Stepped(NamedTuple):
     """The model was changed at a time, from a version."""
 
     at: float
@@ -109,6 +110,8 @@ class Loop:
 
     In real time it comes to an end also while it waits, in the middle of a round: at ``seconds``, and soon after
     ``asked_to_end()`` is true. What workers are at then is given out again when the run is resumed.
+
+    ``watch`` is told which workers join, leave and are late, if anybody wants to know.
     """
 
     def __init__(
@@ -125,6 +128,7 @@ class Loop:
         self.version = 0
         self.out_of_time = False
         self.asked_to_end: Callable[[], bool] = bool  # false
+        self.watch: WorkerWatch | None = None
         self._workers = workers
         self.in_real_time = isinstance(workers, RealTime)
         self._learner = learner
@@ -141,7 +145,7 @@ class Loop:
         """On the workers' clock, if it runs by itself; else the time of the last event."""
         return self._workers.now if isinstance(self._workers, RealTime) else self.coordinator.ledger.now
 
-    def __iter__(self) -> Iterator[Update]:
+    def __iter__(self) -> Iterator[Stepped]:
         coordinator, workers, learner = self.coordinator, self._workers, self._learner
         at, instructions = coordinator.ledger.now, self._pending()
         while True:
@@ -154,15 +158,23 @@ class Loop:
                 elif type(instruction) is Step:
                     self._step(instruction)
                     self.version += 1
+                    if self.watch is not None:
+                        self.watch.stepped(instruction, self.version - 1, at)
                     self._instructions, self._rest = instructions, rest
-                    yield Update(at, self.version - 1, instruction)
+                    yield Stepped(at, self.version - 1, instruction)
                 elif type(instruction) is Recall:
                     workers.recall(instruction.ticket)
+                    if self.watch is not None:
+                        self.watch.given_up(instruction.ticket, at)
                 elif type(instruction) is Halt:
                     learner.drop(instruction.ticket)
                     workers.halt(instruction.ticket)
+                    if self.watch is not None:
+                        self.watch.given_up(instruction.ticket, at)
                 elif type(instruction) is Drop:
                     learner.drop(instruction.ticket)
+                    if self.watch is not None:
+                        self.watch.given_up(instruction.ticket, at)
                 elif isinstance(instruction, WakeAt):
                     workers.wake_at(instruction.at)
                 elif isinstance(instruction, Resize):
@@ -183,6 +195,8 @@ class Loop:
                         learner.shorten(event.ticket, event.done)
                 elif isinstance(event, Joined | Left):
                     learner.attend(event)
+                    if self.watch is not None:
+                        self.watch.changed(event)
             instructions = coordinator.receive(*events)
             self._trace.record(events, instructions)
         if idle := coordinator.ledger.workers:

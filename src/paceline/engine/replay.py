@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from paceline.callbacks.base import Callback
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError, IllegalDecision, ImpossibleEvent
 from paceline.core.messages import Step
@@ -41,7 +42,7 @@ class Replay:
     run: Run
     departure: str | None  # the first line of the trace that is another one, in words
     differences: Mapping[str, float]  # weights and buffers that are not the same, and by how much at most
-    compared: bool  # did the recorded run come to an end, and leave weights to compare with?
+    compared: bool  # did both runs come to the same end, and are there weights to compare with?
 
     @property
     def same(self) -> bool:
@@ -61,20 +62,23 @@ def replay(
     scheduler: MakeScheduler | None = None,
     clip_norm: float | None = None,
     seed: int = 0,
+    callbacks: Sequence[Callback] = (),
 ) -> Replay:
     """Make the run in ``directory`` again from its trace; the other arguments are those it was trained with.
 
-    Nothing is written. The same bits can be expected on the same machine, of a run on processes or of a simulated one.
+    Nothing is written. ``callbacks`` are told of the same updates and workers at the same times; one that ends the
+    replay early leaves nothing to compare. The same bits can be expected on the same machine, of a run on processes or
+    of a simulated one.
     """
     spec = RunSpec.of(  # the recorded run has its own end
         task, strategy=strategy, fleet=fleet, optimizer=optimizer, stop=Stop(updates=1),
         batch_size=batch_size, partition=partition, sampling=sampling, scheduler=scheduler, clip_norm=clip_norm,
         seed=seed,
     )  # fmt: skip
-    return replay_spec(read_run(Path(directory)), task, spec)
+    return replay_spec(read_run(Path(directory)), task, spec, callbacks)
 
 
-def replay_spec(saved: SavedRun, task: Task, spec: RunSpec) -> Replay:
+def replay_spec(saved: SavedRun, task: Task, spec: RunSpec, callbacks: Sequence[Callback] = ()) -> Replay:
     """Make a recorded run again from its trace: what ``replay`` does once its arguments are checked."""
     if found := spec_difference(saved.config, spec, but=("stop", "every")):
         raise ConfigError(f"cannot replay {saved.path}: the run was begun with {found}")
@@ -83,9 +87,11 @@ def replay_spec(saved: SavedRun, task: Task, spec: RunSpec) -> Replay:
     every = AtUpdates(chosen=tuple(row.updates for row in saved.rows)) if spec.scheduler else Every(updates=updates)
     again = replace(spec, fleet=Replayed(spec.fleet, saved.trace), stop=Stop(updates=updates), every=every)
     try:
-        run = run_spec(task, again, Output(progress=False))
+        run = run_spec(task, again, Output(progress=False, callbacks=callbacks))
     except (ImpossibleEvent, IllegalDecision) as error:
         raise ConfigError(f"cannot replay {saved.path}: it goes another way than its trace ({error})") from None
+    if run.history[-1].updates < updates:
+        return Replay(run, _departure(saved.trace, run.trace), {}, compared=False)
     return Replay(run, _departure(saved.trace, run.trace), *_compared(saved, run.model.state_dict()))
 
 

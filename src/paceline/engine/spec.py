@@ -91,7 +91,7 @@ def _earliest(stop: Stop | None, strategy: Strategy) -> Stop:
     """What was asked for, but no more updates than the strategy makes."""
     rounds: int | None = getattr(strategy, "rounds", None)
     if stop is None and rounds is None:
-        raise ConfigError("a run needs an end: give stop=Stop(updates= | epochs= | seconds= | target=)")
+        raise ConfigError("a run needs an end: give stop=Stop(updates= | epochs= | seconds= | target= | metric=)")
     if stop is None or rounds is None:
         return stop or Stop(updates=rounds)
     return replace(stop, updates=rounds if stop.updates is None else min(stop.updates, rounds))

@@ -1,16 +1,18 @@
 """Train a model on workers of unequal speed."""
 
 import logging
-import math
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.callbacks.base import Callback
+from paceline.callbacks.files import MetricsLog
+from paceline.callbacks.hooks import Hooks, check_callbacks
 from paceline.callbacks.progress import Progress
 from paceline.callbacks.tensorboard import TensorBoard
+from paceline.callbacks.workers import WorkerWatch
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import CannotWrite, ConfigError
 from paceline.data.batches import Sampling, Shuffled
@@ -18,7 +20,8 @@ from paceline.data.partition import Equal, Partition
 from paceline.engine.arguments import check_arguments, simulated_sizes, strategy_for, whole
 from paceline.engine.build import warn_of_settings_without_effect
 from paceline.engine.checkpoints import Checkpoints
-from paceline.engine.evaluation import Evaluator
+from paceline.engine.evaluation import Evaluator, check_metrics
+from paceline.engine.info import run_info
 from paceline.engine.limits import Every, Stop
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
 from paceline.engine.result import Run
@@ -29,7 +32,7 @@ from paceline.engine.spec import RunSpec
 from paceline.fleets.base import Fleet
 from paceline.fleets.replayed import Replayed, ReplayedWorkers
 from paceline.fleets.simulated.fleet import SimulatedFleet, SimulatedWorkers
-from paceline.learning.generators import Generators, own_generators
+from paceline.learning.generators import Generators
 from paceline.learning.gradients.lazy import evaluation_of
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task, device_of
@@ -52,8 +55,10 @@ class Output:
     resume: bool = False
     tensorboard: bool = False
     progress: bool | None = None
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "callbacks", check_callbacks(self.callbacks))
         check_arguments(
             directory=self.directory, checkpoint=self.checkpoint, resume=self.resume, tensorboard=self.tensorboard,
             progress=self.progress,
@@ -82,6 +87,7 @@ def train(
     resume: bool = False,
     tensorboard: bool = False,
     progress: bool | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train ``task`` under ``strategy`` on ``fleet``, and return what came of it.
 
@@ -100,26 +106,27 @@ def train(
     resume       continue the run in the directory from its checkpoint; start it if it has none
     tensorboard  write curves into the directory too
     progress     show a line on the terminal, or write one to stderr each minute where there is none; False for neither
+    callbacks    are told what happens while the run trains, and may end it: see ``Callback``
 
     Ctrl-C ends the run, saves it, and raises ``KeyboardInterrupt``; with a directory SIGTERM does the same, and exits.
     On real workers this takes a second, whatever they are at; a pass or an evaluation in this process is finished
     first. A run that diverges ends with its last good weights, and says so in ``run.problem``.
 
-    To ``resume`` a run give the same arguments again; only ``stop``, ``checkpoint``, ``tensorboard`` and ``progress``
-    may differ.
+    To ``resume`` a run give the same arguments again; only ``stop``, ``checkpoint``, ``tensorboard``, ``progress`` and
+    ``callbacks`` may differ.
     """
     spec = RunSpec.of(
         task, strategy=strategy, fleet=fleet, optimizer=optimizer, stop=stop, batch_size=batch_size,
         partition=partition, sampling=sampling, scheduler=scheduler, clip_norm=clip_norm, every=every, seed=seed,
     )  # fmt: skip
-    return run_spec(task, spec, Output(directory, checkpoint, resume, tensorboard, progress))
+    return run_spec(task, spec, Output(directory, checkpoint, resume, tensorboard, progress, callbacks))
 
 
 def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
     """Train ``task`` as ``spec`` says: what ``train`` does once its arguments are checked."""
     if not isinstance(spec.fleet, Replayed):  # it was said when that run began
         warn_of_settings_without_effect(spec.strategy, spec.fleet)
-    _check_target(task, spec)
+    check_metrics(task, spec.stop, output.callbacks, spec.seed)
     with ExitStack() as stack:
         setup = stack.enter_context(set_up(task, spec))
         stateful = setup.stateful(needed=output.checkpoint is not None or output.resume)
@@ -132,34 +139,36 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
         if isinstance(setup.workers, SimulatedWorkers | ReplayedWorkers):
             setup.workers.announce = writer.note
         loop = Loop(spec.strategy, setup.workers, setup.server, writer, spec.stop.seconds, sizes=spec.sizes.unequal)
-        label = type(spec.strategy).__name__
-        progress = stack.enter_context(Progress(label, spec.stop, loop.coordinator.ledger, output.progress))
-        callbacks: list[Callback] = [progress] if opened is None else [opened.metrics, progress]
+        hooks = Hooks(_callbacks(output, opened))
+        stack.callback(hooks.close)
+        if hooks.on_worker:
+            loop.watch = WorkerWatch(hooks, loop.coordinator.ledger)
         own = task.with_function(setup.workload.loss.whole)
-        evaluator = Evaluator(own, setup.server, spec.every, callbacks, max(spec.sizes.each))
+        evaluator = Evaluator(own, setup.server, spec.every, hooks, max(spec.sizes.each))
         checkpoints = None
         if opened is not None and stateful:
             stateful |= {"loop": loop, "judge": evaluator, "random": Generators(device_of(setup.server.model))}
-            checkpoints = Checkpoints(opened, writer, stateful, output.checkpoint)
+            checkpoints = Checkpoints(opened, writer, stateful, output.checkpoint, hooks)
             if resumed:
                 evaluator.history += checkpoints.resume()
-        if opened is not None and output.tensorboard:
-            after = evaluator.history[-1].updates if evaluator.history else None
-            callbacks.append(stack.enter_context(TensorBoard(opened.path / "tensorboard", after)))
-        ended = Runner(spec.stop, loop, evaluator, setup.epoch_samples, setup.pruned).run(progress, checkpoints)
+        info = run_info(spec, setup, loop, evaluator.history, opened) if hooks.on_start else None
+        ended = Runner(spec.stop, loop, evaluator, setup.epoch_samples, setup.pruned).run(info, checkpoints)
         run = _result(setup, evaluator, writer.close(), ended, opened)
         if opened is not None:
             _keep(opened, run, setup.workload)
+        hooks.end(run)
+    if ended.error is None and hooks.error is not None:  # in on_end, or when it was closed
+        ended = replace(ended.with_problem(str(hooks.problem)), error=hooks.error)
     _raise_what_ended(ended, run, opened)
     return run
 
 
-def _check_target(task: Task, spec: RunSpec) -> None:
-    if (target := spec.stop.target) is None:
-        return
-    with own_generators(spec.seed):  # data sets may draw random numbers when they are looked at
-        if math.isnan(task.evaluator()(task.model).get("accuracy", math.nan)):
-            raise ConfigError(f"a target of {target} can never be reached: the evaluation returns no accuracy")
+def _callbacks(output: Output, opened: RunDirectory | None) -> Sequence[Callback]:
+    """What is told of the run: first its own files, then the user's callbacks."""
+    own = [] if opened is None else [MetricsLog(opened.metrics)]
+    shown = output.progress is not False and not any(isinstance(each, Progress) for each in output.callbacks)
+    more = [Progress()] if shown else []
+    return [*own, *output.callbacks, *more, *([TensorBoard()] if output.tensorboard else [])]
 
 
 def _result(setup: Setup, evaluator: Evaluator, trace: Trace, ended: Ended, opened: RunDirectory | None) -> Run:

@@ -24,6 +24,7 @@ class Learner(Protocol):
     updates: int
     samples: int
     non_finite: list[Ticket]  # what was left out so far
+    made: Mapping[str, Any]  # the settings that the optimizer was made with
 
     @property
     def model(self) -> "nn.Module": ...
@@ -123,7 +124,7 @@ class Server:
         self._batches = batches
         self._observer = batches if isinstance(batches, ObservesLosses) else None
         self._workers = workers
-        self._made = made  # the settings that the optimizer was made with
+        self.made = made  # the settings that the optimizer was made with
         self._kept: set[Ticket] = set()
         self._numbers = WorkNumbers()
         self._non_finite_in_a_row = 0
@@ -171,7 +172,7 @@ class Server:
     def state(self) -> State:
         """The counts. The batches and the contributions have states of their own."""
         return {
-            "made": self._made,
+            "made": self.made,
             "counts": [self.updates, self.samples, self._non_finite_in_a_row],
             "loss": [self._loss_sum, self._loss_weight],
             "kept": pack_tickets(sorted(self._kept)),
@@ -180,7 +181,7 @@ class Server:
         }
 
     def restore(self, state: State) -> None:
-        check_as_made(self._made, state["made"])
+        check_as_made(self.made, state["made"])
         self.updates, self.samples, self._non_finite_in_a_row = map(whole, state["counts"][:3])
         # in older checkpoints the losses are divided by their number, the fourth of the counts
         old = len(state["counts"]) > 3

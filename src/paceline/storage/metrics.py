@@ -76,7 +76,7 @@ class MetricsFile:
             begin = 0 if resumed else os.O_CREAT | os.O_TRUNC
             self._file = open_regular(path, os.O_WRONLY | os.O_APPEND | begin)
 
-    def on_evaluation(self, row: Row) -> None:
+    def append(self, row: Row) -> None:
         values: dict[str, Any] = {name: _plain(getattr(row, name)) for name in NUMBERS}
         if row.metrics != usual_metrics(row.loss, row.accuracy):
             values["metrics"] = {name: _plain(value) for name, value in row.metrics.items()}

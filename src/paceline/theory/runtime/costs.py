@@ -33,7 +33,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.messages import Ticket
 from paceline.data.sizes import BatchSizes
 from paceline.engine.arguments import simulated_sizes
-from paceline.engine.loop import Loop, NoLearner, Update, seldom_collecting
+from paceline.engine.loop import Loop, NoLearner, Stepped, seldom_collecting
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
@@ -117,7 +117,7 @@ class _Ages:
         self._first: defaultdict[int, float] = defaultdict(float)
         self._staleness = Staleness()
 
-    def count(self, update: Update) -> None:
+    def count(self, update: Stepped) -> None:
         new = self._staleness.count(update.version, update.step)
         for age in new:
             self._first[age] += 1 / len(new)
