@@ -1,5 +1,6 @@
 """Evaluations that return names of their own: in the history, on disk, and in runs that are resumed."""
 
+import json
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +14,12 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.cli.main import main
 from paceline.storage.metrics import read_rows
 from support.digits import digits_task, weights
+from support.tiny import tiny
+
+__all__ = ["tiny"]
 
 
 def train(evaluate: Callable[[nn.Module], Any], **more: Any) -> pl.Run:
@@ -63,3 +68,86 @@ def test_a_run_that_is_resumed_keeps_its_metrics(tmp_path: Path) -> None:
     resumed = train(evaluate, stop=pl.Stop(updates=6), directory=tmp_path / "run", resume=True)
     assert [row.metrics for row in resumed.history] == [row.metrics for row in straight.history]
     assert len({row.metrics["norm"] for row in resumed.history}) == 7
+
+
+# Ending a run by a metric
+
+
+def falling(model: nn.Module) -> dict[str, float]:
+    """From 1 down, and from -1 up, as the weights move."""
+    distance = float((weights(model) - weights(digits_task().model)).norm())
+    return {"perplexity": 1.0 - distance, "negative": distance - 1.0}
+
+
+@pytest.mark.parametrize(
+    ("limits", "ended"),
+    [
+        ({"metric": "perplexity", "below": 0.9}, "perplexity below 0.9"),
+        ({"metric": "negative", "above": -0.9}, "negative above -0.9"),
+    ],
+)
+def test_a_run_ends_when_a_metric_is_low_or_high_enough(limits: Any, ended: str, tmp_path: Path) -> None:
+    run = train(falling, stop=pl.Stop(updates=500, **limits), directory=tmp_path / "run")
+    assert run.ended == ended
+    assert run.history[-1].metrics["perplexity"] <= 0.9
+    assert all(row.metrics["perplexity"] > 0.9 for row in run.history[:-1])
+    again = train(falling, stop=pl.Stop(updates=500, **limits), directory=tmp_path / "run", resume=True)
+    assert (again.ended, len(again.history)) == (ended, len(run.history))
+
+
+def test_the_earliest_end_counts() -> None:
+    assert train(falling, stop=pl.Stop(updates=2, metric="perplexity", below=-100.0)).ended == "updates"
+    assert train(falling, stop=pl.Stop(updates=2, metric="perplexity", below=1.0, epochs=9)).ended == (
+        "perplexity below 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        (
+            pl.Stop(metric="preplexity", below=2.0),
+            r"Stop\(metric='preplexity'\) waits for 'preplexity', which the evaluation does not return: "
+            r"did you mean 'perplexity'\? \(known: perplexity, negative\)",
+        ),
+        (pl.Stop(target=0.5), r"Stop\(target=0.5\) waits for 'accuracy', .*: choose from perplexity, negative"),
+    ],
+)
+def test_a_metric_that_nobody_reports_is_refused(stop: pl.Stop, said: str, tmp_path: Path) -> None:
+    with pytest.raises(pl.ConfigError, match=f"^{said}$"):
+        train(falling, stop=stop, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"metric": "f1"}, "Stop cannot have metric='f1' alone: give either below or above"),
+        ({"metric": "f1", "below": 1.0, "above": 2.0}, "Stop cannot have metric='f1' alone"),
+        ({"below": 1.0}, "Stop cannot have below=1.0 alone: name the metric, as in metric='loss'"),
+        ({"updates": 3, "above": 1.0}, "Stop cannot have above=1.0 alone"),
+        ({"metric": "f1", "below": float("nan")}, "Stop cannot have below=nan: it must be finite"),
+        ({"metric": 3, "below": 1.0}, "Stop cannot have metric=3: give a text, or None"),
+        ({"metric": "f1", "below": "1"}, "Stop cannot have below='1': give a number, or None"),
+        ({}, "a run needs an end: give Stop one of updates, epochs, seconds, target, or a metric"),
+    ],
+)
+def test_a_wrong_limit_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(pl.ConfigError) as error:
+        pl.Stop(**given)
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_may_name_a_metric(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In ``[stop]``, as in Python."""
+    text = tiny.read_text()
+    start = text.index("[stop]") + len("[stop]\n")
+    tiny.write_text(text[:start] + 'metric = "loss"\nbelow = 2.28\n' + text[start:])
+    assert main(["train", str(tiny), "--strategy", "ssgd", "--lr", "0.1", "--directory", "run", "--no-check-lr"]) == 0
+    assert "ended by loss below 2.28" in capsys.readouterr().out
+    assert json.loads(Path("run/summary.json").read_text())["loss"] <= 2.28
+    tiny.write_text(text[:start] + 'metric = "f1"\nabove = 0.5\n' + text[start:])
+    assert main(["train", str(tiny), "--strategy", "ssgd", "--lr", "0.1", "--directory", "other", "--no-check-lr"]) == 2
+    assert "choose from loss, accuracy" in capsys.readouterr().err
+    assert not Path("other").exists()

@@ -28,7 +28,7 @@ class EvaluationFailed(Exception):
 
 def check_metrics(task: Task, stop: Stop, callbacks: Sequence[Callback], seed: int) -> None:
     """Refuse to wait for a metric that the evaluation does not return."""
-    wanted = [("stop", name) for name in stop.needs]
+    wanted = [(who, name) for name, who in stop.needs.items()]
     wanted += [(type(each).__name__, name) for each in callbacks for name in each.needs]
     if not wanted:
         return
@@ -42,9 +42,7 @@ def check_metrics(task: Task, stop: Stop, callbacks: Sequence[Callback], seed: i
 class Evaluator:
     """Counts updates and their staleness; adds a row to the history when one is due."""
 
-    def __init__(
-        self, task: Task, server: Learner, every: Every | None, hooks: Hooks, batch_size: int = 32
-    ) -> None:
+    def __init__(self, task: Task, server: Learner, every: Every | None, hooks: Hooks, batch_size: int = 32) -> None:
         self.server = server
         self.staleness = Staleness()
         self.history: list[Row] = []

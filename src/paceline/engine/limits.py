@@ -48,9 +48,10 @@ class Stop:
                 raise ConfigError(f"Stop cannot have {name}={value}: it must be finite")
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        """The metrics that the evaluation must return."""
-        return (("accuracy",) if self.target is not None else ()) + ((self.metric,) if self.metric is not None else ())
+    def needs(self) -> dict[str, str]:
+        """The metrics that the evaluation must return, each with what asks for it."""
+        accuracy = {} if self.target is None else {"accuracy": f"Stop(target={self.target:g})"}
+        return accuracy | ({} if self.metric is None else {self.metric: f"Stop(metric={self.metric!r})"})
 
     def reached(self, row: Row) -> str | None:
         """Which target an evaluation has reached, in words: "target" is that of the accuracy."""

@@ -156,10 +156,8 @@ class Loop:
                     learner.start(ticket)
                     workers.start(ticket)
                 elif type(instruction) is Step:
-                    self._step(instruction)
+                    self._step(instruction, at)
                     self.version += 1
-                    if self.watch is not None:
-                        self.watch.stepped(instruction, self.version - 1, at)
                     self._instructions, self._rest = instructions, rest
                     yield Stepped(at, self.version - 1, instruction)
                 elif type(instruction) is Recall:
@@ -213,7 +211,7 @@ class Loop:
     def _is_asked_to_end(self) -> bool:
         return self.asked_to_end()  # whoever is asked may change
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: Step, at: float) -> None:
         try:
             non_finite: Sequence[Ticket] = self._learner.step(step)
         except Diverged as diverged:
@@ -221,6 +219,8 @@ class Loop:
             raise
         if non_finite:
             self._trace.non_finite(non_finite)
+        if self.watch is not None:
+            self.watch.stepped(step, self.version, at)
 
     def _pending(self) -> Sequence[Instruction]:
         return self._instructions[len(self._instructions) - length_hint(self._rest) :]
