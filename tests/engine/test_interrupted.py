@@ -164,7 +164,7 @@ def test_a_run_that_nobody_watches_writes_a_plain_line_each_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("paceline.callbacks.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("paceline.callbacks.display.time", SimpleNamespace(monotonic=lambda: now[0]))
     look = Evaluator.count
 
     def counts(self: Evaluator, update: Any) -> Any:
@@ -174,6 +174,11 @@ def test_a_run_that_nobody_watches_writes_a_plain_line_each_minute(
     monkeypatch.setattr(Evaluator, "count", counts)
     evaluated_by(Failing(100), tmp_path / "run")
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(", ")[1] for line in lines] == ["update 3/12", "update 6/12", "update 9/12", "update 12/12"]
-    assert all(line.startswith("Asynchronous: time ") and "waiting for " in line for line in lines)
+    assert [line.split(", time ")[0].removeprefix("Asynchronous: ") for line in lines] == [
+        "25%, 3:45 left, update 3/12",
+        "50%, 2:30 left, update 6/12",
+        "75%, 1:15 left, update 9/12",
+        "100%, 0:00 left, update 12/12",
+    ]
+    assert all("waiting for " in line for line in lines)
     assert "\x1b" not in "".join(lines)

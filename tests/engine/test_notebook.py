@@ -58,6 +58,13 @@ def test_nothing_is_written_to_stderr(outputs: list[list[Any]]) -> None:
     assert [output.text for cell in outputs for output in cell if output.get("name") == "stderr"] == []
 
 
+def test_progress_is_one_line_of_text_that_was_kept_up_to_date(outputs: list[list[Any]]) -> None:
+    (line,) = outputs[0]
+    assert line.output_type == "display_data"
+    assert [*line.data] == ["text/plain"]
+    assert line.data["text/plain"].startswith(f"Asynchronous  |{'█' * 20}|  100%  update 30/30  time ")
+
+
 def test_a_run_is_a_table_and_a_picture(outputs: list[list[Any]]) -> None:
     for number in (1, 4):
         (shown,) = outputs[number]

@@ -27,6 +27,7 @@ class RunInfo:
                    settings, learning_rate, batch_size, seed and more, for loggers
     directory      of the run, if it has one
     resumed        whether it continues an earlier run, which made ``updates`` and has the rows of ``history``
+    epoch_samples  of an epoch, as ``Stop`` counts them
     ledger         who is here and who computes what; read only, and up to date while the run lasts
     """
 
@@ -38,6 +39,7 @@ class RunInfo:
     resumed: bool
     updates: int
     history: Sequence[Row]
+    epoch_samples: int
     ledger: Ledger = field(repr=False, compare=False)
 
 

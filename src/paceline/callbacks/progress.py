@@ -1,91 +1,91 @@
 """The line that shows how far a run is."""
 
-import sys
-import time
-from contextlib import suppress
-
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
+import math
 
 from paceline.callbacks.base import Callback, RunInfo, Update
+from paceline.callbacks.display import Display, EveryMinute, Status, TimeLeft, open_display
 from paceline.core.ledger import Ledger
 from paceline.storage.metrics import Row
 
-PERIOD, MINUTE = 0.1, 60.0  # seconds between two looks, and between two lines of a log
+__all__ = ["EveryMinute", "Progress", "waited_for"]
 
-
-class EveryMinute:
-    """Whether a minute has passed since it was last due."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + MINUTE
-
-    def due(self) -> bool:
-        if (now := time.monotonic()) < self._next:
-            return False
-        self._next = now + MINUTE
-        return True
+MOST = 4  # metrics in the line
 
 
 class Progress(Callback):
-    """A line with time, updates, loss, staleness, and who is being waited for.
+    """A line with a bar, the time left, updates, metrics, staleness, and who is being waited for.
 
-    On a terminal it is kept up to date; elsewhere, as in a log, a plain one is written each minute.
+    On a terminal and in a notebook it is kept up to date; elsewhere, as in a log, a plain one is written each minute.
+    Bar and time left are there if ``Stop`` limits updates, epochs or seconds; a run that reaches its target ends
+    earlier. The time left is that of the user, also where the run's seconds are virtual.
     """
 
     def __init__(self) -> None:
         self._run: RunInfo | None = None
         self._row: Row | None = None
-        self._next = 0.0
-        self._live: Live | None = None
-        self._minute: EveryMinute | None = None
+        self._update: Update | None = None
+        self._display: Display | None = None
+        self._left = TimeLeft()
 
     def on_start(self, run: RunInfo) -> None:
         self.close()
-        self._run, self._row = run, run.history[-1] if run.history else None
-        if sys.stderr.isatty():
-            self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
-            self._live.start()
-        else:
-            self._minute = EveryMinute()
+        self._run, self._row, self._update = run, run.history[-1] if run.history else None, None
+        self._left, self._display = TimeLeft(), open_display()
+        before = (self._row.seconds, self._row.samples) if self._row else (0.0, 0)
+        self._left.estimate(share_done(run, run.updates, *before))
 
     def on_evaluate(self, row: Row) -> None:
         self._row = row
 
     def on_update(self, update: Update) -> None:
         """Show how far the run is, if it was not shown just now."""
-        run = self._run
-        if run is None:
-            return
-        if self._minute is not None and self._minute.due():
-            text = ", ".join((*self._parts(run, update), f"waiting for {waited_for(run.ledger)}"))
-            with suppress(OSError):  # a log that cannot be written is no reason to end a run
-                print(f"{type(run.strategy).__name__}: {text}", file=sys.stderr, flush=True)
-        if self._live is None or (now := time.monotonic()) < self._next:
-            return
-        self._next = now + PERIOD
-        line = Table.grid(padding=(0, 2))
-        waiting = f"[dim]waiting for {waited_for(run.ledger)}[/]"
-        line.add_row(f"[bold]{type(run.strategy).__name__}[/]", *self._parts(run, update), waiting)
-        self._live.update(line, refresh=True)
+        self._update = update
+        if self._display is not None and self._run is not None and self._display.due():
+            self._display.show(self._status(self._run, update, ended=False))
 
     def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-        self._live = self._minute = None
+        if self._display is not None:
+            update, run = self._update, self._run
+            self._display.close(self._status(run, update, ended=True) if run and update else None)
+        self._display = None
 
-    def _parts(self, run: RunInfo, update: Update) -> list[str]:
-        row, ends = self._row, run.stop
+    def _status(self, run: RunInfo, update: Update, *, ended: bool) -> Status:
+        share = share_done(run, update.updates, update.seconds, update.samples)
+        left = self._left.estimate(share)
         parts = [
-            f"time {update.seconds:.4g}" + (f"/{ends.seconds:g}" if ends.seconds else ""),
-            f"update {update.updates}" + (f"/{ends.updates}" if ends.updates else ""),
+            f"update {update.updates:,}" + (f"/{run.stop.updates:,}" if run.stop.updates else ""),
+            f"time {update.seconds:,.4g}" + (f"/{run.stop.seconds:,g}" if run.stop.seconds else ""),
+            *([] if self._row is None else _metrics(run, self._row)),
         ]
-        if row is not None:
-            parts.append(f"loss {row.loss:.4f}")
-            parts.append(f"accuracy {row.accuracy:.1%}" + (f"/{ends.target:.1%}" if ends.target else ""))
-            parts.append(f"staleness {row.staleness:.1f}")
-        return parts
+        if not ended:
+            parts.append(f"waiting for {waited_for(run.ledger)}")
+        return Status(type(run.strategy).__name__, share, None if ended else left, parts)
+
+
+def share_done(run: RunInfo, updates: int, seconds: float, samples: int) -> float | None:
+    """Which share of a run is done, by the limit that ends it first; None if it ends by a target alone."""
+    stop, done = run.stop, list[float]()
+    if stop.updates is not None:
+        done.append(updates / stop.updates)
+    if stop.seconds is not None:
+        done.append(seconds / stop.seconds)
+    if stop.epochs is not None:
+        done.append(samples / (stop.epochs * run.epoch_samples))
+    return min(1.0, max(done)) if done else None
+
+
+def _metrics(run: RunInfo, row: Row) -> list[str]:
+    """What the last evaluation found, each metric with what it is to reach."""
+    stop, texts = run.stop, []
+    known = [(name, value) for name, value in row.metrics.items() if not math.isnan(value)]
+    for name, value in known[:MOST]:
+        text = f"{name} {value:.1%}" if name == "accuracy" else f"{name} {value:.4f}"
+        if name == "accuracy" and stop.target is not None:
+            text += f"/{stop.target:.1%}"
+        elif name == stop.metric:
+            text += f"/{stop.below if stop.above is None else stop.above:g}"
+        texts.append(text)
+    return [*texts, f"staleness {row.staleness:.1f}"]
 
 
 def waited_for(ledger: Ledger, most: int = 4) -> str:

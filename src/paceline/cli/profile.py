@@ -1,6 +1,7 @@
 """``paceline profile``: measures how fast the workers of a fleet are, and suggests groups of similar speed."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -135,35 +136,25 @@ def _measure(config: "Config", seconds: float, place: "RunDirectory") -> "Profil
 
 
 @contextmanager
-def _progress(seconds: float, workers: int) -> "Iterator[Callable[[float], None] | None]":
-    """A progress bar if stderr is a terminal; otherwise a line at the start and one per minute."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def _progress(seconds: float, workers: int) -> "Iterator[Callable[[float], None]]":
+    """A bar with the time left on a terminal; otherwise a line at the start and one a minute."""
+    from paceline.callbacks.display import Status, open_display
 
-    from paceline.callbacks.progress import EveryMinute
-    from paceline.terminal import console
+    if not sys.stderr.isatty():
+        log(f"measuring {workers} workers for {seconds:g} s ...")
+    display, handed_in = open_display(), 0
 
-    terminal = console(stderr=True)
-    if not terminal.is_terminal:
-        typer.echo(f"measuring {workers} workers for {seconds:g} s ...", err=True)
-        minute = EveryMinute()
+    def watch(at: float) -> None:
+        nonlocal handed_in
+        handed_in += 1
+        if display.due():
+            parts = [f"{at:.0f} of {seconds:g} s", f"{handed_in:,} mini-batches"]
+            display.show(Status(f"measuring {workers} workers", min(1.0, at / seconds), max(0.0, seconds - at), parts))
 
-        def log_time(at: float) -> None:
-            if minute.due():
-                log(f"{at:.0f} of {seconds:g} s")
-
-        yield log_time
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[done]}"))
-    with Progress(*columns, console=terminal, transient=True) as bar:
-        task = bar.add_task(f"measuring {workers} workers", total=seconds, done="")
-        handed_in = 0
-
-        def watch(at: float) -> None:
-            nonlocal handed_in
-            handed_in += 1
-            bar.update(task, completed=at, done=f"{handed_in:,} mini-batches")
-
+    try:
         yield watch
+    finally:
+        display.close(None)
 
 
 def _show(found: "Stragglers", profiled: str | None, path: Path) -> None:

@@ -25,6 +25,7 @@ def run_info(spec: RunSpec, setup: Setup, loop: Loop, history: Sequence[Row], op
         resumed=opened is not None and opened.resumed,
         updates=setup.server.updates,
         history=tuple(history),
+        epoch_samples=setup.epoch_samples,
         ledger=loop.coordinator.ledger,
     )
 
