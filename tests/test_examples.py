@@ -123,6 +123,21 @@ def test_ensemble_compression_tells_errors_and_costs_and_loads_what_was_saved(
     assert f"loaded from its directory: error {errors['EC-DNN-S']}%" in printed
 
 
+def test_a_lightning_module_trains_under_two_rules() -> None:
+    """As well, and in a quarter of the time."""
+    output = run_example("lightning_module.py")
+    found = re.findall(r"^\w+: accuracy ([\d.]+)% after ([\d.]+) virtual seconds$", output, re.M)
+    assert [float(seconds) for _, seconds in found] == [48.0, 12.0]
+    assert all(float(accuracy) > 85 for accuracy, _ in found)
+
+
+def test_a_hugging_face_model_trains_under_two_rules() -> None:
+    output = run_example("hugging_face.py")
+    found = re.findall(r"^\w+: perplexity ([\d.]+) after ([\d.]+) virtual seconds$", output, re.M)
+    assert [float(seconds) for _, seconds in found] == [24.0, 6.0]
+    assert all(float(perplexity) < 2 for perplexity, _ in found)
+
+
 def test_a_ddp_job_is_recorded_and_its_straggler_named(tmp_path: Path) -> None:
     directory = str(tmp_path / "job")
     command = [sys.executable, str(EXAMPLES / "record_ddp.py"), directory, "--steps", "12", "--seconds", "0.02"]

@@ -1,11 +1,17 @@
-"""Hugging Face's trainer is recorded in one line."""
+"""Hugging Face's trainer is recorded in one line, and its models are trained by Paceline."""
 
 import subprocess
 import sys
+from collections import UserDict
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers
 
+import paceline as pl
+from paceline.integrations.huggingface import task_from
 from paceline.trace.recordings import read_recording
 from support import hugging_face
 
@@ -34,3 +40,59 @@ def test_two_processes_are_two_workers_that_wait_for_each_other(tmp_path: Path) 
     assert all(one.tells_waiting for one in found.workers)
     assert [one.steps for one in found.workers] == [6, 6]
     assert found.batch_size == 8
+
+
+def model() -> hugging_face.TinyModel:
+    torch.manual_seed(0)
+    return hugging_face.TinyModel(transformers.PretrainedConfig())
+
+
+def train(task: pl.Task, fleet: Any = None) -> pl.Run:
+    return pl.train(
+        task, strategy=pl.Synchronous(), fleet=fleet or pl.SimulatedFleet([pl.delays.Constant(1.0)] * 2),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5), batch_size=4, stop=pl.Stop(updates=6),
+        progress=False,
+    )  # fmt: skip
+
+
+def test_a_model_trains_on_its_own_loss() -> None:
+    run = train(task_from(model(), hugging_face.samples(24), metrics={"root": lambda means: means["loss"] ** 0.5}))
+    samples = hugging_face.samples(24)
+    inputs, labels = (
+        torch.stack([each["inputs"] for each in samples]),
+        torch.tensor([each["labels"] for each in samples]),
+    )
+    same = train(pl.Task(model().layer, torch.nn.functional.cross_entropy, (inputs, labels)))
+    torch.testing.assert_close(run.model.state_dict()["layer.weight"], same.model.state_dict()["weight"])
+    assert run.history[-1].metrics["root"] == pytest.approx(same.history[-1].loss ** 0.5)
+
+
+def test_worker_processes_train_with_a_collator() -> None:
+    task = task_from(model(), hugging_face.samples(24), collate=transformers.default_data_collator)
+    assert train(task, pl.ProcessFleet(2, threads=1)).history[-1].updates == 6
+
+
+def test_collators_may_return_any_mapping() -> None:
+    def collate(samples: list[Any]) -> UserDict[str, Any]:
+        return UserDict(transformers.default_data_collator(samples))
+
+    assert train(task_from(model(), hugging_face.samples(24), collate=collate)).history[-1].updates == 6
+
+
+@pytest.mark.parametrize(
+    ("collate", "why"),
+    [
+        (lambda samples: {"inputs": torch.zeros(len(samples), 4), "labels": None}, "TinyModel returned no loss"),
+        (lambda samples: 3, "the collator returned a int: a dictionary is needed"),
+    ],
+)
+def test_batches_without_a_loss_are_refused(collate: Any, why: str) -> None:
+    with pytest.raises(pl.ConfigError, match=why):
+        train(task_from(model(), hugging_face.samples(24), collate=collate))
+
+
+def test_only_models_of_hugging_face_are_taken() -> None:
+    with pytest.raises(pl.ConfigError, match=r"PreTrainedModel\) is needed, not Linear"):
+        task_from(torch.nn.Linear(2, 2), hugging_face.samples(8))
+    with pytest.raises(pl.ConfigError, match="not the class TinyModel"):
+        task_from(hugging_face.TinyModel, hugging_face.samples(8))

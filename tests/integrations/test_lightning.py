@@ -1,4 +1,4 @@
-"""Lightning's trainer is recorded in one line, under both names of the framework."""
+"""Lightning's trainer is recorded in one line, under both names of the framework; its modules train."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
-from paceline.integrations.lightning import RecorderCallback, _samples
+from paceline.integrations.lightning import RecorderCallback, _samples, optimizer_from, task_from
 from paceline.trace.recordings import WorkerRecording, read_recording
 
 pytestmark = [
@@ -28,8 +28,8 @@ class Tiny(lightning.LightningModule):  # type: ignore[misc]
         self.layer = torch.nn.Linear(4, 2)
         self.fails_at = fails_at
 
-    def training_step(self, batch: Any, number: int) -> torch.Tensor:
-        if number == self.fails_at:
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if batch_idx == self.fails_at:
             raise RuntimeError("out of luck")
         inputs, targets = batch
         return torch.nn.functional.cross_entropy(self.layer(inputs), targets)
@@ -131,3 +131,175 @@ def test_frameworks_are_loaded_when_they_are_first_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="has no attribute 'keras'"):
         _ = pl.integrations.keras
+
+
+class Grouped(Tiny):
+    """Logs, has groups of parameters, and asks for no number of the batch."""
+
+    def training_step(self, batch: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        loss = super().training_step(batch, 0)
+        self.log("half", loss / 2, on_step=True)
+        return {"loss": loss, "outputs": torch.zeros(7)}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
+        self.log_dict({"one": 1.0, "two": torch.tensor(2.0)}, sync_dist=True)
+        return {"three": 3, "loss": torch.tensor(9.0), "names": ["x"]}
+
+    def configure_optimizers(self) -> Any:
+        weight, bias = self.parameters()
+        groups = [{"params": [bias], "lr": 0.01}, {"params": [weight]}]
+        return {"optimizer": torch.optim.SGD(groups, lr=0.1, momentum=0.9)}
+
+
+def data(count: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(count, 4, generator=generator), torch.randint(2, (count,), generator=generator)
+
+
+def train(task: pl.Task, module: Any, fleet: Any = None) -> pl.Run:
+    return pl.train(
+        task, strategy=pl.Synchronous(), fleet=fleet or pl.SimulatedFleet([pl.delays.Constant(1.0)] * 2),
+        optimizer=optimizer_from(module), batch_size=4, stop=pl.Stop(updates=6), progress=False,
+    )  # fmt: skip
+
+
+def test_a_module_trains_as_its_training_step_says() -> None:
+    torch.manual_seed(0)
+    module = Tiny()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    run = train(task_from(module, data()), module)
+    plain = pl.Task(module.layer, torch.nn.functional.cross_entropy, data())
+    same = pl.train(
+        plain, strategy=pl.Synchronous(), fleet=pl.SimulatedFleet([pl.delays.Constant(1.0)] * 2),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), batch_size=4, stop=pl.Stop(updates=6),
+        progress=False,
+    )  # fmt: skip
+    torch.testing.assert_close(run.model.state_dict()["layer.weight"], same.model.state_dict()["weight"])
+    assert run.history[-1].loss == pytest.approx(same.history[-1].loss)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_what_steps_log_are_metrics() -> None:
+    module = Grouped()
+    run = train(task_from(module, data(), test=data(8)), module)
+    metrics = run.history[-1].metrics
+    assert metrics["half"] == pytest.approx(metrics["loss"] / 2)
+    assert {name: metrics[name] for name in ("one", "two", "three")} == {"one": 1.0, "two": 2.0, "three": 3.0}
+    assert "log" not in vars(run.model)
+
+
+def test_worker_processes_train_a_module() -> None:
+    module = Grouped()
+    run = train(task_from(module, data(), test=data(8)), module, pl.ProcessFleet(2, threads=1))
+    assert run.history[-1].updates == 6
+
+
+def test_the_optimizer_keeps_its_groups_and_is_made_of_other_parameters() -> None:
+    module = Grouped()
+    make, other = optimizer_from(module), Grouped()
+    optimizer = make(other.parameters())
+    bias, weight = optimizer.param_groups
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.1]
+    assert (bias["params"][0] is other.layer.bias, weight["params"][0] is other.layer.weight) == (True, True)
+    with pytest.raises(pl.ConfigError, match="is one of 2 parameters, and is to be made of 1"):
+        make([other.layer.bias])
+
+
+def with_optimizers(returned: Any) -> Tiny:
+    module = Tiny()
+    module.configure_optimizers = lambda: returned  # type: ignore[method-assign]
+    return module
+
+
+def sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        ([sgd(), sgd()], "configure_optimizers of Tiny returns 2 optimizers: a task has one"),
+        (([sgd()], [object()]), "returns a learning rate scheduler"),
+        ({"optimizer": sgd(), "lr_scheduler": object()}, "returns a learning rate scheduler"),
+        (None, "returns NoneType: one torch optimizer is needed"),
+        ([], "returns NoneType: one torch optimizer is needed"),
+    ],
+)
+def test_optimizers_that_cannot_be_taken_over_are_refused(returned: Any, why: str) -> None:
+    with pytest.raises(pl.ConfigError, match=why):
+        optimizer_from(with_optimizers(returned))
+
+
+def test_one_optimizer_in_a_list_is_one() -> None:
+    assert optimizer_from(with_optimizers(([sgd()], [])))
+    assert optimizer_from(with_optimizers([sgd()]))
+
+
+class Clips(Tiny):
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """It would not be called."""
+
+
+class Silent(lightning.LightningModule):  # type: ignore[misc]
+    """It has no training step."""
+
+
+class Manual(Tiny):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (Manual(), "Manual optimizes by hand"),
+        (Clips(), "Clips has a hook on_before_optimizer_step of its own, which would not be called"),
+        (Silent(), "Silent has no training_step"),
+        (torch.nn.Linear(2, 2), "a LightningModule is needed, not Linear"),
+        (Tiny, "a LightningModule is needed, not the class Tiny"),
+    ],
+)
+def test_modules_that_update_otherwise_are_refused(module: Any, why: str) -> None:
+    with pytest.raises(pl.ConfigError, match=why):
+        task_from(module, data())
+
+
+class Skips(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        return None
+
+
+class Asks(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch, batch_idx) * self.trainer.global_step  # type: ignore[no-any-return]
+
+
+class LogsAnObject(Tiny):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("metric", object())
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Skips, "training_step of Skips returned None"),
+        (Asks, "training_step of Asks uses self.trainer, and there is none"),
+        (LogsAnObject, "training_step logs metric as a object"),
+    ],
+)
+def test_steps_that_need_a_trainer_are_refused(kind: type[Tiny], why: str) -> None:
+    module = kind()
+    with pytest.raises(pl.ConfigError, match=why):
+        train(task_from(module, data()), module)
+
+
+class Listens(Tiny):
+    def on_train_epoch_end(self) -> None:
+        """It is not called."""
+
+
+def test_hooks_that_are_not_called_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    task_from(Listens(), data())
+    assert caplog.messages == ["Listens: these hooks are not called: on_train_epoch_end"]

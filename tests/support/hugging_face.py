@@ -23,9 +23,9 @@ class TinyModel(PreTrainedModel):  # type: ignore[misc]
         self.layer = nn.Linear(4, 2)
         self.post_init()
 
-    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         logits = self.layer(inputs)
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+        return {"logits": logits} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
 
 
 def samples(count: int) -> list[dict[str, Any]]:

@@ -79,6 +79,21 @@ def test_steps_without_an_exchange_belong_to_the_next_one(tmp_path: Path) -> Non
     assert found.workers[0].updates[0].compute == pytest.approx(0.3 - 0.02)
 
 
+def test_sizes_of_mini_batches_are_kept_where_they_differ(tmp_path: Path) -> None:
+    for worker, size in enumerate((48, 16)):
+        steps = [(began, ended, size, *told) for began, ended, _, *told in steps_of([0.3] * 4, [0.3] * 4)]
+        write_worker(tmp_path, worker, steps)  # type: ignore[arg-type]
+    trace = pl.read_trace(tmp_path)
+    assert {str(weight) for fact in trace if isinstance(fact, Step) for weight in fact.weights.values()} == {
+        "3/4",
+        "1/4",
+    }
+    assert list(Survey(trace).durations[0].samples) == [48, 48, 48]
+    assert "batch_size" not in read_run(tmp_path).config
+    (found,) = what_if(Survey(trace), {"unequal": pl.UnequalBatches(pl.Synchronous(), total=64)})
+    assert found.measures.updates >= 2
+
+
 def test_loops_that_do_not_tell_waiting_are_said_to(tmp_path: Path) -> None:
     slowest = [0.4] * 4
     for worker in range(2):

@@ -24,14 +24,13 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from paceline.core.codec import MOST_WORKERS, real, whole
 from paceline.core.errors import ConfigError
-from paceline.core.messages import Arrived, Joined, Start, Step, Ticket, Work
+from paceline.core.messages import Arrived, Joined, Start, Step, Ticket, Work, mean
 from paceline.files import check_regular, open_regular
 from paceline.trace.clocks import ClockMarks, clock_notes
 from paceline.trace.format import FORMAT as TRACE_FORMAT
@@ -114,6 +113,12 @@ class Recording:
         return sizes.pop() if len(sizes) == 1 and min(sizes) > 0 else None
 
     @property
+    def has_sizes(self) -> bool:
+        """Are the samples of each update known, and not all the same?"""
+        known = all(update.samples > 0 for each in self.workers for update in each.updates[: self.count])
+        return known and self.batch_size is None
+
+    @property
     def about(self) -> Mapping[str, Any]:
         return {
             "paceline_trace": TRACE_FORMAT,
@@ -131,12 +136,14 @@ class Recording:
 
     def _facts(self) -> Iterator[list[Fact]]:
         yield [Joined(0.0, each.worker) for each in self.workers]
-        at, serial, work = 0.0, 0, Work("gradient", 1)
-        weight = Fraction(1, len(self.workers))
+        at, serial, sizes = 0.0, 0, self.has_sizes
         for number in range(self.count):
             own = {each.worker: each.updates[number] for each in self.workers}
             exchange = min((each.waited for each in own.values() if not math.isnan(each.waited)), default=0.0)
-            tickets = {worker: Ticket(serial + place, worker, number, work) for place, worker in enumerate(own)}
+            tickets = {
+                worker: Ticket(serial + place, worker, number, Work("gradient", 1, each.samples if sizes else 0))
+                for place, (worker, each) in enumerate(own.items())
+            }
             serial += len(tickets)
             ends = {
                 worker: at + each.compute + (0.0 if math.isnan(each.waited) else exchange)
@@ -147,7 +154,7 @@ class Recording:
                 if not math.isnan(own[worker].waited):
                     facts.append(Computed(tickets[worker], own[worker].compute))
                 facts.append(Arrived(ends[worker], tickets[worker], 1))
-            facts.append(Step(dict.fromkeys(tickets.values(), weight)))
+            facts.append(Step(mean(list(tickets.values()))))
             yield facts
             at = max(ends.values())
 
