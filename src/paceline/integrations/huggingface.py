@@ -7,12 +7,12 @@
 Needs ``pip install 'paceline[huggingface]'``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.data.samples import Data
+from paceline.data.samples import Collate, Data
 from paceline.learning.step import Metrics
 from paceline.learning.task import Task
 from paceline.recording.ddp import watch_parameters
@@ -69,7 +69,7 @@ def task_from(
     train: Data,
     test: Data | None = None,
     *,
-    collate: Callable[[Sequence[Any]], Any] | None = None,
+    collate: Collate | None = None,
     metrics: Metrics | None = None,
 ) -> Task:
     """A task that trains a Hugging Face model, which computes its loss itself from ``labels`` in the batch.
@@ -91,11 +91,11 @@ def task_from(
 class _Collate:
     """Makes a plain dictionary of what a collator returns."""
 
-    def __init__(self, collator: Callable[[Sequence[Any]], Any]) -> None:
+    def __init__(self, collator: Collate) -> None:
         self._collator = collator
 
-    def __call__(self, samples: Sequence[Any]) -> dict[str, Any]:
-        batch = self._collator(list(samples))
+    def __call__(self, samples: list[Any]) -> dict[str, Any]:
+        batch = self._collator(samples)
         if not isinstance(batch, Mapping):
             try:
                 batch = dict(batch)
