@@ -17,8 +17,12 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline import testing as testing
     from paceline import theory as theory
     from paceline.callbacks.base import Callback as Callback
+    from paceline.callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from paceline.callbacks.files import CSVLogger as CSVLogger
     from paceline.callbacks.progress import Progress as Progress
     from paceline.callbacks.tensorboard import TensorBoard as TensorBoard
+    from paceline.callbacks.trackers import MLflowLogger as MLflowLogger
+    from paceline.callbacks.trackers import WandbLogger as WandbLogger
     from paceline.core.errors import CannotWrite as CannotWrite
     from paceline.core.errors import ConfigError as ConfigError
     from paceline.core.errors import PacelineError as PacelineError
@@ -72,8 +76,11 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "paceline.callbacks.base": ("Callback",),
+    "paceline.callbacks.early_stopping": ("EarlyStopping",),
+    "paceline.callbacks.files": ("CSVLogger",),
     "paceline.callbacks.progress": ("Progress",),
     "paceline.callbacks.tensorboard": ("TensorBoard",),
+    "paceline.callbacks.trackers": ("MLflowLogger", "WandbLogger"),
     "paceline.core.errors": ("CannotWrite", "ConfigError", "PacelineError"),
     "paceline.core.messages": ("Joined", "Left"),
     "paceline.data.batches": ("Resampled", "Shuffled"),

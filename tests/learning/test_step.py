@@ -1,6 +1,10 @@
 """Tasks with ``step=``: rows of docs/models.md. The truth is a plain loop of torch over the same mini-batches."""
 
+import collections
+import dataclasses
 import math
+import types
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,6 +15,8 @@ from torch.utils.data import TensorDataset
 
 import paceline as pl
 from paceline.core.errors import ConfigError
+from paceline.data.samples import to_device
+from paceline.learning.curvature import curvature
 from support.stepping import CASES, Case, by_hand, close, each, logging, mean, mlp, padded, sgd, simulated, table, texts
 from support.stepping import trained as trained_on
 
@@ -94,6 +100,9 @@ def test_a_batch_is_whatever_collating_makes(name: str) -> None:
 # Evaluation.
 
 
+TRAINING = ["train/right", "train/half"]
+
+
 def test_evaluation_averages_what_a_step_logs_and_the_metrics() -> None:
     """Over all test samples, in eval mode; batches of collated samples are as large as in training."""
     x, y = table()
@@ -115,7 +124,7 @@ def test_evaluation_averages_what_a_step_logs_and_the_metrics() -> None:
     loss = float(functional.cross_entropy(outputs, y[:20]))
     accuracy = float((outputs.argmax(dim=1) == y[:20]).float().mean())
     found = run.history[-1].metrics
-    assert [*found] == ["loss", "right", "half", "accuracy", "mean accuracy", "perplexity"]
+    assert [*found] == ["loss", "right", "half", "accuracy", "mean accuracy", "perplexity", *TRAINING]
     assert (found["loss"], found["perplexity"]) == pytest.approx((loss, math.exp(loss)), rel=1e-5)
     for name in ("right", "accuracy", "mean accuracy"):
         assert found[name] == pytest.approx(accuracy)
@@ -232,3 +241,128 @@ def test_classes_of_other_samples_have_to_be_listed() -> None:
     case = CASES["padded text in dicts"]._replace(data=Listed(texts()))
     run = trained_on(case, simulated(), partition=pl.Pathological(1)).run
     assert run.problem is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    x: Tensor
+    y: Tensor
+    name: str = "both"
+
+
+def as_pair(items: list[Any]) -> Pair:
+    x, y = (torch.stack(part) for part in zip(*items, strict=True))
+    return Pair(x, y)
+
+
+def as_encoding(items: list[Any]) -> Any:
+    from transformers import BatchEncoding
+
+    return BatchEncoding({"x": as_pair(items).x, "y": as_pair(items).y})
+
+
+@pytest.mark.parametrize("collate", [as_pair, as_encoding])
+def test_objects_in_batches_keep_their_kind(collate: Any) -> None:
+    """A frozen dataclass with a text in it, which is not joined; a mapping of another package, which is."""
+    if collate is as_encoding:
+        pytest.importorskip("transformers")
+    kinds: set[str] = set()
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        kinds.add(type(batch).__name__)
+        return each(model, (batch.x, batch.y))
+
+    run = trained_on(Case(step=step, collate=collate), simulated()).run
+    assert kinds == {"Pair" if collate is as_pair else "BatchEncoding"}
+    assert (run.evaluation == "fused") == (collate is as_encoding)
+    for one, two in zip(run.model.parameters(), trained_on(Case(), simulated()).run.model.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_moved_to_a_device() -> None:
+    """A device that holds no values is enough to see it."""
+
+    class Own:
+        def to(self, device: torch.device) -> torch.device:
+            return device
+
+    x, meta = torch.ones(2), torch.device("meta")
+    batch = {"nested": [Fields(x, x)], "data": Pair(x, x), "own": Own(), "text": "a", "set": {1}, "none": None}
+    moved = to_device(collections.UserDict(batch), meta)
+    assert isinstance(moved, collections.UserDict)
+    assert isinstance(moved["nested"][0], Fields)
+    assert {t.device for t in (*moved["nested"][0], moved["data"].x, moved["data"].y)} == {meta}
+    assert (moved["own"], moved["text"], moved["set"], moved["none"]) == (meta, "a", {1}, None)
+    assert batch["data"].x is x  # type: ignore[attr-defined]
+    assert to_device(types.MappingProxyType({"x": x}), meta)["x"].device == meta
+
+
+def test_a_collate_that_draws_gives_each_worker_its_own_numbers() -> None:
+    """So that joined passes have the batches that the workers have alone."""
+
+    def noisy(items: list[Any]) -> tuple[Tensor, Tensor]:
+        x, y = (torch.stack(part) for part in zip(*items, strict=True))
+        return x + torch.rand(len(x), 1), y
+
+    case = Case(collate=noisy)
+    fused, exact = (trained_on(case, simulated(how)).run for how in ("fused", "exact"))
+    assert fused.evaluation == "fused"
+    close(fused.model, exact.model, 1e-6)
+    close(exact.model, trained_on(case, pl.ProcessFleet(workers=2)).run.model, 1e-6)
+
+
+def test_losses_of_samples_that_influence_each_other_are_not_joined() -> None:
+    def centred(model: nn.Module, batch: Any) -> Tensor:
+        outputs = model(batch[0])
+        return functional.cross_entropy(outputs - outputs.mean(0), batch[1], reduction="none")
+
+    found = trained_on(Case(step=centred), simulated())
+    assert found.run.evaluation == "exact: the samples of a batch influence each other"
+    close(found.run.model, by_hand(Case(step=centred), found.drawn.draws), 1e-6)
+
+
+def test_fine_pruning_sees_the_losses_of_a_step() -> None:
+    def pruned(task: pl.Task) -> Any:
+        return pl.train(
+            task, strategy=pl.Synchronous(), fleet=simulated(), optimizer=sgd, batch_size=4, progress=False,
+            sampling=pl.FinePruning(samples=64, window=4, start=2, block=1, count=1, fraction=0.25),
+            stop=pl.Stop(epochs=4), directory=None,
+        ).pruning  # fmt: skip
+
+    own, other = pruned(Case().task()), pruned(pl.Task(Case().made(), functional.cross_entropy, train=table()))
+    assert own.times_pruned.sum() > 0
+    assert (own.times_pruned == other.times_pruned).all()
+
+
+def test_a_pruned_run_of_dicts_and_a_run_of_models_are_kept(tmp_path: Path) -> None:
+    """Neither inputs of pruned samples nor an architecture can be saved, for only the step knows what is in a batch."""
+    case = CASES["padded text in dicts"]
+    asked: dict[str, dict[str, Any]] = {
+        "pruned": {"sampling": pl.RandomPruning(samples=64, window=4, start=1, block=1, count=1, fraction=0.25)},
+        "models": {"strategy": pl.ModelAveraging(every=2)},
+    }
+    for name, changed in asked.items():
+        run = trained_on(
+            case, simulated(), batch_size=4, directory=tmp_path / name, stop=pl.Stop(epochs=3), **changed
+        ).run
+        assert run.problem is None
+        loaded = pl.load(tmp_path / name, model=case.made())
+        for one, two in zip(loaded.parameters(), run.model.parameters(), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_weights_of_a_compiled_model_fit_the_plain_one(tmp_path: Path) -> None:
+    plain, case = Case(), CASES["torch.compile"]
+    run = trained_on(case, simulated(), directory=tmp_path / "compiled").run
+    trained_on(plain, simulated(), directory=tmp_path / "plain")
+    for place in ("compiled", "plain"):
+        for model in (plain.made(), case.made()):
+            loaded = pl.load(tmp_path / place, model=model)
+            for one, two in zip(loaded.parameters(), run.model.parameters(), strict=True):
+                torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
+
+
+def test_the_curvature_of_a_step() -> None:
+    task = pl.Task(Case().made(), functional.cross_entropy, train=table())
+    for case in (Case(), CASES["mean losses"]):
+        assert curvature(case.task()).value == pytest.approx(curvature(task).value, rel=1e-4)

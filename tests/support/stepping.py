@@ -172,7 +172,7 @@ class Case(NamedTuple):
             return self.model()
 
     def batch(self, indices: Sequence[int]) -> Any:
-        if self.collate is None:
+        if self.collate is None or isinstance(self.data, tuple):
             return tuple(part[list(indices)] for part in self.data)
         return self.collate([self.data[i] for i in indices])
 
@@ -238,10 +238,10 @@ def trained(case: Case, fleet: Fleet, **changed: Any) -> Trained:
     drawn = Noted()
     asked: dict[str, Any] = {
         "strategy": pl.Synchronous(), "optimizer": sgd, "stop": pl.Stop(updates=UPDATES), "batch_size": 6,
-        "progress": False,
+        "progress": False, "sampling": drawn,
     }  # fmt: skip
     task = changed.pop("task", None) or case.task()
-    return Trained(pl.train(task, fleet=fleet, sampling=drawn, **{**asked, **changed}), drawn)
+    return Trained(pl.train(task, fleet=fleet, **{**asked, **changed}), drawn)
 
 
 def simulated(evaluation: str = "fused", workers: int = WORKERS) -> pl.SimulatedFleet:

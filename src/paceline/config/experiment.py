@@ -116,6 +116,7 @@ def prepared(config: Config, choice: StrategyChoice, seed: int, lr: float | None
         partition=config.partition,
         sampling=config.sampling,
         clip_norm=config.clip_norm,
+        micro_batches=config.micro_batches,
         every=config.every,
         seed=seed,
     )

@@ -85,6 +85,7 @@ class Config:
     every: Every | None = None
     checkpoint: Every | None = None
     batch_size: int | tuple[int, ...] = 32
+    micro_batches: int = 1
     clip_norm: float | None = None
     seeds: tuple[int, ...] = (0,)
     target: float | None = None
@@ -98,6 +99,8 @@ class Config:
             object.__setattr__(self, "batch_size", read_sizes(self.batch_size, self.fleet.workers))
         elif self.batch_size < 1:
             raise ConfigError(f"batch_size={self.batch_size} is not possible: at least 1 sample")
+        if self.micro_batches < 1:
+            raise ConfigError(f"micro_batches={self.micro_batches} is not possible: at least 1")
         if self.target is not None and not 0 < self.target <= 1:
             raise ConfigError(f"target={self.target} is no accuracy: between 0 and 1, such as 0.9")
         self._check_rate()
@@ -122,8 +125,8 @@ class Config:
 
 
 KEYS = (
-    "seeds", "batch_size", "target", "clip_norm", "task", "fleet", "strategy", "optimizer", "scheduler", "tune",
-    "partition", "sampling", "stop", "every", "checkpoint",
+    "seeds", "batch_size", "micro_batches", "target", "clip_norm", "task", "fleet", "strategy", "optimizer",
+    "scheduler", "tune", "partition", "sampling", "stop", "every", "checkpoint",
 )  # fmt: skip
 
 
@@ -155,6 +158,7 @@ def write_config(config: Config) -> str:
 def config_table(config: Config) -> dict[str, Any]:
     """The configuration as the tables of a TOML file."""
     plain = {name: getattr(config, name) for name in ("seeds", "batch_size", "target", "clip_norm")}
+    plain |= {"micro_batches": config.micro_batches} if config.micro_batches > 1 else {}
     chosen = {"optimizer": config.optimizer, "scheduler": config.scheduler}
     return {
         **{
@@ -195,7 +199,9 @@ def _config(table: dict[str, Any], folder: Path | None) -> Config:
         if key in table:
             sections[key] = named(kinds, as_table(table[key], key), "name", key)
     sizes = tuple[int, ...] if isinstance(table.get("batch_size"), list) else int
-    plain = {"seeds": tuple[int, ...], "batch_size": sizes, "target": float, "clip_norm": float}
+    plain = {
+        "seeds": tuple[int, ...], "batch_size": sizes, "micro_batches": int, "target": float, "clip_norm": float,
+    }  # fmt: skip
     return Config(**sections, **{key: read_value(kind, table[key], key) for key, kind in plain.items() if key in table})
 
 

@@ -32,6 +32,7 @@ METHODS = {"task": "evaluator", "fleet": "launch", "partition": "shards", "sampl
 TYPES = {"stop": Stop, "every": Every, "checkpoint": Every, "directory": str | os.PathLike | RunDirectory}
 NUMBERS: Mapping[str, tuple[type, ...]] = {
     "batch_size": (int,),
+    "micro_batches": (int,),
     "seed": (int,),
     "clip_norm": (float, type(None)),
     "seconds": (float,),
@@ -51,13 +52,13 @@ def check_arguments(**given: Any) -> None:
 
 
 def whole(name: str, value: Any) -> int:
-    """A batch size or a seed, as a number of Python."""
+    """A batch size, a number of micro-batches or a seed, as a number of Python."""
     check_arguments(**{name: value})
     number = int(value)
     if name == "seed" and not 0 <= number <= LARGEST_SEED:
         raise ConfigError(f"seed={shown(value)} is not possible: a whole number from 0 to 2**63 - 1")
-    if name == "batch_size" and number < 1:
-        raise ConfigError(f"batch_size={shown(value)} is not possible: at least 1")
+    if name != "seed" and number < 1:
+        raise ConfigError(f"{name}={shown(value)} is not possible: at least 1")
     return number
 
 

@@ -39,7 +39,9 @@ def launch(
     workload = replace(workload, kind=kind, recipe=recipe)
     if not workload.hands_in_models:
         workers, contributions = fleet.launch(workload, seed)
-        return workers, GradientServer(workload.state, recipe, batches, contributions, fleet.workers)
+        server = GradientServer(workload.state, recipe, batches, contributions, fleet.workers)
+        server.logged_names = workload.logged
+        return workers, server
     workload, aggregation = _with_trainers(strategy, workload, fleet.workers, groups, seed)
     workers, contributions = fleet.launch(workload, seed)
     if not isinstance(contributions, ModelContributions):
@@ -48,7 +50,9 @@ def launch(
             f"{_name(fleet)} cannot run {_name(strategy)}: its workers hand in gradients, and the strategy assigns "
             f"{kind}; use a SimulatedFleet, a ProcessFleet or a RayFleet"
         )
-    return workers, ModelServer(workload, batches, aggregation, contributions)
+    models = ModelServer(workload, batches, aggregation, contributions)
+    models.logged_names = workload.logged
+    return workers, models
 
 
 def first_work(strategy: Strategy, workers: int) -> tuple[str, Groups]:
@@ -86,6 +90,11 @@ def _with_trainers(
         raise ConfigError(
             f"{_name(strategy)} cannot train the parameters of a loss: every worker would have a loss of its "
             "own, and an ensemble has one; let the model have them, or freeze them with requires_grad_(False)"
+        )
+    if workload.micro_batches > 1 and not averages:
+        raise ConfigError(
+            f"{_name(strategy)} distils an ensemble with whole mini-batches, not with micro_batches="
+            f"{workload.micro_batches}: use micro_batches=1 and a smaller batch_size"
         )
     others = [LocalTrainer(workload, worker, seed) for worker in range(1, workers)]
     # an ensemble has no model of its own: the workload's is free for a worker

@@ -107,6 +107,8 @@ class Evaluator:
         server = self.server
         loss, accuracy = metrics.get("loss", math.nan), metrics.get("accuracy", math.nan)
         staleness, training_loss = self.staleness.mean_since_last_row(), server.training_loss()
+        if training := server.training_metrics():
+            metrics = Metrics({**metrics, **{f"train/{name}": value for name, value in training.items()}})
         row = Row(server.updates, seconds, server.samples, loss, accuracy, staleness, training_loss, metrics)
         self.history.append(row)
         return row

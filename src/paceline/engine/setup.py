@@ -68,7 +68,7 @@ def set_up(task: Task, spec: RunSpec) -> Iterator[Setup]:
                 f"the data set has {len(task.training_samples())} samples, fewer than the {sum(sizes.each)} of one "
                 "update: give a smaller total"
             )
-        workload = workload_of(task, shards, sizes.largest, sizes)
+        workload = workload_of(task, shards, sizes.largest, sizes, spec.micro_batches)
         batches = _batches(spec, shards, sizes)
         _check_losses(workload, batches)
         workers, server = launch(spec.strategy, spec.fleet, workload, spec.recipe, batches=batches, seed=seed)

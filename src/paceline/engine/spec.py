@@ -38,13 +38,14 @@ class RunSpec:
     sampling: Sampling = field(default_factory=Shuffled)
     every: Every | None = None
     seed: int = 0
+    micro_batches: int = 1
 
     @classmethod
     def of(
         cls, task: Task, *, strategy: Strategy | str, fleet: Fleet, optimizer: MakeOptimizer, stop: Stop | None = None,
         batch_size: int | Sequence[int] = 32, partition: Partition = Equal(), sampling: Sampling = Shuffled(),
         scheduler: MakeScheduler | None = None, clip_norm: float | None = None, every: Every | None = None,
-        seed: int = 0,
+        seed: int = 0, micro_batches: int = 1,
     ) -> "RunSpec":  # fmt: skip
         """The spec of a run from what a user gave, checked."""
         check_arguments(
@@ -67,8 +68,14 @@ class RunSpec:
             sampling=sampling,
             every=every,
             seed=whole("seed", seed),
+            micro_batches=whole("micro_batches", micro_batches),
         )
         _ = spec.recipe
+        if spec.micro_batches > max(spec.sizes.each):
+            raise ConfigError(
+                f"micro_batches={spec.micro_batches} leaves some without a sample: mini-batches have at most "
+                f"{max(spec.sizes.each)}"
+            )
         if spec.sizes.vary and not isinstance(partition, Equal):
             raise ConfigError(
                 f"{type(rule).__name__} deals the samples anew when sizes change, which {partition} does not allow: "

@@ -82,6 +82,7 @@ def train(
     clip_norm: float | None = None,
     every: Every | None = None,
     seed: int = 0,
+    micro_batches: int = 1,
     directory: Path | str | RunDirectory | None = None,
     checkpoint: Every | None = None,
     resume: bool = False,
@@ -101,6 +102,8 @@ def train(
     partition    how the samples are dealt out to the workers, and ``sampling`` how each goes through its own
     every        when the model is evaluated; by default often at first, then whenever the updates grew by 5 %
     seed         of every random choice: the same seed on the same machine gives the same bits
+    micro_batches  passes in which a mini-batch goes through the model, for less memory: their gradients add up to that
+                 of the mini-batch. Layers that look at a whole batch, such as batch normalisation, see one at a time
     directory    where to write the spec of the run, its trace, metrics, checkpoints and final weights
     checkpoint   how often to write a checkpoint, besides at the end and when the run is interrupted
     resume       continue the run in the directory from its checkpoint; start it if it has none
@@ -119,6 +122,7 @@ def train(
     spec = RunSpec.of(
         task, strategy=strategy, fleet=fleet, optimizer=optimizer, stop=stop, batch_size=batch_size,
         partition=partition, sampling=sampling, scheduler=scheduler, clip_norm=clip_norm, every=every, seed=seed,
+        micro_batches=micro_batches,
     )  # fmt: skip
     return run_spec(task, spec, Output(directory, checkpoint, resume, tensorboard, progress, callbacks))
 
@@ -145,7 +149,7 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
         if hooks.on_worker:
             loop.watch = WorkerWatch(hooks, loop.coordinator.ledger)
         own = task.with_function(setup.workload.loss.whole)
-        evaluator = Evaluator(own, setup.server, spec.every, hooks, max(spec.sizes.each))
+        evaluator = Evaluator(own, setup.server, spec.every, hooks, setup.workload.samples_a_pass)
         checkpoints = None
         if opened is not None and stateful:
             stateful |= {"loop": loop, "judge": evaluator, "random": Generators(device_of(setup.server.model))}

@@ -8,6 +8,7 @@ server. Both are in ``paceline.learning.gradients`` and ``paceline.learning.mode
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ class Pass(NamedTuple):
     losses: Losses
     loss_sum: float  # of the samples' losses, or the loss of the whole batch times its weight
     loss_weight: float  # what the sum is divided by
+    logged: Mapping[str, tuple[float, float]] = MappingProxyType({})  # by a step: sums, and over how many samples
 
     def of_tickets(self) -> Iterator[tuple[Ticket, Indices, Losses]]:
         """Each ticket with its samples and their losses, where these are known one by one."""

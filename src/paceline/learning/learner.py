@@ -1,15 +1,17 @@
 """What carries a run's instructions out on the model: the protocol, and what both servers have in common."""
 
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.core.codec import plain_ticket, ticket_from, whole
+from paceline.core.codec import plain_ticket, real, ticket_from, whole
 from paceline.core.errors import ConfigError, Diverged
 from paceline.core.messages import Joined, Left, Step, Ticket
 from paceline.core.stateful import State
 from paceline.data.batches import Batches, ObservesLosses, ObservesMembership, Resizable
 from paceline.learning.contributions import Contributions, Evaluated, pack_tickets, unpack_tickets
+from paceline.learning.loss import add_logged
 from paceline.learning.optimizers import check_as_made
 
 if TYPE_CHECKING:
@@ -64,6 +66,10 @@ class Learner(Protocol):
         """The mean loss of the samples used since the last call."""
         ...
 
+    def training_metrics(self) -> Mapping[str, float]:
+        """What a step logged in training, as means over the samples used since the last call."""
+        ...
+
     def best_local(self) -> "nn.Module | None":
         """The best of the workers' own models, where they have any."""
         ...
@@ -115,6 +121,7 @@ class Server:
     kinds: Collection[str]  # of work that it can use
     handed_in: str  # what a contribution is called in messages
     kept_when_diverged: str = ""
+    logged_names: Collection[str] = ()  # of what a step logs
 
     def __init__(self, contributions: Contributions, batches: Batches, workers: int, made: Mapping[str, Any]) -> None:
         self.updates = 0
@@ -129,6 +136,7 @@ class Server:
         self._numbers = WorkNumbers()
         self._non_finite_in_a_row = 0
         self._loss_sum, self._loss_weight = 0.0, 0.0
+        self._logged: dict[str, tuple[float, float]] = {}  # by a step: sums, and over how many samples
 
     def attend(self, event: Joined | Left) -> None:
         if isinstance(self._batches, ObservesMembership):
@@ -166,6 +174,11 @@ class Server:
         self._loss_sum, self._loss_weight = 0.0, 0.0
         return mean
 
+    def training_metrics(self) -> dict[str, float]:
+        sums, self._logged = self._logged, {}
+        names = dict.fromkeys([*self.logged_names, *sums])
+        return {name: sums[name][0] / sums[name][1] if name in sums else math.nan for name in names}
+
     def best_local(self) -> "nn.Module | None":
         return None
 
@@ -175,6 +188,7 @@ class Server:
             "made": self.made,
             "counts": [self.updates, self.samples, self._non_finite_in_a_row],
             "loss": [self._loss_sum, self._loss_weight],
+            **({"logged": {name: list(each) for name, each in self._logged.items()}} if self._logged else {}),
             "kept": pack_tickets(sorted(self._kept)),
             "spoiled": pack_tickets(self.non_finite),
             "numbers": self._numbers.state(),
@@ -186,6 +200,8 @@ class Server:
         # in older checkpoints the losses are divided by their number, the fourth of the counts
         old = len(state["counts"]) > 3
         self._loss_sum, self._loss_weight = map(float, (state["loss"], state["counts"][3]) if old else state["loss"])
+        logged = state.get("logged", {}).items()  # only of a step that logs something
+        self._logged = {str(name): (real(total), real(samples)) for name, (total, samples) in logged}
         self._kept.update(unpack_tickets(state.get("kept", ())))
         self.non_finite += unpack_tickets(state["spoiled"])
         if "numbers" in state:  # older checkpoints have none: seeds went by tickets
@@ -200,6 +216,8 @@ class Server:
             self.samples += sum(map(len, first.batches))
             self._loss_sum += first.loss_sum
             self._loss_weight += first.loss_weight
+            if first.logged:
+                add_logged(self._logged, first.logged)
             if observer is not None:
                 for ticket, indices, losses in first.of_tickets():
                     observer.observe(ticket.worker, indices, losses)

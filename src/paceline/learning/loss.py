@@ -8,14 +8,16 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paceline.core.errors import ConfigError
 from paceline.data.samples import Samples, copied, joined, leaves
 
 Loss = Callable[[Any, Any], Tensor]
@@ -46,6 +48,31 @@ class BatchLoss(NamedTuple):
         """The batch's part in the mean loss of many: its mean times its weight (or its samples), and the weight."""
         known = float(self.samples) if self.weight is None else self.weight
         return float(self.mean().detach()) * known, known
+
+    def logged_sums(self) -> dict[str, tuple[float, float]]:
+        """What is to be logged besides the loss: the sum over the samples, and how many these are."""
+        if not self.logged:
+            return {}
+        sums = {str(name): sum_of(value, self.samples) for name, value in self.logged.items() if name != "loss"}
+        return {name: (total, float(self.samples)) for name, total in sums.items() if total is not None}
+
+
+def sum_of(value: Any, samples: int) -> float | None:
+    """The sum over samples of a value that is their mean, or one for each; nothing if it is neither."""
+    if isinstance(value, Tensor):
+        if value.numel() == 1:
+            return float(value.detach()) * samples
+        return float(value.detach().sum(dtype=torch.float64)) if value.shape == (samples,) else None
+    if isinstance(value, np.ndarray):
+        return float(value.sum(dtype=np.float64)) if value.shape == (samples,) else None
+    return float(value) * samples if isinstance(value, int | float | np.number) else None
+
+
+def add_logged(sums: dict[str, tuple[float, float]], more: Mapping[str, tuple[float, float]]) -> None:
+    """Add sums of logged values, each with its number of samples."""
+    for name, (total, samples) in more.items():
+        before, weight = sums.get(name, (0.0, 0.0))
+        sums[name] = before + total, weight + samples
 
 
 class Objective(Protocol):
@@ -160,6 +187,62 @@ class SampleLoss:
                 return True
             whole = self.whole(outputs, targets)
             return whole.dim() > 0 or torch.allclose(each.mean(), whole, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+class PieceLoss(NamedTuple):
+    """The loss of a mini-batch that went through a model in pieces."""
+
+    losses: NDArray[Any]  # of each sample, or of the whole where those are not known
+    loss_sum: float
+    loss_weight: float
+    logged: dict[str, tuple[float, float]]
+
+
+def pieces(begin: int, end: int, most: int) -> list[slice]:
+    """Parts of a range with at most so many samples each, whose sizes differ by at most one."""
+    total, count = end - begin, -(-(end - begin) // most)
+    return [slice(begin + total * i // count, begin + total * (i + 1) // count) for i in range(count)]
+
+
+def backward_in_pieces(
+    objective: Objective, model: nn.Module, parameters: Sequence[nn.Parameter], fetch: Callable[[slice], Any], *,
+    samples: int, count: int,
+) -> PieceLoss:  # fmt: skip
+    r"""Leave the gradient of a mini-batch's mean loss in the parameters' ``grad``, with a pass for each of its pieces.
+
+    $$\nabla \bar\ell = \frac{\sum_b W_b \nabla \bar\ell_b}{\sum_b W_b}$$
+
+    A piece weighs as much as it has samples, or as a loss with class weights says.
+    """
+    each: list[NDArray[Any]] = []
+    loss_sum, loss_weight = 0.0, 0.0
+    logged: dict[str, tuple[float, float]] = {}
+    for part in pieces(0, samples, -(-samples // count)):
+        found = objective.losses(model, fetch(part), part.stop - part.start)
+        if found.weight is None:
+            raise no_pieces(count)
+        mean = found.mean()
+        torch.autograd.backward(mean, torch.full_like(mean, found.weight / samples))
+        if found.each is not None:
+            each.append(numbers(found.each))
+        loss_sum += float(mean.detach()) * found.weight
+        loss_weight += found.weight
+        add_logged(logged, found.logged_sums())
+    if loss_weight and loss_weight != samples:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(samples / loss_weight)
+    losses = np.concatenate(each) if each else np.zeros(0)
+    if len(losses) != samples:
+        losses = np.array([loss_sum / loss_weight if loss_weight else 0.0])
+    return PieceLoss(losses, loss_sum, loss_weight, logged)
+
+
+def no_pieces(count: int) -> ConfigError:
+    return ConfigError(
+        f"micro_batches={count} needs a loss that is a mean over samples, and this one is one number that may be "
+        "anything: let it return one value for each sample, or give Task a step=, whose mean counts by samples"
+    )
 
 
 class LossOfAll:

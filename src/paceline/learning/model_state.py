@@ -15,6 +15,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from paceline.core.errors import ConfigError
 
+COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it compiled
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -76,6 +78,12 @@ class ModelState:
         finally:
             for number, gradient in zip(unused, gradients, strict=True):
                 self.parameters[number].grad = gradient
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Those that are trained, by the names that they have in the model that the user gave, compiled or not."""
+        named = [(name, each) for name, each in self.trained.named_parameters() if each.requires_grad]
+        of_model = "" if self.trained is self.model else "model."
+        return [(name.removeprefix(of_model).replace(COMPILED, ""), each) for name, each in named]
 
     @property
     def message_bytes(self) -> int:

@@ -7,7 +7,7 @@ state comes back as it was.
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from paceline.core.codec import whole
 from paceline.core.errors import ConfigError
 
-MakeOptimizer = Callable[[Iterable[Parameter]], Optimizer]
+MakeOptimizer = Callable[[Any], Optimizer]  # from parameters, or from (name, parameter) pairs
 MakeScheduler = Callable[[Optimizer], LRScheduler]
 UNUSUAL = ("maximize", "foreach", "fused", "differentiable")  # options of SGD
 
@@ -39,6 +39,14 @@ def needed(function: Callable[..., Any]) -> list[str]:
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind in by_place]
     return [name for name in names if name != "self"]
+
+
+def takes_names(make: Callable[..., Any]) -> bool:
+    """Does a function that makes an optimizer ask for (name, parameter) pairs, by an argument ``named_parameters``?"""
+    try:
+        return next(iter(inspect.signature(make).parameters), None) == "named_parameters"
+    except (TypeError, ValueError):
+        return False
 
 
 def step_of(optimizer: Optimizer) -> Callable[[], object]:
@@ -172,9 +180,10 @@ class Recipe:
                 f"{type(self.optimizer).__name__}: optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
             )
 
-    def make(self, parameters: Sequence[Parameter]) -> tuple[Optimizer, Schedule]:
+    def make(self, named: Sequence[tuple[str, Parameter]]) -> tuple[Optimizer, Schedule]:
         """The optimizer of some parameters, and its scheduler."""
-        optimizer = self.optimizer(parameters)
+        parameters = [parameter for _, parameter in named]
+        optimizer = self.optimizer(list(named) if takes_names(self.optimizer) else parameters)
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(f"optimizer= made a {type(optimizer).__name__}, which is no torch optimizer")
         refuse_closures(type(optimizer))

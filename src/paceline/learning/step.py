@@ -9,13 +9,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
-from paceline.learning.loss import BatchLoss
+from paceline.learning.loss import BatchLoss, add_logged, sum_of
 
 Step = Callable[[nn.Module, Any], Any]
 Metrics = Callable[[nn.Module, Any], Mapping[str, Any]] | Mapping[str, Callable[..., Any]]
@@ -80,36 +78,17 @@ class Averages:
     def add(self, values: Mapping[str, Any], samples: int, *, strict: bool = False) -> None:
         """Values of a batch of so many samples: a mean, or one for each. Others are an error if ``strict``."""
         for name, value in values.items():
-            total = _sum(value, samples)
+            total = sum_of(value, samples)
             if total is not None:
-                self.add_sum(str(name), total, samples)
+                add_logged(self._sums, {str(name): (total, float(samples))})
             elif strict:
                 raise ConfigError(
                     f"metrics returned {name}={shown(value)} for a batch of {samples} samples: a number, or a vector "
                     "with one for each sample"
                 )
 
-    def add_sum(self, name: str, total: float, samples: float) -> None:
-        before, weight = self._sums.get(name, (0.0, 0.0))
-        self._sums[name] = before + total, weight + samples
-
-    def sums(self) -> dict[str, tuple[float, float]]:
-        """The sum of each, and of how many samples."""
-        return self._sums
-
     def means(self) -> dict[str, float]:
         return {name: total / samples for name, (total, samples) in self._sums.items()}
-
-
-def _sum(value: Any, samples: int) -> float | None:
-    """The sum of a value over samples, where it is their mean, or one value for each."""
-    if isinstance(value, Tensor):
-        if value.numel() == 1:
-            return float(value.detach()) * samples
-        return float(value.detach().sum(dtype=torch.float64)) if value.shape == (samples,) else None
-    if isinstance(value, np.ndarray):
-        return float(value.sum(dtype=np.float64)) if value.shape == (samples,) else None
-    return float(value) * samples if isinstance(value, int | float | np.number) else None
 
 
 class MetricFunctions:

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,11 +49,18 @@ class Workload:
     trainers: Sequence["LocalTrainer"] = ()
     aggregation: "Aggregation | None" = None
     sizes: BatchSizes | None = None  # of each worker's mini-batches; by default all have ``batch_size``
+    micro_batches: int = 1  # passes in which a mini-batch goes through the model
+    logged: Sequence[str] = ()  # the names of what a step logs
 
     @property
     def hands_in_models(self) -> bool:
         """Do workers hand in models of their own, or gradients?"""
         return self.kind != "gradient"
+
+    @property
+    def samples_a_pass(self) -> int:
+        """The most samples that go through the model at once when a run begins."""
+        return -(-(self.batch_size if self.sizes is None else max(self.sizes.each)) // self.micro_batches)
 
     @property
     def trained_loss(self) -> nn.Module | None:
@@ -69,7 +76,9 @@ class Workload:
         return model, loss
 
 
-def workload_of(task: Task, shards: Sequence[Indices], batch_size: int, sizes: BatchSizes | None = None) -> Workload:
+def workload_of(
+    task: Task, shards: Sequence[Indices], batch_size: int, sizes: BatchSizes | None = None, micro_batches: int = 1
+) -> Workload:
     """A task's workload, on a copy of its model, and of its loss where that belongs to it."""
     _refuse(task.model)
     model, function = copies(task.model, task.function, "loss" if task.step is None else "step")
@@ -84,11 +93,11 @@ def workload_of(task: Task, shards: Sequence[Indices], batch_size: int, sizes: B
     plain = task.unaugmented_samples()
     objective = task.with_function(function).objective(samples)
     _warn_of_buffers(model, objective, samples, batch_size)
-    state = state_of(model, function)
-    if task.step is not None:
-        _try_step(state, objective, samples, batch_size)
-    together = function is not task.function
-    return Workload(state, samples, objective, batch_size, plain, shards, together, sizes=sizes)
+    workload = Workload(
+        state_of(model, function), samples, objective, batch_size, plain, shards,
+        together=function is not task.function, sizes=sizes, micro_batches=micro_batches,
+    )  # fmt: skip
+    return workload if task.step is None else replace(workload, logged=_try_step(workload))
 
 
 def state_of(model: nn.Module, loss: Function) -> ModelState:
@@ -96,18 +105,19 @@ def state_of(model: nn.Module, loss: Function) -> ModelState:
     return ModelState(model, loss if isinstance(loss, nn.Module) and trained_parameters(model, loss) else None)
 
 
-def _try_step(state: ModelState, objective: Objective, samples: Samples, batch_size: int) -> None:
+def _try_step(workload: Workload) -> tuple[str, ...]:
     """Call the step on the first samples as a worker would: whatever cannot be trained is said before a run begins.
 
-    The model's buffers and all random numbers stay as they are.
+    Returns the names of what it logs. The model's buffers and all random numbers stay as they are.
     """
-    indices = np.arange(min(batch_size, len(samples)))
+    state, samples = workload.state, workload.samples
+    indices = np.arange(min(workload.samples_a_pass, len(samples)))
     where = f"on the first {len(indices)} training samples"
     before = state.lend_buffers()
     try:
         with own_generators(0):
             batch = to_device(samples.fetch(indices), device_of(state.model))
-            found = objective.losses(state.model, batch, len(indices))
+            found = workload.loss.losses(state.model, batch, len(indices))
     except ConfigError:
         raise
     except Exception as error:  # whatever the user's code raises
@@ -126,6 +136,7 @@ def _try_step(state: ModelState, objective: Objective, samples: Samples, batch_s
             "step returned a loss that depends on no trained parameter (requires_grad is False): compute it of the "
             "model that step is handed, without torch.no_grad() or detach()"
         )
+    return tuple(found.logged_sums())
 
 
 def _warn_of_buffers(model: nn.Module, objective: Objective, samples: Samples, batch_size: int) -> None:

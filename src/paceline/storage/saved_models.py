@@ -135,8 +135,10 @@ def _member(tensors: "dict[str, Tensor]", number: int) -> "dict[str, Tensor]":
 
 
 def _filled(directory: Path, model: "nn.Module | None", tensors: "dict[str, Tensor]") -> "nn.Module":
-    """A module of the run's architecture with these values."""
+    """A module of the run's architecture with these values; it or the one that was trained may be a compiled one."""
     import torch
+
+    from paceline.learning.model_state import COMPILED
 
     if model is not None:
         filled = copy.deepcopy(model).eval()
@@ -145,8 +147,11 @@ def _filled(directory: Path, model: "nn.Module | None", tensors: "dict[str, Tens
             filled = _always_in_eval_mode(torch.export.load(directory / ARCHITECTURE).module())
         except Exception as error:  # a foreign or broken file can fail anywhere
             raise ConfigError(f"{directory / ARCHITECTURE} cannot be read: {error}") from None
+    names = {name.replace(COMPILED, ""): name for name in filled.state_dict()}
     try:
-        filled.load_state_dict(tensors)
+        filled.load_state_dict(
+            {names.get(plain := name.replace(COMPILED, ""), plain): each for name, each in tensors.items()}
+        )
     except RuntimeError as error:
         raise ConfigError(f"the weights in {directory} do not fit the model: {error}") from None
     return filled

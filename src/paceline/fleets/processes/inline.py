@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def inline(fleet: "RealFleet", workload: Workload, seed: int) -> "tuple[ProcessInlineWorker, SharedContributions]":
     """A worker in this process for all workers of a fleet, and what it contributes."""
-    layout = Layout(workload.state.parameters, workload.state.buffers, workload.batch_size)
+    state = workload.state
+    layout = Layout(state.parameters, state.buffers, workload.batch_size, len(workload.logged))
     memory = torch.zeros(slots_needed(workload, fleet.workers) * layout.stride, dtype=torch.uint8)
     arena, blobs = ParameterArena(layout, memory), Blobs()
     contributions = shared_contributions(workload, arena, blobs, fleet.workers)

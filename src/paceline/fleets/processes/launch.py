@@ -84,7 +84,7 @@ def launch(
                 FORK_SERVER.load_optimizers()
             FORK_SERVER.start()
         payload = payload_of(workload, state.model, workload.loss, hung_on(state.parameters))
-        layout = Layout(state.parameters, state.buffers, workload.batch_size)
+        layout = Layout(state.parameters, state.buffers, workload.batch_size, len(workload.logged))
         channels = ChannelLayout(fleet.workers, workload.batch_size)
         blobs = Blobs()
         undo.callback(blobs.close)

@@ -38,6 +38,8 @@ class WorkerPayload:
     batch_size: int
     recipe: Recipe | None = None  # of workers that train models of their own
     hung: Sequence[Hung] = ()
+    micro_batches: int = 1
+    logged: Sequence[str] = ()  # the names of what a step logs
 
     def open(self, parameters: Sequence[nn.Parameter], arena: ParameterArena, blobs: Blobs) -> ComputeFunction:
         """``parameters`` are the model's, and lie in the arena's first slot."""
@@ -46,7 +48,9 @@ class WorkerPayload:
         return self._local_training(self.recipe, parameters, arena, blobs)
 
     def _gradients(self, parameters: Sequence[nn.Parameter], arena: ParameterArena) -> ComputeFunction:
-        work = GradientWork(self.model, parameters, self.samples, self.loss)
+        work = GradientWork(
+            self.model, parameters, self.samples, self.loss, micro_batches=self.micro_batches, logged=self.logged
+        )
 
         def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Report]:
             return work.compute(
@@ -62,8 +66,9 @@ class WorkerPayload:
             parameter.data = parameter.data.clone()  # the worker's own: training changes it
         state = state_of(self.model, self.loss.whole)
         workload = Workload(
-            state, self.samples, self.loss, self.batch_size, self.samples, shards=(), kind="local_steps", recipe=recipe
-        )
+            state, self.samples, self.loss, self.batch_size, self.samples, shards=(), kind="local_steps",
+            recipe=recipe, micro_batches=self.micro_batches,
+        )  # fmt: skip
         # its own random numbers are never used: they come with each work, and so does everything else
         trainer = LocalTrainer(workload, 0, seed=0, model=self.model)
 
@@ -79,7 +84,9 @@ class WorkerPayload:
 def payload_of(workload: Workload, model: nn.Module, loss: Objective, hung: Sequence[Hung] = ()) -> WorkerPayload:
     """What the workers of a workload are given, with a model and loss for them."""
     recipe = workload.recipe if workload.hands_in_models else None
-    return WorkerPayload(model, workload.samples, loss, workload.batch_size, recipe, hung)
+    return WorkerPayload(
+        model, workload.samples, loss, workload.batch_size, recipe, hung, workload.micro_batches, workload.logged
+    )
 
 
 def slots_needed(workload: Workload, workers: int) -> int:
@@ -93,4 +100,4 @@ def shared_contributions(workload: Workload, arena: ParameterArena, blobs: Blobs
     if workload.hands_in_models:
         return SharedModels(workload, arena, blobs)
     blobs.close()  # gradients need none
-    return SharedGradients(workload.state, arena, workers)
+    return SharedGradients(workload.state, arena, workers, workload.logged)

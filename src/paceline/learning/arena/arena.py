@@ -32,9 +32,12 @@ class Place:
 
 
 class Layout:
-    """Where a slot holds parameters, or their gradients (one vector for each dtype), buffers, marks and losses."""
+    """Where a slot holds parameters, or their gradients (one vector for each dtype), buffers, marks and losses.
 
-    def __init__(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], samples: int) -> None:
+    ``logged`` is how many values a step logs: of each the slot holds the sum, and over how many samples it is.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], samples: int, logged: int = 0) -> None:
         self.shapes = [parameter.shape for parameter in parameters]
         self.buffer_shapes = [buffer.shape for buffer in buffers]
         self.vectors: list[Place] = []
@@ -54,6 +57,8 @@ class Layout:
             end = aligned(self.buffers[-1].end)
         self.unused = Place(end, torch.uint8, len(parameters))  # is 1 where a gradient is missing
         end = aligned(self.unused.end)
+        self.logged = Place(end, torch.float64, 2 * logged)
+        end = aligned(self.logged.end)
         wide = torch.promote_types(self.vectors[0].dtype, torch.float32).to_real()
         self.losses = Place(end, wide, samples)
         # an odd number of cache lines: slots then do not compete for the same places of the cache
@@ -83,6 +88,7 @@ class Slot:
     unused: Tensor  # marks the parameters without a gradient, where there are any
     losses: Tensor
     losses_array: NDArray[Any]  # the same memory
+    logged: Tensor  # of each value that a step logs: the sum, and over how many samples
 
     def take(self, other: "Slot") -> None:
         """Copy the weights and buffers of another slot."""
@@ -135,7 +141,8 @@ class ParameterArena:
         ]
         losses = memory[layout.losses.begin : layout.losses.end].view(layout.losses.dtype)
         unused = memory[layout.unused.begin : layout.unused.end]
-        return Slot(vectors, parameters, buffers, unused, losses, losses.numpy())
+        logged = memory[layout.logged.begin : layout.logged.end].view(layout.logged.dtype)
+        return Slot(vectors, parameters, buffers, unused, losses, losses.numpy(), logged)
 
 
 def aligned(size: int) -> int:

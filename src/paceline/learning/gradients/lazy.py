@@ -5,7 +5,8 @@ weighted sum of promises, which is one backward pass per model version where the
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -35,7 +36,7 @@ from paceline.learning.contributions import (
 from paceline.learning.copies import has_backward_hooks
 from paceline.learning.fusing import Fusing
 from paceline.learning.generators import seed_generators, work_seed
-from paceline.learning.loss import numbers
+from paceline.learning.loss import backward_in_pieces, numbers
 from paceline.learning.model_state import BufferChange, Snapshot, all_finite, like, mixes_samples, norm
 from paceline.learning.task import device_of
 from paceline.learning.threads import Threads
@@ -66,6 +67,9 @@ class LazyGradients:
         why_not = "hooks look at the gradients of single mini-batches" if self._hooked else mixes_samples(state.trained)
         if why_not is None and self._loss.state()["separable"] is False:
             why_not = self._loss.why_whole
+        self._micro_batches = workload.micro_batches
+        if self._micro_batches > 1:
+            why_not = f"a mini-batch goes through the model in {self._micro_batches} micro-batches"
         self._fusing = Fusing(why_not if fused else "asked for")
         self._seed = seed
         self._threads = threads
@@ -257,7 +261,7 @@ class LazyGradients:
             for ticket in tickets:
                 self._backward_alone(ticket, weights[ticket], result)
             return
-        result.passes.append(_pass(tickets, batches, numbers(found.each)))
+        result.passes.append(_pass(tickets, batches, numbers(found.each), found.logged_sums()))
         if before:
             result.buffers.append(BufferChange(sum((weights[t] for t in tickets), Fraction()), before, own_buffers))
 
@@ -282,6 +286,9 @@ class LazyGradients:
     def _backward_alone(self, ticket: Ticket, weight: Fraction, result: Evaluated) -> None:
         state, indices = self._state, self._samples[ticket]
         self._draw_for(ticket)
+        if self._micro_batches > 1:
+            self._backward_in_pieces(ticket, weight, result)
+            return
         batch = to_device(self._data.fetch(indices), self._device)
         self._threads.choose(state.model, lambda model: self._loss.passed(model, batch), len(indices))
         before = state.lend_buffers()
@@ -292,20 +299,48 @@ class LazyGradients:
         else:
             torch.autograd.backward(mean, torch.full_like(mean, float(weight)))
         own_buffers = state.take_buffers_back(before)  # a backward pass may change them too, if it recomputes
+        logged = found.logged_sums()
         if found.each is None:
-            result.passes.append(Pass((ticket,), (indices,), numbers(mean.reshape(1)), *found.sum_and_weight()))
+            losses = numbers(mean.reshape(1))
+            result.passes.append(Pass((ticket,), (indices,), losses, *found.sum_and_weight(), logged))
         else:
-            result.passes.append(_pass((ticket,), (indices,), numbers(found.each)))
+            result.passes.append(_pass((ticket,), (indices,), numbers(found.each), logged))
+        if before:
+            result.buffers.append(BufferChange(weight, before, own_buffers))
+
+    def _backward_in_pieces(self, ticket: Ticket, weight: Fraction, result: Evaluated) -> None:
+        """The same with a pass for each of a mini-batch's micro-batches."""
+        state, indices = self._state, self._samples[ticket]
+
+        def fetch(part: slice) -> Any:
+            batch = to_device(self._data.fetch(indices[part]), self._device)
+            size = part.stop - part.start
+            self._threads.choose(state.model, lambda model: self._loss.passed(model, batch), size)
+            return batch
+
+        before = state.lend_buffers()
+        with self._apart(float(weight)):
+            found = backward_in_pieces(
+                self._loss, state.model, state.parameters, fetch, samples=len(indices), count=self._micro_batches
+            )
+        own_buffers = state.take_buffers_back(before)
+        result.passes.append(Pass((ticket,), (indices,), *found))
         if before:
             result.buffers.append(BufferChange(weight, before, own_buffers))
 
     def _backward_hooked(self, loss: Tensor, weight: float) -> None:
         """Hooks are shown the gradient of the worker's own mini-batch, as they are where it is computed by a worker."""
+        with self._apart(weight):
+            torch.autograd.backward(loss)
+
+    @contextmanager
+    def _apart(self, weight: float) -> Iterator[None]:
+        """Let a backward pass begin without gradients; then add what came of it, times a weight, to those there are."""
         parameters = self._state.parameters
         sums = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
-        torch.autograd.backward(loss)
+        yield
         for parameter, total in zip(parameters, sums, strict=True):
             if parameter.grad is not None and total is not None:
                 total.add_(parameter.grad, alpha=weight)
@@ -343,9 +378,11 @@ def evaluation_of(contributions: object) -> str | None:
     return contributions.evaluation if isinstance(contributions, LazyGradients) else None
 
 
-def _pass(tickets: Sequence[Ticket], batches: Sequence[Indices], losses: Losses) -> Pass:
+def _pass(
+    tickets: Sequence[Ticket], batches: Sequence[Indices], losses: Losses, logged: Mapping[str, tuple[float, float]]
+) -> Pass:
     """One whose samples have losses of their own."""
-    return Pass(tickets, batches, losses, float(losses.sum(dtype=np.float64)), len(losses))
+    return Pass(tickets, batches, losses, float(losses.sum(dtype=np.float64)), len(losses), logged)
 
 
 def _ratio(weights: Weights, of: Weights) -> Fraction | None:

@@ -50,7 +50,7 @@ class GradientServer(Server):
         self, state: ModelState, recipe: Recipe, batches: Batches, contributions: Contributions, workers: int
     ) -> None:
         self._model_state = state
-        self._optimizer, self._schedule = recipe.make(state.parameters)
+        self._optimizer, self._schedule = recipe.make(state.named_parameters())
         super().__init__(contributions, batches, workers, as_made(self._optimizer, self._schedule.scheduler))
         self._step = step_of(self._optimizer)
         self._clip_norm = recipe.clip_norm

@@ -67,8 +67,9 @@ def free_slot(worker: int, workers: int, first: int, taken: Collection[int]) -> 
 class SharedGradients:
     """Gives every ticket weights to read and a slot to write to, and sums gradients up."""
 
-    def __init__(self, state: ModelState, arena: ParameterArena, workers: int) -> None:
+    def __init__(self, state: ModelState, arena: ParameterArena, workers: int, logged: Sequence[str] = ()) -> None:
         self._state = state
+        self._logged = logged  # the names of what a step logs
         self._arena = arena
         self._workers = workers
         self._first_row = MODEL_SLOTS + workers
@@ -193,7 +194,7 @@ class SharedGradients:
             "samples": pack_samples({ticket: promise.indices for ticket, promise in promises}),
             "promises": [[p.slot, p.samples, p.losses, p.handed_in, p.used, p.loss_weight] for _, p in promises],
             "rows": {
-                number: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses, **more}
+                number: {"vectors": s.vectors, "buffers": s.buffers, "losses": s.losses, "logged": s.logged, **more}
                 for number, (s, more) in written.items()
             },
             "spoiled": pack_tickets(sorted(self._non_finite)),
@@ -215,6 +216,7 @@ class SharedGradients:
                     for view, value in zip(views, like(views, values), strict=True):
                         view.copy_(value)
                 own.losses.copy_(like([own.losses], [saved["losses"]])[0])
+                own.logged.copy_(like([own.logged], [saved.get("logged", torch.zeros_like(own.logged))])[0])
                 present = [buffer.data for buffer in self._state.buffers]  # for a checkpoint that does not tell
                 promise.began = like(present, saved.get("began", present))
                 unused = [whole(number) for number in saved.get("unused", ())]
@@ -294,7 +296,13 @@ class SharedGradients:
             computed = promise.indices
             if promise.samples < len(computed):
                 computed = computed[: promise.samples]
-            result.passes.append(Pass((ticket,), (computed,), losses, promise.loss_sum, promise.loss_weight))
+            report = (promise.loss_sum, promise.loss_weight)
+            if self._logged:
+                sums = slot.logged.view(-1, 2).tolist()
+                logged = {name: (total, n) for name, (total, n) in zip(self._logged, sums, strict=True) if n}
+                result.passes.append(Pass((ticket,), (computed,), losses, *report, logged))
+            else:
+                result.passes.append(Pass((ticket,), (computed,), losses, *report))
         return result
 
     # A step that needs no sum: the model moves along the gradients themselves.

@@ -12,7 +12,7 @@ from paceline.data.partition import Indices
 from paceline.data.samples import Samples, copied, joined
 from paceline.learning.arena.arena import EMPTY_REPORT, Report, Slot
 from paceline.learning.generators import seed_generators
-from paceline.learning.loss import Objective, SampleLoss
+from paceline.learning.loss import Objective, SampleLoss, add_logged, no_pieces, pieces
 from paceline.learning.model_state import make_dense
 from paceline.learning.workload import state_of
 
@@ -31,14 +31,21 @@ class GradientWork:
     Where the mean is one by other weights than the number of samples (class weights, targets that are ignored), blocks
     are weighed by those. Where it is not known to be a mean at all, the model is passed through block by block, and the
     loss of all outputs and its gradient are computed in the end: of the mini-batch, or of what of it was computed.
+
+    With ``micro_batches`` no pass has more than that part of a mini-batch's samples.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], samples: Samples, loss: Objective) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], samples: Samples, loss: Objective, *,
+        micro_batches: int = 1, logged: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self._model = model
         self._parameters = parameters
         self._buffers = state_of(model, loss.whole).buffers
         self._samples = samples
         self._loss = loss
+        self._micro_batches = micro_batches
+        self._logged = logged  # the names of what a step logs
         self._in_the_end = False  # is the loss one that cannot be computed by blocks?
         self._source: Slot | None = None
         self._factors: dict[tuple[tuple[int, ...], float], Tensor] = {}
@@ -62,31 +69,41 @@ class GradientWork:
         total, done, end = len(indices), 0, 0
         separate: list[slice] = []  # of the blocks whose samples have losses of their own
         loss_sum, loss_weight = 0.0, 0.0  # of the others
+        split, most, passes = units > 1 or self._micro_batches > 1, -(-total // self._micro_batches), 0
+        logged: dict[str, tuple[float, float]] = {}
         while done < units and go_on(done):
             begin, end = end, total * (done + 1) // units
             done += 1
-            batch = self._samples.fetch(indices[begin:end] if units > 1 else indices)
-            found = self._loss.losses(self._model, batch, end - begin)
-            if (each := found.each) is not None:
-                _backward(each, self._factor((end - begin,), 1 / total, each))
-                slot.losses[begin:end].copy_(each.detach())
-                separate.append(slice(begin, end))
-                continue
-            if found.weight is None and units > 1:
-                self._in_the_end = True
-                return 0, EMPTY_REPORT
-            weight, mean = float(total) if found.weight is None else found.weight, found.mean()
-            _backward(mean, self._factor((), weight / total if units > 1 else 1.0, mean))
-            loss_sum += float(mean.detach()) * weight
-            loss_weight += weight
+            for part in [slice(begin, end)] if self._micro_batches == 1 else pieces(begin, end, most):
+                size = part.stop - part.start
+                passes += 1
+                found = self._loss.losses(self._model, self._samples.fetch(indices[part] if split else indices), size)
+                if found.logged:
+                    add_logged(logged, found.logged_sums())
+                if (each := found.each) is not None:
+                    _backward(each, self._factor((size,), 1 / total, each))
+                    slot.losses[part].copy_(each.detach())
+                    separate.append(part)
+                    continue
+                if found.weight is None and self._micro_batches > 1:
+                    raise no_pieces(self._micro_batches)
+                if found.weight is None and units > 1:
+                    self._in_the_end = True
+                    return 0, EMPTY_REPORT
+                weight, mean = float(total) if found.weight is None else found.weight, found.mean()
+                _backward(mean, self._factor((), weight / total if split else 1.0, mean))
+                loss_sum += float(mean.detach()) * weight
+                loss_weight += weight
         if not done:
             return 0, EMPTY_REPORT
-        if len(separate) == done:
+        for place, name in enumerate(self._logged):
+            slot.logged[2 * place : 2 * place + 2] = torch.tensor(logged.get(name, (0.0, 0.0)), dtype=torch.float64)
+        if len(separate) == passes:
             unused = self._hand_in(slot)
             return done, slot.report(end, unused=unused)
         loss_sum += sum(float(slot.losses[part].sum()) for part in separate)
         loss_weight += sum(part.stop - part.start for part in separate)
-        if units > 1 and loss_weight:
+        if split and loss_weight:
             self._scale(end / loss_weight)
         return done, self._hand_in_whole(slot, loss_sum / loss_weight if loss_weight else 0.0, loss_weight)
 

@@ -103,6 +103,7 @@ class SharedModels(ModelContributions):
             "losses": outcome.trained.losses,
             "sums": [list(each) for each in outcome.trained.sums],
             "finite": outcome.trained.finite,
+            "logged": [{name: list(sums) for name, sums in each.items()} for each in outcome.trained.logged],
         }
 
     def restore(self, state: State) -> None:
@@ -118,7 +119,11 @@ class SharedModels(ModelContributions):
                 _copy(own, like(own, saved["values"]))
                 losses = list(saved["losses"])
                 sums = saved.get("sums", [[float(each.sum(dtype=np.float64)), len(each)] for each in losses])
-                trained = Trained(losses, [(float(s), float(w)) for s, w in sums], bool(saved["finite"]))
+                logged = [
+                    {name: (float(total), float(samples)) for name, (total, samples) in each.items()}
+                    for each in saved.get("logged", [{}] * len(losses))
+                ]
+                trained = Trained(losses, [(float(s), float(w)) for s, w in sums], bool(saved["finite"]), logged)
                 self._blobs.put(slot, ticket.serial, Outcome(trained, saved["aside"]))
 
 

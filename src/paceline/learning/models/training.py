@@ -17,7 +17,7 @@ share memory with the server.
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -35,7 +35,7 @@ from paceline.data.partition import Indices
 from paceline.data.samples import to_device
 from paceline.learning.contributions import Evaluated, Pass, Weights
 from paceline.learning.generators import seed_numpy_and_python, work_seed
-from paceline.learning.loss import numbers
+from paceline.learning.loss import PieceLoss, backward_in_pieces, numbers
 from paceline.learning.model_state import all_finite, computes_weights, make_dense
 from paceline.learning.optimizers import as_made, check_states, optimizer_state, restore_optimizer, step_of
 from paceline.learning.task import device_of
@@ -44,6 +44,9 @@ from paceline.learning.workload import Workload, state_of
 from paceline.randomness import restore_stream, stream, stream_state
 
 log = logging.getLogger("paceline")
+
+
+Logged = Mapping[str, tuple[float, float]]  # sums of what a step logs, and over how many samples
 
 
 class Addition(Protocol):
@@ -59,6 +62,7 @@ class Trained:
     losses: list[Losses]  # of each mini-batch: of each sample, or of the whole where those are not known
     sums: list[tuple[float, float]]  # of each mini-batch: the sum of the losses, and what it is divided by
     finite: bool  # the losses and the model; training stops at the first loss that is not
+    logged: Sequence[Logged]  # of each mini-batch: what a step logged
 
 
 class LocalTrainer:
@@ -73,7 +77,7 @@ class LocalTrainer:
         self.model, self.loss = workload.for_a_worker() if model is None else (model, workload.loss)
         self._state = state_of(self.model, self.loss.whole)
         self.parameters = self._state.parameters
-        self.optimizer, self._schedule = recipe.make(self.parameters)
+        self.optimizer, self._schedule = recipe.make(self._state.named_parameters())
         self._workload = workload
         self._worker = worker
         self._device = device_of(self.model)
@@ -162,17 +166,20 @@ class LocalTrainer:
         """One step for each mini-batch, on the task's loss and what is added to it, for as long as ``go_on(step)``."""
         losses: list[Losses] = []
         sums: list[tuple[float, float]] = []
+        logged: list[Logged] = []
         with self._own_random_numbers():
             for step, (indices, addition) in enumerate(zip(batches, additions, strict=True)):
-                own = self._train_one(indices, addition, sums) if go_on(step) else None
+                own = self._train_one(indices, addition) if go_on(step) else None
                 if own is None:
                     break
-                losses.append(own)
+                losses.append(own.losses)
+                sums.append((own.loss_sum, own.loss_weight))
+                logged.append(own.logged)
         self.optimizer.zero_grad(set_to_none=True)  # one gradient in memory, not one for each worker
         finite = len(losses) == len(batches) and all_finite(self._to_be_finite())
         if not finite:
             self.optimizer.state.clear()  # what is not finite may still be in its momentum
-        return Trained(losses, sums, finite)
+        return Trained(losses, sums, finite, logged)
 
     def _to_be_finite(self) -> list[Tensor]:
         return [*(p.data for p in self.parameters if p.is_floating_point()), *self._finite_buffers]
@@ -181,27 +188,42 @@ class LocalTrainer:
         """A batch, where the model is."""
         return to_device(self._workload.samples.fetch(indices), self._device)
 
-    def _train_one(self, indices: Indices, addition: Addition | None, sums: list[tuple[float, float]]) -> Losses | None:
-        """The losses of the samples; nothing, and no step, if the loss is not finite."""
-        batch = self.fetch(indices)
+    def _train_one(self, indices: Indices, addition: Addition | None) -> PieceLoss | None:
+        """What came of one mini-batch; nothing, and no step, if the loss is not finite."""
         self.optimizer.zero_grad(set_to_none=True)
-        found = self.loss.losses(self.model, batch, len(indices))
-        mean = found.mean()
-        minimised = mean if addition is None else mean + addition(found.outputs, indices)
-        if not math.isfinite(float(minimised.detach())):
+        found = self._backward(indices, addition)
+        if found is None:
             return None
-        torch.autograd.backward(minimised)
         make_dense(self.parameters)
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
         self._step()
         self._schedule.stepped()
-        if found.each is None:
-            sums.append(found.sum_and_weight())
-            return numbers(mean.reshape(1))
-        losses = numbers(found.each)
-        sums.append((float(losses.sum(dtype=np.float64)), len(losses)))
-        return losses
+        return found
+
+    def _backward(self, indices: Indices, addition: Addition | None) -> PieceLoss | None:
+        if (count := self._workload.micro_batches) > 1:
+            assert addition is None  # ensembles are refused
+            found = backward_in_pieces(
+                self.loss,
+                self.model,
+                self.parameters,
+                lambda part: self.fetch(indices[part]),
+                samples=len(indices),
+                count=count,
+            )
+            return found if math.isfinite(found.loss_sum) else None
+        of_batch = self.loss.losses(self.model, self.fetch(indices), len(indices))
+        mean = of_batch.mean()
+        minimised = mean if addition is None else mean + addition(of_batch.outputs, indices)
+        if not math.isfinite(float(minimised.detach())):
+            return None
+        torch.autograd.backward(minimised)
+        logged = of_batch.logged_sums()
+        if of_batch.each is None:
+            return PieceLoss(numbers(mean.reshape(1)), *of_batch.sum_and_weight(), logged)
+        losses = numbers(of_batch.each)
+        return PieceLoss(losses, float(losses.sum(dtype=np.float64)), len(losses), logged)
 
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
@@ -307,8 +329,10 @@ class ModelContributions:
         result = Evaluated()
         for ticket in sorted(weights, key=lambda ticket: ticket.worker):
             trained = self._train(ticket)
-            of_batches = zip(self._batches[ticket], trained.losses, trained.sums, strict=False)  # it may stop early
-            result.passes += [Pass((ticket,), (batch,), losses, *sums) for batch, losses, sums in of_batches]
+            of_batches = zip(
+                self._batches[ticket], trained.losses, trained.sums, trained.logged, strict=False
+            )  # it may stop early
+            result.passes += [Pass((ticket,), (batch,), each, *sums, more) for batch, each, sums, more in of_batches]
             if not trained.finite:
                 result.non_finite.append(ticket)
         return result
@@ -330,6 +354,7 @@ class LazyModels(ModelContributions):
 
     def __init__(self, workload: Workload, threads: Threads) -> None:
         super().__init__(workload)
+        self._samples_a_pass = workload.samples_a_pass
         self._threads = threads
 
     def _train(self, ticket: Ticket) -> Trained:
@@ -337,7 +362,7 @@ class LazyModels(ModelContributions):
         if beginning.values is not None:
             trainer.load(beginning.values)
         batches = self._batches[ticket]
-        first = batches[0]
+        first = batches[0][: self._samples_a_pass]
         self._threads.choose(trainer.model, lambda model: trainer.loss.passed(model, trainer.fetch(first)), len(first))
         return trainer.train(batches, beginning.additions)
 
