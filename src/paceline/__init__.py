@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.callbacks.tensorboard import TensorBoard as TensorBoard
     from paceline.callbacks.trackers import MLflowLogger as MLflowLogger
     from paceline.callbacks.trackers import WandbLogger as WandbLogger
+    from paceline.comparison.compare import compare as compare
+    from paceline.comparison.results import Comparison as Comparison
     from paceline.core.errors import CannotWrite as CannotWrite
     from paceline.core.errors import ConfigError as ConfigError
     from paceline.core.errors import PacelineError as PacelineError
@@ -81,6 +83,8 @@ _NAMES = {
     "paceline.callbacks.progress": ("Progress",),
     "paceline.callbacks.tensorboard": ("TensorBoard",),
     "paceline.callbacks.trackers": ("MLflowLogger", "WandbLogger"),
+    "paceline.comparison.compare": ("compare",),
+    "paceline.comparison.results": ("Comparison",),
     "paceline.core.errors": ("CannotWrite", "ConfigError", "PacelineError"),
     "paceline.core.messages": ("Joined", "Left"),
     "paceline.data.batches": ("Resampled", "Shuffled"),

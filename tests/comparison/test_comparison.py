@@ -4,10 +4,12 @@ import math
 
 import pytest
 
-from paceline.comparison.jobs import Comparison, Job, Outcome, comparison_of, jobs_of
+from paceline.comparison.jobs import Outcome
+from paceline.comparison.plan import Job, Plan, plan_of
+from paceline.comparison.results import Comparison, comparison_of
 from paceline.comparison.tables import comparison_rows, non_finite_line, speed_up
 from paceline.comparison.verdict import verdict
-from paceline.config.file import Config, parse_config
+from paceline.config.file import parse_config
 from paceline.storage.metrics import Row
 from paceline.trace.measure import Measures, WorkerTime
 from support.tiny import TINY
@@ -15,8 +17,8 @@ from support.tiny import TINY
 SSGD, ASGD, FASTEST = 0, 1, 2  # indices in the file
 
 
-def config(text: str = TINY) -> Config:
-    return parse_config(text)
+def plan(text: str = TINY) -> Plan:
+    return plan_of(parse_config(text))
 
 
 def outcome(
@@ -34,11 +36,11 @@ def outcome(
 
 
 def compared(*outcomes: Outcome) -> Comparison:
-    return comparison_of(config(), outcomes)
+    return comparison_of(plan(), outcomes)
 
 
 def test_jobs_are_every_strategy_learning_rate_and_seed() -> None:
-    jobs = jobs_of(config())
+    jobs = plan().jobs
     assert len(jobs) == len(set(jobs)) == 5 * 2 * 2
     assert [job.strategy for job in jobs[:5]] == [0, 1, 2, 3, 4]  # strategies alternate
     assert {job.lr for job in jobs} == {0.1, 0.5}
@@ -70,7 +72,7 @@ def test_the_verdict_names_the_winner_its_price_and_the_learning_rates() -> None
         )
     )
     assert "asgd wins: it reaches 30.0% accuracy after 3.0 s, 3.0 times as fast as ssgd (9.0 s)." in said
-    assert "It makes 4.0 updates in the time of one of ssgd, whose workers wait 50% of their time" in said
+    assert "asgd makes 4.0 updates in the time of one of ssgd, whose workers wait 50% of their time" in said
     assert "gradients that are 2.8 updates old on average, and a learning rate of 0.1 against 0.5." in said
 
 
@@ -82,27 +84,70 @@ def test_the_verdict_names_workers_whose_contributions_are_thrown_away() -> None
     )
 
 
-def test_the_verdict_doubts_times_that_overlap() -> None:
-    said = verdict(
+def test_the_verdict_says_which_strategies_cannot_be_told_apart() -> None:
+    first, second, *_ = verdict(
         compared(
             outcome(Job(SSGD, 0.1, 0), 3.0), outcome(Job(SSGD, 0.1, 1), 6.0),
             outcome(Job(ASGD, 0.1, 0), 5.0), outcome(Job(ASGD, 0.1, 1), 7.0),
         )
     )  # fmt: skip
-    assert any(sentence.startswith("The times of ssgd and asgd overlap between seeds") for sentence in said)
+    assert first == "ssgd comes first: it reaches 30.0% accuracy after 4.5 s in the median."
+    assert second.startswith(
+        "ssgd and asgd cannot be told apart with these 2 seeds: the second takes 1.39 times as long, 95% interval over "
+        "2 seeds 0.14 to 13"
+    )
+
+
+def test_pairs_that_all_agree_are_told_apart_though_seeds_differ() -> None:
+    first, second, *_ = verdict(
+        compared(
+            *(outcome(Job(SSGD, 0.1, seed), at * 1.5) for seed, at in enumerate((2.0, 4.0, 6.0))),
+            *(outcome(Job(ASGD, 0.1, seed), at) for seed, at in enumerate((2.0, 4.0, 6.0))),
+        )
+    )
+    assert first == (
+        "asgd wins: it reaches 30.0% accuracy after 4.0 s in the median, 1.5 times as fast as ssgd (6.0 s; 95% "
+        "interval over 3 seeds 1.5 to 1.5)."
+    )
+    assert second == "This is more than chance explains, seed by seed."
+
+
+def test_a_strategy_that_misses_the_target_with_some_seeds_is_named() -> None:
+    said = " ".join(
+        verdict(
+            compared(
+                *(outcome(Job(ASGD, 0.1, seed), 4.0 + seed) for seed in range(3)),
+                *(outcome(Job(FASTEST, 0.1, seed), at) for seed, at in enumerate((8.0, 10.0, math.inf))),
+            )
+        )
+    )
+    assert "with 1 of 3 seeds it does not reach the target" in said
+
+
+def test_one_seed_says_nothing_about_chance() -> None:
+    said = verdict(compared(outcome(Job(SSGD, 0.1, 0), 3.0), outcome(Job(ASGD, 0.1, 0), 9.0)))
+    assert said[1] == "One seed: nothing can be said about chance. Compare with several seeds."
+
+
+def test_without_a_target_the_losses_are_compared() -> None:
+    untargeted = plan(TINY.replace("target = 0.3", ""))
+    found = comparison_of(untargeted, [outcome(job, 3.0) for job in untargeted.jobs])
+    assert verdict(found)[0].endswith("ends with the lowest loss, 1.000. Set a target to compare times.")
+    assert found.rows[1]["loss_above_the_first"]["mean"] == 0.0
+    assert found.rows[1]["told_apart_from_the_first"] is False
 
 
 def test_without_a_strategy_at_the_target_the_lowest_loss_is_named() -> None:
     (first, *_) = verdict(compared(outcome(Job(SSGD, 0.1, 0), math.inf)))
     assert first.startswith(
-        "No strategy reaches 30.0% with most of the 1 seeds; ssgd ends with the lowest loss, 1.000."
+        "No strategy reaches 30.0% accuracy with most of the 1 seeds; ssgd ends with the lowest loss, 1.000."
     )
 
 
 @pytest.mark.parametrize(("missing", "complete"), [(0, True), (1, False)])
 def test_the_json_says_whether_all_runs_are_there(missing: int, complete: bool) -> None:
-    jobs = jobs_of(config())[missing:]
-    table = comparison_of(config(), [outcome(job, 3.0) for job in jobs]).table()
+    jobs = plan().jobs[missing:]
+    table = comparison_of(plan(), [outcome(job, 3.0) for job in jobs]).data()
     assert table["complete"] is complete
     assert len(table["runs"]) == len(jobs)
 

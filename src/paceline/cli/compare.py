@@ -12,9 +12,11 @@ from paceline.cli.common import DEMO, CheckLr, CheckStep, JsonFile, Strategies, 
 from paceline.cli.main import log
 from paceline.engine.signals import Interrupted, terminable
 from paceline.files import check_writable
+from paceline.storage.run_directory import check_new
 
 if TYPE_CHECKING:
-    from paceline.comparison.jobs import Comparison, Outcome
+    from paceline.comparison.plan import Plan
+    from paceline.comparison.results import Comparison
     from paceline.config.file import Config
 
 FIGURE = Path("paceline-compare.png")
@@ -31,7 +33,16 @@ def compare(  # noqa: PLR0917 - typer names the options
         int | None, typer.Option(min=1, metavar="N", help="Use the random seeds 0 to N-1, instead of those in FILE.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Number of runs at a time; by default one per CPU core.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Number of runs at a time; by default one per CPU core, one on real workers."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a page with the verdict, the table and the runs.")
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the directory of each run in this new directory.")
     ] = None,
     check_lr: CheckLr = True,
     check_step: CheckStep = True,
@@ -40,6 +51,7 @@ def compare(  # noqa: PLR0917 - typer names the options
 
     Prints a table and a few sentences, and writes the learning curves as a PNG.
     """
+    from paceline.comparison.plan import plan_of
     from paceline.comparison.pool import usable_cores
 
     config = config_of(file or DEMO, strategy)
@@ -48,50 +60,41 @@ def compare(  # noqa: PLR0917 - typer names the options
     check_writable(figure, ".png")
     if json_file is not None:
         check_writable(json_file, ".json")
-    processes, began = jobs or usable_cores(), time.monotonic()
-    comparison = _run_all(config, processes, json_file)
+    if report is not None:
+        check_writable(report, ".html")
+    if directory is not None:
+        check_new(directory)
+    plan = plan_of(config, directory)
+    processes, began = jobs or (usable_cores() if plan.simulated else 1), time.monotonic()
+    comparison = _run_all(plan, processes, json_file)
     _show(comparison)
     if check_lr and check_step:
-        for warning in _lr_warnings(comparison, processes, time.monotonic() - began):
+        for warning in _lr_warnings(config, comparison, processes, time.monotonic() - began):
             log(warning)
-    _write(comparison, json_file, figure)
+    _write(comparison, json_file, figure, report)
     typer.echo(_next_command(file, comparison))
 
 
-def _run_all(config: "Config", processes: int, json_file: Path | None) -> "Comparison":
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _run_all(plan: "Plan", processes: int, json_file: Path | None) -> "Comparison":
+    from paceline.comparison.jobs import Outcome, outcomes_of, watched
+    from paceline.comparison.results import comparison_of
 
-    from paceline.callbacks.progress import EveryMinute
-    from paceline.comparison.jobs import comparison_of, jobs_of, outcomes_of
-    from paceline.terminal import console
-
-    jobs = jobs_of(config)
+    jobs = plan.jobs
     processes = min(processes, len(jobs))
-    terminal = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
     outcomes: list[Outcome] = []
-    minute = EveryMinute()
     try:
-        with terminable(), bar:
-            task = bar.add_task("comparing", total=len(jobs))
-            for outcome in outcomes_of(config, jobs, processes):
-                if not outcomes and not terminal.is_terminal:
-                    log(f"{len(jobs)} runs in {processes} process{'es' * (processes > 1)} ...")
-                outcomes.append(outcome)
-                bar.advance(task)
-                if not terminal.is_terminal and minute.due():
-                    log(f"{len(outcomes)} of {len(jobs)} runs")
+        with terminable():
+            outcomes.extend(watched(outcomes_of(plan, jobs, processes), len(jobs), processes))
     except KeyboardInterrupt as asked:
-        kept = "nothing was written"
+        kept = "nothing was written" if plan.directory is None else f"the finished ones are in {plan.directory}"
         if json_file is not None and outcomes:
-            _write_json(comparison_of(config, outcomes), json_file)
+            _write_json(comparison_of(plan, outcomes), json_file)
             kept = f"the finished ones are in {json_file}"
         raise Interrupted(f" after {len(outcomes)} of {len(jobs)} runs; {kept}", asked) from None
-    return comparison_of(config, outcomes)
+    return comparison_of(plan, outcomes)
 
 
-def _lr_warnings(comparison: "Comparison", processes: int, seconds: float) -> list[str]:
+def _lr_warnings(config: "Config", comparison: "Comparison", processes: int, seconds: float) -> list[str]:
     """One warning for each strategy whose learning rate is too large; ``seconds`` is what the comparison took.
 
     A learning rate that was chosen over a smaller one of the grid is not checked: the smaller one was tried, and was
@@ -100,7 +103,6 @@ def _lr_warnings(comparison: "Comparison", processes: int, seconds: float) -> li
     from paceline.comparison.pool import call_in_pool
     from paceline.prediction.rate_check import Finished, lr_warnings
 
-    config = comparison.config
     smallest = min(config.tune.lr) if config.tune else None
     runs = []
     for entry in comparison.entries:
@@ -111,17 +113,14 @@ def _lr_warnings(comparison: "Comparison", processes: int, seconds: float) -> li
 
 
 def _show(comparison: "Comparison") -> None:
-    from paceline.comparison.tables import comparison_rows, non_finite_line, title
-    from paceline.comparison.verdict import verdict
+    from paceline.comparison.tables import comparison_rows, non_finite_line
     from paceline.terminal import console, print_table
 
-    terminal = console()
-    print_table(terminal, *comparison_rows(comparison), title=title(comparison), more="see all with --json FILE.json")
-    tune = comparison.config.tune
-    rates = f" Learning rates: {', '.join(f'{lr:g}' for lr in tune.lr)}." if tune else ""
+    terminal, plan = console(), comparison.plan
+    print_table(terminal, *comparison_rows(comparison), title=plan.title, more="see all with --json FILE.json")
+    rates = f" Learning rates: {', '.join(f'{lr:g}' for lr in plan.rates)}." if plan.rates else ""
     terminal.print(f"\n{comparison.rule}{rates}\n", style="dim")
-    for sentence in verdict(comparison):
-        terminal.print(sentence, markup=False)
+    terminal.print(comparison.verdict, markup=False)
     for entry in comparison.entries:
         if entry.non_finite:
             terminal.print(non_finite_line(entry.label, entry.non_finite), style="yellow", markup=False)
@@ -130,28 +129,23 @@ def _show(comparison: "Comparison") -> None:
     terminal.print()
 
 
-def _write(comparison: "Comparison", json_file: Path | None, figure: Path) -> None:
-    from paceline.comparison.tables import title
-    from paceline.reports.figures import Curve, draw_curves
-
-    curves = [
-        Curve(
-            entry.label + ("" if entry.lr is None else f"  (lr {entry.lr:g})"),
-            [each.history for each in entry.outcomes],
-        )
-        for entry in comparison.entries
-    ]
-    if json_file is not None:  # before the figure, which can be drawn again from it
+def _write(comparison: "Comparison", json_file: Path | None, figure: Path, report: Path | None) -> None:
+    if json_file is not None:  # first, as the rest can be made again from it
         _write_json(comparison, json_file)
         typer.echo(f"All results: {json_file}")
-    draw_curves(curves, figure, target=comparison.config.target, title=title(comparison))
+    if report is not None:
+        comparison.report(report)
+        typer.echo(f"Page: {report} ({report.stat().st_size / 1e6:.1f} MB, needs no network)")
+    comparison.plot(figure)
     typer.echo(f"Curves: {figure}")
+    if comparison.directories:
+        typer.echo(f"Runs: {comparison.plan.directory}")
 
 
 def _write_json(comparison: "Comparison", path: Path) -> None:
     from paceline.files import write_atomically
 
-    write_atomically(path, json.dumps(comparison.table(), allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(comparison.data(), allow_nan=False) + "\n")
 
 
 def _next_command(file: Path | None, comparison: "Comparison") -> str:

@@ -1,230 +1,179 @@
-"""The runs of a comparison: several strategies on the same fleet, data and seeds, each with its best learning rate."""
+"""The runs of a comparison, one after the other or in several processes, and what came of each."""
 
+import json
+import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
-from statistics import median
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from paceline.comparison.pool import one_thread, process_pool
-from paceline.config.file import Config, config_table
+import cloudpickle
+
+from paceline.callbacks.progress import EveryMinute
+from paceline.comparison.plan import Job, Plan
+from paceline.comparison.pool import one_thread, process_pool, shared_value, without_main
+from paceline.config.target import Target, metric_of
+from paceline.core.errors import ConfigError
 from paceline.storage.metrics import Row
+from paceline.storage.reading import SavedRun
+from paceline.terminal import console
 from paceline.trace.measure import Measures, measure
+from paceline.trace.reading import Trace
 
-TUNED = (
-    "Each strategy is trained with every learning rate of the same grid and with the same seeds. It is shown with the "
-    "learning rate that reaches the target first (median over the seeds) or, if none does, that ends with the lowest "
-    "loss."
-)
-NOT_TUNED = "Every strategy is trained with the same learning rate and the same seeds."
-
-WORKER_SECONDS: Mapping[str, "Callable[[Outcome], float]"] = {
-    "training": lambda outcome: outcome.measures.compute,
-    "relabelling": lambda outcome: outcome.measures.relabelling,
-    "communication": lambda outcome: outcome.measures.transfer,
-}
+if TYPE_CHECKING:
+    from paceline.engine.result import Run
+    from paceline.engine.spec import RunSpec
 
 
-class Job(NamedTuple):
-    """One run to do: the index of a strategy in the configuration, a learning rate (None: as configured), a seed."""
+@dataclass(frozen=True)
+class Record:
+    """A run as its directory would hold it: what a page shows of it."""
 
-    strategy: int
-    lr: float | None
-    seed: int
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    lines: bytes  # of the trace, compressed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one run."""
+    """The result of one run. That of the first seed has a ``record``."""
 
     job: Job
     history: Sequence[Row]
     measures: Measures
     ended: str
     problem: str | None
+    settings: Mapping[str, Any] | None = None
+    record: Record | None = None
+    directory: Path | None = None
 
     @property
     def loss(self) -> float:
-        return _or_infinite(self.history[-1].loss)
+        return or_infinite(self.history[-1].loss)
 
     @property
     def accuracy(self) -> float:
         return self.history[-1].accuracy
 
-    def seconds_to(self, target: float | None) -> float:
-        """When an evaluation first reached the target accuracy, in seconds; infinity if none did."""
+    def seconds_to(self, target: Target | None) -> float:
+        """When an evaluation first reached the target, in seconds; infinity if none did."""
         if target is None:
             return math.inf
-        return next((row.seconds for row in self.history if row.accuracy >= target), math.inf)
+        return next((row.seconds for row in self.history if target.reached(row)), math.inf)
+
+    def final(self, metric: str) -> float:
+        """A metric of the last evaluation; NaN if it has none of that name."""
+        return metric_of(self.history[-1], metric)
+
+    def saved(self, name: str, target: Target | None) -> SavedRun:
+        """The run as if it were read from its directory; only one with a ``record``."""
+        assert self.record is not None
+        lines = self.record.lines
+        accuracy = target.value if target is not None and target.metric == "accuracy" else None
+        trace = Trace(lambda: zlib.decompress(lines).decode().splitlines(), f"the trace of {name}")
+        return SavedRun(Path(name), self.record.config, self.history, self.record.summary, accuracy, trace)
 
     def table(self) -> dict[str, Any]:
-        rows = [{name: _or_none(value) for name, value in row.numbers().items()} for row in self.history]
+        rows = [{name: or_none(value) for name, value in row.numbers().items()} for row in self.history]
         run = {"lr": self.job.lr, "seed": self.job.seed, "ended": self.ended, "problem": self.problem}
-        return {**run, "history": rows, "measures": self.measures.table()}
+        settings = {} if self.settings is None else {"settings": self.settings}
+        return {**run, **settings, "history": rows, "measures": self.measures.table()}
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A strategy with its best learning rate: one outcome per seed."""
-
-    strategy: int
-    label: str
-    lr: float | None
-    outcomes: tuple[Outcome, ...]
-    target: float | None
-
-    @property
-    def times(self) -> tuple[float, ...]:
-        return tuple(outcome.seconds_to(self.target) for outcome in self.outcomes)
-
-    @property
-    def time(self) -> float:
-        return median(self.times)
-
-    @property
-    def loss(self) -> float:
-        return median(outcome.loss for outcome in self.outcomes)
-
-    @property
-    def accuracy(self) -> float:
-        return median(_or_infinite(outcome.accuracy) for outcome in self.outcomes)
-
-    @property
-    def diverged(self) -> tuple[Outcome, ...]:
-        return tuple(outcome for outcome in self.outcomes if outcome.ended == "diverged")
-
-    @property
-    def non_finite(self) -> dict[int, int]:
-        """How many contributions of each worker were not finite, over all seeds."""
-        found: dict[int, int] = {}
-        for outcome in self.outcomes:
-            for each in outcome.measures.workers:
-                if each.non_finite:
-                    found[each.worker] = found.get(each.worker, 0) + each.non_finite
-        return dict(sorted(found.items()))
-
-    def middle(self, value: Callable[[Outcome], float]) -> float:
-        """The median of a value over the seeds."""
-        return median(map(value, self.outcomes))
-
-    def rank(self) -> tuple[float, float, float]:
-        """Sort key: the first to reach the target comes first; among those that miss it, the lowest loss."""
-        return self.time, self.loss, self.lr or 0.0
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All runs, and the best entry of each strategy, sorted by the time to the target."""
-
-    config: Config
-    outcomes: tuple[Outcome, ...]
-    entries: tuple[Entry, ...]
-
-    @property
-    def rule(self) -> str:
-        """How the learning rate of each strategy was chosen, in words."""
-        return TUNED if self.config.tune else NOT_TUNED
-
-    def entry(self, name: str) -> Entry | None:
-        """The best entry of the strategy with this full name, such as "synchronous"."""
-        choices = self.config.strategies
-        return next((entry for entry in self.entries if choices[entry.strategy].name == name), None)
-
-    def table(self) -> dict[str, Any]:
-        """All settings and results as plain values for JSON."""
-        return {
-            "settings": _plain(config_table(self.config)),
-            "rule": self.rule,
-            "complete": len(self.outcomes) == len(jobs_of(self.config)),
-            "rows": [_row(entry) for entry in self.entries],
-            "runs": [{"strategy": self.config.strategies[o.job.strategy].text, **o.table()} for o in self.outcomes],
-        }
-
-
-def jobs_of(config: Config) -> list[Job]:
-    """All runs of a comparison. Strategies alternate, so that the estimate of the remaining time is good."""
-    rates: Sequence[float | None] = config.tune.lr if config.tune else (None,)
-    strategies = range(len(config.strategies))
-    return [Job(strategy, lr, seed) for seed in config.seeds for lr in rates for strategy in strategies]
-
-
-def run_job(config: Config, job: Job) -> Outcome:
+def run_job(plan: Plan, job: Job) -> Outcome:
     """Train one job from start to end. The outcome depends only on the arguments."""
-    from paceline.config.experiment import run
+    from paceline.engine.train import Output, run_spec
 
-    result = run(config, config.strategies[job.strategy], seed=job.seed, lr=job.lr)
-    return Outcome(job, tuple(result.history), measure(result.trace), result.ended, result.problem)
+    task, spec = plan.source.prepare(job)
+    place = None if plan.directory is None else plan.source.place(job, plan.directory / plan.name(job))
+    log = logging.getLogger("paceline")
+    level = log.level
+    log.setLevel(logging.ERROR)  # what was left out is in the run, and shown at its end
+    try:
+        result = run_spec(task, spec, Output(place, progress=False))
+    finally:
+        log.setLevel(level)
+    return Outcome(
+        job,
+        tuple(result.history),
+        measure(result.trace),
+        result.ended,
+        result.problem,
+        result.settings,
+        _record(spec, result) if job.seed == plan.seeds[0] else None,
+        result.directory,
+    )
 
 
-def outcomes_of(config: Config, jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
-    """Check the configuration, then yield the outcome of each job as it finishes. Only the processes import torch."""
+def _record(spec: "RunSpec", result: "Run") -> Record:
+    from paceline.storage.spec_file import spec_text
+
+    config = json.loads(spec_text(spec, {"settings": result.settings}))
+    text = "\n".join(line.rstrip("\n") for line in result.trace.lines())
+    return Record(config, result.summary(), zlib.compress(text.encode()))
+
+
+def outcomes_of(plan: Plan, jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
+    """Check the plan, then yield the outcome of each job as it finishes. Only the processes import torch."""
     if processes == 1:
         with one_thread():
-            check_config(config)
+            plan.check()
             for job in jobs:
-                yield run_job(config, job)
+                yield run_job(plan, job)
         return
-    with process_pool(processes) as pool:
-        pool.submit(check_config, config).result()
-        for future in as_completed([pool.submit(run_job, config, job) for job in jobs]):
+    with process_pool(processes, shared=_packed(plan)) as pool:
+        with without_main():
+            checked = pool.submit(_check_shared)
+        checked.result()
+        with without_main():
+            futures = [pool.submit(_run_shared, job) for job in jobs]
+        for future in as_completed(futures):
             yield future.result()
 
 
-def check_config(config: Config) -> None:
-    """Raise ``ConfigError`` if the strategies, the data and the fleet do not fit each other."""
-    from paceline.config.experiment import check
+def watched(outcomes: Iterator[Outcome], jobs: int, processes: int) -> Iterator[Outcome]:
+    """The same outcomes, counted on stderr while they come."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    check(config)
-
-
-def comparison_of(config: Config, outcomes: Sequence[Outcome]) -> Comparison:
-    """Choose the best learning rate of each strategy, and sort. Runs that are missing are left out."""
-    ordered = sorted(outcomes, key=lambda outcome: (outcome.job.strategy, outcome.job.lr or 0.0, outcome.job.seed))
-    best: dict[int, Entry] = {}
-    candidates: dict[tuple[int, float | None], list[Outcome]] = {}
-    for outcome in ordered:
-        candidates.setdefault((outcome.job.strategy, outcome.job.lr), []).append(outcome)
-    most = max((len(each) for each in candidates.values()), default=0)
-    for (strategy, lr), found in candidates.items():
-        entry = Entry(strategy, config.strategies[strategy].short, lr, tuple(found), config.target)
-        if len(found) == most and (strategy not in best or entry.rank() < best[strategy].rank()):
-            best[strategy] = entry
-    return Comparison(config, tuple(ordered), tuple(sorted(best.values(), key=Entry.rank)))
+    terminal = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    minute, done = EveryMinute(), 0
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
+        task = bar.add_task("comparing", total=jobs)
+        for outcome in outcomes:
+            if not done and not terminal.is_terminal:
+                print(f"{jobs} runs in {processes} process{'es' * (processes > 1)} ...", file=sys.stderr)
+            done += 1
+            bar.advance(task)
+            if not terminal.is_terminal and minute.due():
+                print(f"{done} of {jobs} runs", file=sys.stderr)
+            yield outcome
 
 
-def _row(entry: Entry) -> dict[str, Any]:
-    outcomes = entry.outcomes
-    return {
-        "strategy": entry.label,
-        "lr": entry.lr,
-        "seconds_to_target": _or_none(entry.time),
-        "seconds_to_target_by_seed": [_or_none(time) for time in entry.times],
-        "updates": entry.middle(lambda each: each.measures.updates),
-        "samples": entry.middle(lambda each: each.history[-1].samples),
-        "mean_staleness": entry.middle(lambda each: each.measures.mean_staleness),
-        "max_staleness": max(each.measures.max_staleness for each in outcomes),
-        "wasted_share": entry.middle(lambda each: each.measures.wasted_share),
-        "idle_share": entry.middle(lambda each: each.measures.idle_share),
-        "worker_seconds": {name: entry.middle(of) for name, of in WORKER_SECONDS.items()},
-        "loss": _or_none(entry.loss),
-        "accuracy": _or_none(entry.accuracy),
-        "diverged_seeds": [each.job.seed for each in entry.diverged],
-        "spoiled_by_worker": {str(worker): count for worker, count in entry.non_finite.items()},
-    }
+def _packed(plan: Plan) -> bytes:
+    try:
+        packed: bytes = cloudpickle.dumps(plan)
+    except Exception as error:  # an object's own ``__reduce__`` may raise anything
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the task cannot be sent to other processes ({why}): give jobs=1") from error
+    return packed
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return _or_none(value) if isinstance(value, float) else value
+def _check_shared() -> None:
+    shared_value(Plan).check()
 
 
-def _or_none(value: float) -> float | None:
+def _run_shared(job: Job) -> Outcome:
+    return run_job(shared_value(Plan), job)
+
+
+def or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _or_infinite(value: float) -> float:
+def or_infinite(value: float) -> float:
     return value if math.isfinite(value) else math.inf

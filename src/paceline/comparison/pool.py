@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -10,7 +11,10 @@ from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from typing import ParamSpec, TypeVar
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+import cloudpickle
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,11 +40,16 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def process_pool(processes: int, modules: Sequence[str] = (EXPERIMENT,)) -> Iterator[ProcessPoolExecutor]:
-    """A pool of processes that have imported ``modules``. Work that is under way is killed if the block raises."""
+def process_pool(
+    processes: int, modules: Sequence[str] = (EXPERIMENT,), shared: bytes | None = None
+) -> Iterator[ProcessPoolExecutor]:
+    """A pool of processes that have imported ``modules``. Work that is under way is killed if the block raises.
+
+    ``shared`` is a pickled value that each process gets once: see ``shared_value``.
+    """
     context = _fork_context(["torch", *modules])
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(processes, context, initializer=_start_worker)
+    pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(shared,))
     try:
         yield pool
     except BaseException:
@@ -95,8 +104,37 @@ def _kill_fork_server() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _start_worker() -> None:
+_shared: dict[str, Any] = {}
+
+
+def shared_value(kind: type[T]) -> T:
+    """In a process of a pool: the value that all of its jobs share. It is unpickled when it is first asked for."""
+    if "value" not in _shared:
+        _shared["value"] = cloudpickle.loads(_shared.pop("pickled"))
+    value = _shared["value"]
+    assert isinstance(value, kind)
+    return value
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Start processes that do not import the user's script, which need not be made for that.
+
+    What is defined in the script is pickled by value.
+    """
+    script = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
+def _start_worker(shared: bytes | None) -> None:
     import torch
+
+    if shared is not None:
+        _shared["pickled"] = shared
 
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # background jobs of a shell ignore Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,20 +1,21 @@
 """The table of a comparison."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from html import escape
+from io import StringIO
 
+from rich.console import Console
 from rich.text import Text
 
-from paceline.comparison.jobs import WORKER_SECONDS, Comparison, Entry
-from paceline.terminal import Cell, Column
+from paceline.comparison.results import WORKER_SECONDS, Comparison, Entry
+from paceline.terminal import Cell, Column, console, print_table
 
 
 def comparison_rows(comparison: Comparison) -> tuple[list[Column], list[list[Cell]]]:
     """One row per strategy, sorted by the time to the target: medians over the seeds (and ranges)."""
-    target = comparison.config.target
-    reach = (
-        "time to target" if target is None else f"time to {target:.0%}" if _whole(target) else f"time to {target:.1%}"
-    )
+    target, others = comparison.plan.target, comparison.metrics
+    reach = "time to target" if target is None else f"time to {target.short}"
     columns = [
         Column("strategy", least=34, left=True),
         Column("lr"),
@@ -26,12 +27,33 @@ def comparison_rows(comparison: Comparison) -> tuple[list[Column], list[list[Cel
         Column("wasted\nwork", rank=7),
         Column("final\nloss", rank=3 if target is not None else 0),
         Column("final\naccuracy", rank=2),
+        *(Column(f"final\n{name}", rank=2) for name in others),
         Column("worker-seconds: training\n/ relabelling / messages", rank=8),
     ]
     apart = any(each.measures.hands_in_models for entry in comparison.entries for each in entry.outcomes)
-    synchronous = comparison.entry("synchronous")
-    rows = [[*_cells(entry, synchronous), worker_seconds(entry) if apart else "-"] for entry in comparison.entries]
+    rows = [
+        [*_cells(entry, comparison.reference, others), worker_seconds(entry) if apart else "-"]
+        for entry in comparison.entries
+    ]
     return columns, rows
+
+
+def as_text(comparison: Comparison) -> str:
+    """The table as wide as the terminal, and what its columns are about."""
+    text = StringIO()
+    terminal = Console(file=text, width=console().width, highlight=False)
+    print_table(terminal, *comparison_rows(comparison), title=comparison.plan.title)
+    return text.getvalue()
+
+
+def as_html(comparison: Comparison) -> str:
+    """The table and the verdict for a notebook."""
+    columns, rows = comparison_rows(comparison)
+    shown = [place for place in range(len(columns)) if any(str(row[place]) not in ("", "-") for row in rows)]
+    heads = "".join(f"<th>{escape(columns[place].heading)}</th>" for place in shown)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(row[place]))}</td>' for place in shown)}</tr>" for row in rows)
+    said = "".join(f"<p>{escape(sentence)}</p>" for sentence in comparison.verdict.splitlines())
+    return f"<p>{escape(comparison.plan.title)}</p><table><tr>{heads}</tr>{body}</table>{said}"
 
 
 def worker_seconds(entry: Entry) -> str:
@@ -40,11 +62,11 @@ def worker_seconds(entry: Entry) -> str:
     return " / ".join(f"{each:,.0f}" for each in seconds)
 
 
-def _cells(entry: Entry, synchronous: Entry | None) -> list[Cell]:
+def _cells(entry: Entry, synchronous: Entry | None, others: Sequence[str]) -> list[Cell]:
     middle = entry.middle
     most = max(each.measures.max_staleness for each in entry.outcomes)
     accuracy = entry.accuracy
-    end: Cell = f"{entry.loss:.3f}"
+    end: Cell = f"{entry.loss:.3f}" if math.isfinite(entry.loss) else "-"
     if len(entry.diverged) == len(entry.outcomes):
         end = Text("diverged", "red")
     elif entry.diverged:
@@ -60,6 +82,7 @@ def _cells(entry: Entry, synchronous: Entry | None) -> list[Cell]:
         f"{middle(lambda each: each.measures.wasted_share):.0%}",
         end,
         f"{accuracy:.1%}" if math.isfinite(accuracy) else "-",
+        *(f"{value:.4g}" if math.isfinite(value := entry.final(name)) else "-" for name in others),
     ]
 
 
@@ -80,17 +103,6 @@ def speed_up(entry: Entry, reference: Entry | None) -> str:
     if reference is None or not math.isfinite(entry.time) or not math.isfinite(reference.time):
         return "-"
     return f"{reference.time / entry.time:.2f}x"
-
-
-def title(comparison: Comparison) -> str:
-    """Title of a comparison: data, model, number of workers and seeds."""
-    config = comparison.config
-    seeds = f"{len(config.seeds)} seeds, medians (range)" if len(config.seeds) > 1 else "one seed"
-    return f"{config.task.label}, {config.fleet.workers} workers, {seeds}"
-
-
-def _whole(share: float) -> bool:
-    return abs(share * 100 - round(share * 100)) < 1e-9
 
 
 def non_finite_line(label: str, counts: Mapping[int, int]) -> str:

@@ -3,19 +3,20 @@
 import math
 from collections.abc import Sequence
 
-from paceline.comparison.jobs import Comparison, Entry
+from paceline.comparison.paired import Interval
+from paceline.comparison.results import Comparison, Entry
 
 NOTABLE_WASTE = 0.1
 UNHEARD = 0.5  # times 1 / workers: a worker whose share in the updates is smaller is named
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Which strategy wins and why, what the others cost, and how certain that is."""
+    """Which strategy wins and why, how certain that is, and what the others cost."""
     entries = comparison.entries
     if not entries:
         return []
-    winner, synchronous = entries[0], comparison.entry("synchronous")
-    sentences = [_winner(winner, synchronous, comparison)]
+    winner, synchronous = entries[0], comparison.reference
+    sentences = [_winner(winner, synchronous, entries[1:]), *_chance(winner, entries[1:], synchronous)]
     if math.isfinite(winner.time):
         if synchronous is not None and synchronous is not winner:
             sentences.append(_why(winner, synchronous))
@@ -27,33 +28,89 @@ def verdict(comparison: Comparison) -> list[str]:
     stalest = max(entries, key=_staleness)
     if _staleness(stalest) >= 1 and stalest is not winner and winner.lr is not None and stalest.lr is not None:
         sentences.append(_price_of_staleness(stalest, winner))
-    return [*sentences, *_doubts(comparison)]
+    return [*sentences, *_edges(comparison)]
 
 
-def _winner(winner: Entry, synchronous: Entry | None, comparison: Comparison) -> str:
+def _winner(winner: Entry, synchronous: Entry | None, others: Sequence[Entry]) -> str:
     target, seeds = winner.target, len(winner.outcomes)
+    end = f"ends with {_end(winner)}"
     if target is None:
-        return f"{winner.label} ends with the lowest loss, {winner.loss:.3f}. Set a target to compare times."
+        return f"{winner.label} {end}. Set a target to compare times."
     if not math.isfinite(winner.time):
         return (
-            f"No strategy reaches {target:.1%} with most of the {seeds} seeds; {winner.label} ends with the lowest "
-            f"loss, {winner.loss:.3f}. Give [stop] more time, or choose a lower target."
+            f"No strategy reaches {target.words} with most of the {seeds} seeds; {winner.label} {end}. Give it "
+            "more time, or choose an easier target."
         )
-    text = f"{winner.label} wins: it reaches {target:.1%} accuracy after {winner.time:.1f} s"
+    alike = any(winner.told_apart(other) is False for other in others)
+    text = f"{winner.label} {'comes first' if alike else 'wins'}: it reaches {target.words} after {winner.time:.1f} s"
     text += " in the median" if seeds > 1 else ""
     if synchronous is None or synchronous is winner:
         return text + "."
     if not math.isfinite(synchronous.time):
         return text + f"; {synchronous.label} does not reach it."
-    return (
-        text
-        + f", {synchronous.time / winner.time:.1f} times as fast as {synchronous.label} ({synchronous.time:.1f} s)."
-    )
+    found = winner.against(synchronous)
+    if found is None:
+        times = f"{synchronous.time / winner.time:.1f} times as fast as {synchronous.label} ({synchronous.time:.1f} s)"
+        return f"{text}, {times}."
+    return f"{text}, {found.mean:.1f} times as fast as {synchronous.label} ({synchronous.time:.1f} s; {_range(found)})."
+
+
+def _end(entry: Entry) -> str:
+    if entry.target is not None and not math.isfinite(entry.loss):
+        return f"{entry.target.metric} at {entry.final(entry.target.metric):.4g}, the best"
+    return f"the lowest loss, {entry.loss:.3f}"
+
+
+def _chance(winner: Entry, others: Sequence[Entry], synchronous: Entry | None) -> list[str]:
+    """Which of the others the first one cannot be told apart from, seed by seed."""
+    if not others:
+        return []
+    seeds = len(winner.outcomes)
+    if seeds < 2:
+        return ["One seed: nothing can be said about chance. Compare with several seeds."]
+    pairs = [(other, winner.against(other)) for other in others]
+    alike = [(other, found) for other, found in pairs if winner.told_apart(other) is False]
+    sentences = [
+        f"{winner.label} and {other.label} cannot be told apart with these {found.seeds} seeds: "
+        f"{_compared(winner, found)}{_missed(other)}. More seeds may tell."
+        for other, found in alike
+        if found is not None
+    ]
+    if not alike and (nearest := next(((o, found) for o, found in pairs if found is not None), None)) is not None:
+        other, found = nearest
+        said = other is synchronous and math.isfinite(winner.time)  # in the first sentence
+        next_one = "" if said else f": the next, {other.label}, {_takes(winner, found)}{_missed(other)}"
+        sentences.append(f"This is more than chance explains, seed by seed{next_one}.")
+    return sentences
+
+
+def _compared(winner: Entry, found: Interval) -> str:
+    if math.isfinite(winner.time):
+        return f"the second takes {found.mean:.2f} times as long, {_range(found, 2)}"
+    return f"the second's loss is larger by {found.mean:.3g}, {_range(found, 3, general=True)}"
+
+
+def _takes(winner: Entry, found: Interval) -> str:
+    if math.isfinite(winner.time):
+        return f"takes {found.mean:.2f} times as long ({_range(found, 2)})"
+    return f"ends with a loss that is larger by {found.mean:.3g} ({_range(found, 3, general=True)})"
+
+
+def _range(found: Interval, digits: int = 1, *, general: bool = False) -> str:
+    kind = "g" if general else "f"
+    return f"95% interval over {found.seeds} seeds {found.low:.{digits}{kind}} to {found.high:.{digits}{kind}}"
+
+
+def _missed(entry: Entry) -> str:
+    if entry.target is None or not entry.missed:
+        return ""
+    return f"; with {entry.missed} of {len(entry.times)} seeds it does not reach the target"
 
 
 def _why(winner: Entry, synchronous: Entry) -> str:
     more = _rate(winner) / _rate(synchronous)
-    text = f"It makes {more:.1f} updates in the time of one of {synchronous.label}, whose {_idle_words(synchronous)}"
+    text = f"{winner.label} makes {more:.1f} updates in the time of one of {synchronous.label}, whose "
+    text += _idle_words(synchronous)
     stale = _staleness(winner)
     if stale >= 0.05:
         text += f"; the price is gradients that are {stale:.1f} updates old on average"
@@ -113,21 +170,10 @@ def _price_of_staleness(entry: Entry, winner: Entry) -> str:
     return text + "."
 
 
-def _doubts(comparison: Comparison) -> list[str]:
-    doubts = []
-    entries, tune = comparison.entries, comparison.config.tune
-    if len(entries) > 1 and len(entries[0].outcomes) > 1 and math.isfinite(entries[1].time):
-        first, second = entries[0], entries[1]
-        if max(first.times) >= min(second.times):
-            doubts.append(
-                f"The times of {first.label} and {second.label} overlap between seeds: "
-                "more seeds (--seeds 10) would separate them better."
-            )
-    if tune is not None and len(tune.lr) > 2:
-        edge = [each.label for each in entries if each.lr in (tune.lr[0], tune.lr[-1])]
-        if edge:
-            doubts.append(f"The best learning rate of {', '.join(edge)} is at the edge of the grid: try a wider one.")
-    return doubts
+def _edges(comparison: Comparison) -> list[str]:
+    rates = comparison.plan.rates
+    edge = [each.label for each in comparison.entries if len(rates) > 2 and each.lr in (rates[0], rates[-1])]
+    return [f"The best learning rate of {', '.join(edge)} is at the edge of the grid: try a wider one."] if edge else []
 
 
 def _rate(entry: Entry) -> float:

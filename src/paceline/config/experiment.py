@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
-from paceline.config.factories import make_from_factory
 from paceline.config.file import Chosen, Config, write_config
 from paceline.config.named_tasks import make_named
 from paceline.config.tasks import AnyTask, FactoryChoice, TaskChoice
@@ -34,8 +33,8 @@ from paceline.storage.run_directory import RunDirectory
 from paceline.strategies.names import StrategyChoice
 
 
-def check(config: Config) -> None:
-    """Refuse, before anything is run or written, what could not be run."""
+def check(config: Config) -> Task:
+    """Refuse, before anything is run or written, what could not be run. Returns the task of the first seed."""
     for choice in config.strategies:
         try:
             sizes_for(_strategy(config, choice), config.fleet.workers, config.batch_size)
@@ -49,6 +48,7 @@ def check(config: Config) -> None:
     for lr in config.tune.lr if config.tune else (None,):
         make_optimizer(config.optimizer, lr)(task.model.parameters())
     _try_step(config)
+    return task
 
 
 def _try_step(config: Config) -> None:
@@ -83,10 +83,7 @@ def run(
     progress: bool | None = False,
 ) -> Run:
     """Train once. In a directory, the configuration is kept as ``config.toml`` beside what ``train`` leaves there."""
-    place = None
-    if directory is not None:
-        text = write_config(settled(config, choice, seed, lr))
-        place = RunDirectory(directory, {"config.toml": text}, names_code=isinstance(config.task, FactoryChoice))
+    place = None if directory is None else place_of(config, choice, seed, lr, directory)
     log = logging.getLogger("paceline")
     level = log.level
     log.setLevel(logging.ERROR)  # what was left out is in the run, and shown at its end
@@ -95,6 +92,12 @@ def run(
         return run_spec(task, spec, Output(place, config.checkpoint if place else None, resume, tensorboard, progress))
     finally:
         log.setLevel(level)
+
+
+def place_of(config: Config, choice: StrategyChoice, seed: int, lr: float | None, path: Path) -> RunDirectory:
+    """The directory of a run, in which its configuration is kept too."""
+    text = write_config(settled(config, choice, seed, lr))
+    return RunDirectory(path, {"config.toml": text}, names_code=isinstance(config.task, FactoryChoice))
 
 
 def replay_config(saved: SavedRun, config: Config) -> Replay:
@@ -140,7 +143,11 @@ def make_task(choice: AnyTask, seed: int) -> Task:
     """The data and a new model, its weights drawn by the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return make_named(choice) if isinstance(choice, TaskChoice) else make_from_factory(choice, seed)
+        if isinstance(choice, TaskChoice):
+            return make_named(choice)
+        from paceline.config.factories import make_from_factory
+
+        return make_from_factory(choice, seed)
 
 
 def make_optimizer(chosen: Chosen, lr: float | None = None) -> MakeOptimizer:

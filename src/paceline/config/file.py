@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.fleets import AnyFleet, fleet_table, read_fleet
+from paceline.config.target import Target, target_of
 from paceline.config.tasks import AnyTask, read_task, task_table
 from paceline.config.toml import parse_tables, to_toml
 from paceline.core.errors import ConfigError
@@ -89,6 +90,9 @@ class Config:
     clip_norm: float | None = None
     seeds: tuple[int, ...] = (0,)
     target: float | None = None
+    metric: str | None = None
+    below: float | None = None
+    above: float | None = None
 
     def __post_init__(self) -> None:
         fits = all(0 <= seed <= LARGEST_SEED for seed in self.seeds)
@@ -101,8 +105,7 @@ class Config:
             raise ConfigError(f"batch_size={self.batch_size} is not possible: at least 1 sample")
         if self.micro_batches < 1:
             raise ConfigError(f"micro_batches={self.micro_batches} is not possible: at least 1")
-        if self.target is not None and not 0 < self.target <= 1:
-            raise ConfigError(f"target={self.target} is no accuracy: between 0 and 1, such as 0.9")
+        _ = self.goal
         self._check_rate()
         if self.tune is None and self.optimizer.name != "LBFGS" and "lr" not in self.optimizer.options:
             raise ConfigError(
@@ -120,13 +123,22 @@ class Config:
                 f"optimizer: lr={as_written(lr)} is no learning rate: give a positive number, such as lr = 0.1"
             )
 
+    @property
+    def goal(self) -> Target | None:
+        """What is to be reached, whose time is compared."""
+        return target_of(self.target, self.metric, self.below, self.above, self.stop)
+
     def with_strategies(self, choices: tuple[StrategyChoice, ...]) -> "Config":
         return replace(self, strategies=choices)
 
 
+PLAIN: Mapping[str, Any] = {
+    "seeds": tuple[int, ...], "batch_size": int, "micro_batches": int, "target": float, "metric": str,
+    "below": float, "above": float, "clip_norm": float,
+}  # fmt: skip
 KEYS = (
-    "seeds", "batch_size", "micro_batches", "target", "clip_norm", "task", "fleet", "strategy", "optimizer",
-    "scheduler", "tune", "partition", "sampling", "stop", "every", "checkpoint",
+    *PLAIN, "task", "fleet", "strategy", "optimizer", "scheduler", "tune",
+    "partition", "sampling", "stop", "every", "checkpoint",
 )  # fmt: skip
 
 
@@ -157,7 +169,7 @@ def write_config(config: Config) -> str:
 
 def config_table(config: Config) -> dict[str, Any]:
     """The configuration as the tables of a TOML file."""
-    plain = {name: getattr(config, name) for name in ("seeds", "batch_size", "target", "clip_norm")}
+    plain = {name: getattr(config, name) for name in PLAIN if name != "micro_batches"}
     plain |= {"micro_batches": config.micro_batches} if config.micro_batches > 1 else {}
     chosen = {"optimizer": config.optimizer, "scheduler": config.scheduler}
     return {
@@ -199,9 +211,7 @@ def _config(table: dict[str, Any], folder: Path | None) -> Config:
         if key in table:
             sections[key] = named(kinds, as_table(table[key], key), "name", key)
     sizes = tuple[int, ...] if isinstance(table.get("batch_size"), list) else int
-    plain = {
-        "seeds": tuple[int, ...], "batch_size": sizes, "micro_batches": int, "target": float, "clip_norm": float,
-    }  # fmt: skip
+    plain = {**PLAIN, "batch_size": sizes}
     return Config(**sections, **{key: read_value(kind, table[key], key) for key, kind in plain.items() if key in table})
 
 

@@ -5,6 +5,7 @@ Pictures stay bytes, a quarter of the memory of floats: the first layer of a mod
 
 from functools import cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from paceline.config.tasks import TEST_SHARE, TaskChoice
 from paceline.core.errors import ConfigError
-from paceline.data.images import Labelled, read_cifar10, read_mnist
 from paceline.learning.task import Task
+
+if TYPE_CHECKING:
+    from paceline.data.images import Labelled
 
 Pair = tuple[Tensor, Tensor]
 # means and deviations of the training pictures' colours, from 0 to 1
@@ -49,6 +52,8 @@ def _digits(test_share: float) -> tuple[Pair, Pair]:
 @cache
 def _pictures(choice: TaskChoice) -> tuple[Pair, Pair]:
     """MNIST or CIFAR-10, split as published: bytes by picture, colour, row and column."""
+    from paceline.data.images import read_cifar10, read_mnist
+
     try:
         read = read_mnist(choice.directory) if choice.data == "mnist" else read_cifar10(choice.directory)
     except ConfigError as error:
@@ -56,7 +61,7 @@ def _pictures(choice: TaskChoice) -> tuple[Pair, Pair]:
     return _tensors(read.train), _tensors(read.test)
 
 
-def _tensors(labelled: Labelled) -> Pair:
+def _tensors(labelled: "Labelled") -> Pair:
     images = torch.from_numpy(labelled.images)
     return images if images.dim() == 4 else images.unsqueeze(1), torch.from_numpy(labelled.labels)
 

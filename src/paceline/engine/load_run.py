@@ -50,6 +50,7 @@ def load_run(directory: Path | str, model: "nn.Module | None" = None) -> Run:
         costs=_costs(saved.path, summary),
         loss=loss_weights(saved.path),
         pruning=None if pruned is None else pruned.record,
+        settings=settings if isinstance(settings := saved.config.get("settings"), Mapping) else {},
     )
 
 

@@ -3,10 +3,10 @@
 import math
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Ticket
@@ -42,6 +42,8 @@ class Run:
     costs: "Costs | None" = None  # and what that took
     loss: "nn.Module | None" = None  # a loss with parameters of its own, which were trained with the model
     pruning: "PruningRecord | None" = None  # which samples were left out, if any could be
+    # what it was made of, as data: optimizer, learning rate, batch size, model, data, seed
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def spoiled(self) -> Sequence[Ticket]:

@@ -26,6 +26,7 @@ from paceline.engine.limits import Every, Stop
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
 from paceline.engine.result import Run
 from paceline.engine.runner import Ended, Runner
+from paceline.engine.settings import settings_of
 from paceline.engine.setup import Setup, set_up
 from paceline.engine.signals import end_by
 from paceline.engine.spec import RunSpec
@@ -134,9 +135,11 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
     check_metrics(task, spec.stop, output.callbacks, spec.seed)
     with ExitStack() as stack:
         setup = stack.enter_context(set_up(task, spec))
+        settings = settings_of(task, spec, setup.server.made)
         stateful = setup.stateful(needed=output.checkpoint is not None or output.resume)
-        opened = None if output.directory is None else place_of(output.directory).open(spec, resume=output.resume)
-        if opened is not None:
+        opened = None
+        if output.directory is not None:
+            opened = place_of(output.directory).open(spec, resume=output.resume, extra={"settings": settings})
             stack.enter_context(opened)
         resumed = opened is not None and opened.resumed
         writer = TraceWriter(opened.trace if opened else None, setup.workers.about, resumed=resumed)
@@ -158,7 +161,7 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
                 evaluator.history += checkpoints.resume()
         info = run_info(spec, setup, loop, evaluator.history, opened) if hooks.on_start else None
         ended = Runner(spec.stop, loop, evaluator, setup.epoch_samples, setup.pruned).run(info, checkpoints)
-        run = _result(setup, evaluator, writer.close(), ended, opened)
+        run = replace(_result(setup, evaluator, writer.close(), ended, opened), settings=settings)
         if opened is not None:
             _keep(opened, run, setup.workload)
         hooks.end(run)

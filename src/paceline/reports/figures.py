@@ -1,8 +1,9 @@
-"""Curves as a PNG: loss and accuracy, against time and against updates."""
+"""Curves: loss, accuracy or any other metric, against time and against updates."""
 
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, PercentFormatter
 from numpy.typing import NDArray
 
+from paceline.config.target import Target, metric_of
 from paceline.files import write_atomically
 from paceline.storage.metrics import Row
 
@@ -19,6 +21,7 @@ from paceline.storage.metrics import Row
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 POINTS = 300
+ABSCISSAS: Sequence[Callable[[Row], float]] = (lambda row: row.seconds, lambda row: row.updates)
 
 
 @dataclass(frozen=True)
@@ -29,27 +32,37 @@ class Curve:
     histories: Sequence[Sequence[Row]]
 
 
-def draw_curves(curves: Sequence[Curve], path: Path, *, target: float | None = None, title: str = "") -> None:
-    """Write the figure, whole or not at all. Lines are medians over the seeds, bands the lowest to the highest."""
-    figure = Figure(figsize=(12, 8), dpi=130, layout="constrained")
+def draw_curves(
+    curves: Sequence[Curve],
+    path: Path | None = None,
+    *,
+    metrics: Sequence[str] = ("loss", "accuracy"),
+    target: Target | None = None,
+    title: str = "",
+) -> Figure:
+    """Draw metrics against time and against updates; with a ``path``, write them as a PNG, whole or not at all.
+
+    Lines are medians over the seeds, bands the lowest to the highest.
+    """
+    figure = Figure(figsize=(12, 4 * len(metrics)), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 2)
-    panels: Sequence[tuple[int, int, Callable[[Row], float], Callable[[Row], float]]] = (
-        (0, 0, lambda row: row.seconds, lambda row: row.loss),
-        (0, 1, lambda row: row.updates, lambda row: row.loss),
-        (1, 0, lambda row: row.seconds, lambda row: row.accuracy),
-        (1, 1, lambda row: row.updates, lambda row: row.accuracy),
-    )
-    for down, across, abscissa, ordinate in panels:
-        _draw(axes[down][across], curves, abscissa, ordinate, logarithmic=bool(across))
-    _label(axes, target)
+    axes = figure.subplots(len(metrics), 2, squeeze=False)
+    for down, metric in enumerate(metrics):
+        for across, abscissa in enumerate(ABSCISSAS):
+            _draw(axes[down][across], curves, abscissa, partial(metric_of, name=metric), logarithmic=bool(across))
+        _label(axes[down], metric, target if target is not None and target.metric == metric else None)
+    for across, name in enumerate(("virtual seconds", "updates (logarithmic)")):
+        axes[0][across].set_title(f"against {'time' if across == 0 else 'updates'}", fontsize=11)
+        axes[-1][across].set_xlabel(name)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(curves)), frameon=False, fontsize=10)
     if title:
         figure.suptitle(title, fontsize=13)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": "Paceline"})
-    write_atomically(path, buffer.getvalue())
+    if path is not None:
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", metadata={"Software": "Paceline"})
+        write_atomically(path, buffer.getvalue())
+    return figure
 
 
 def _draw(
@@ -93,27 +106,24 @@ def _on_a_grid(
     return grid, np.array(curves)
 
 
-def _label(axes: Any, target: float | None) -> None:
-    for across, name in ((0, "virtual seconds"), (1, "updates (logarithmic)")):
-        axes[0][across].set_title(f"against {'time' if across == 0 else 'updates'}", fontsize=11)
-        axes[1][across].set_xlabel(name)
-    for row, name in ((0, "test loss (logarithmic)"), (1, "test accuracy")):
-        axes[row][0].set_ylabel(name)
-    for axis in axes.flat:
+def _label(axes: Any, metric: str, target: Target | None) -> None:
+    """Label the two panels of a metric."""
+    axes[0].set_ylabel(f"test {metric}" + (" (logarithmic)" if metric == "loss" else ""))
+    for axis in axes:
         axis.grid(True, color="0.9", linewidth=0.7)
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.01)
-    for axis in axes[0]:
-        axis.set_yscale("log", subs=(2, 3, 5))
-        axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        axis.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
-    for axis in axes[1]:
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axis.set_ylim(0 if target is None else max(0.0, target - 0.5), 1)
+        if metric == "loss":
+            axis.set_yscale("log", subs=(2, 3, 5))
+            axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+            axis.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
+        if metric == "accuracy":
+            axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            axis.set_ylim(0 if target is None else max(0.0, target.value - 0.5), 1)
         if target is not None:
-            axis.axhline(target, color="0.35", linewidth=0.9, linestyle=(0, (2, 2)))
+            axis.axhline(target.value, color="0.35", linewidth=0.9, linestyle=(0, (2, 2)))
             axis.annotate(
-                f"target {target:.1%}", (0.005, target), xycoords=("axes fraction", "data"), xytext=(2, 3),
+                f"target {target.short}", (0.005, target.value), xycoords=("axes fraction", "data"), xytext=(2, 3),
                 textcoords="offset points", fontsize=9, color="0.35",
             )  # fmt: skip

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -18,6 +18,7 @@ from paceline import __version__
 from paceline.engine.loop import seldom_collecting
 from paceline.pruning.record import read_pruning
 from paceline.reports.picture import Picture, PictureReader, WorkerSums, gather
+from paceline.storage.description import spell
 from paceline.storage.reading import SavedRun
 from paceline.trace.measure import MeasureReader, Measures, WorkerTime
 from paceline.trace.timeline import KINDS
@@ -65,15 +66,28 @@ def spread(values: Sequence[int], most: int) -> list[int]:
     return [values[number * len(values) // most] for number in range(most)]
 
 
-def page(runs: Sequence[Described]) -> str:
+@dataclass(frozen=True)
+class Overview:
+    """What a page says above its runs: sentences, a table, and notes below it."""
+
+    title: str
+    sentences: Sequence[str]
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+def page(runs: Sequence[Described], overview: Overview | None = None) -> str:
     """The whole file."""
     shown = {span.kind for run in runs for span in run.picture.spans}
     kinds = [kind for kind in KINDS if kind in shown]
     data = {"kinds": kinds, "clock": _clock(runs), "runs": [_data(run, kinds) for run in runs]}
     parts = {
-        "title": escape(", ".join(run.name for run in runs)),
+        "title": escape(overview.title if overview is not None else ", ".join(run.name for run in runs)),
         "subtitle": escape(_subtitle(runs)),
+        "overview": "" if overview is None else overview_section(overview),
         "runs-table": runs_table(runs),
+        "settings": settings_section(runs),
         "limits": "".join(f"<p class=note>{escape(text)}</p>" for run in runs for text in limits(run)),
         "pruning": _pruning(runs),
         "stragglers": straggler_tables(runs),
@@ -208,6 +222,67 @@ class Html(str):
     """Text that is markup already. Any other text in a cell is escaped."""
 
     __slots__ = ()
+
+
+def overview_section(overview: Overview) -> str:
+    """The verdict in words, and the table that it rests on."""
+    first, *rest = overview.sentences or [""]
+    said = f"<p class=first>{escape(first)}</p>" + "".join(f"<p>{escape(each)}</p>" for each in rest)
+    body = "".join(f"<tr>{cells(overview.headings, row)}</tr>" for row in overview.rows)
+    table = f"<table class=cards><thead><tr>{_heads(overview.headings)}</tr></thead><tbody>{body}</tbody></table>"
+    notes = "".join(f"<p class=note>{escape(each)}</p>" for each in overview.notes)
+    return (
+        f"<section id=overview><h2>Verdict</h2><div class=said>{said}</div><h3>{escape(overview.title)}</h3>"
+        f"<div class=scroll>{table}</div>{notes}</section>"
+    )
+
+
+SETTINGS = ("optimizer", "learning rate", "batch size", "model", "data", "seed")
+
+
+def settings_section(runs: Sequence[Described]) -> str:
+    """What each run was made of; once, where it is the same for all."""
+    found = [_settings(run.saved.config) for run in runs]
+    known = [name for name in SETTINGS if any(each[name] for each in found)]
+    if not known:
+        return ""
+    same = [name for name in known if len({each[name] for each in found}) == 1]
+    body = "".join(
+        f"<dt>{name}</dt><dd>{escape(found[0][name])}</dd>"
+        if name in same
+        else f"<dt>{name}</dt><dd>{_by_run(runs, [each[name] for each in found])}</dd>"
+        for name in known
+    )
+    return f"<h3>Settings</h3><dl class=settings>{body}</dl>"
+
+
+def _by_run(runs: Sequence[Described], values: Sequence[str]) -> str:
+    return "".join(
+        f'<span data-run="{number}"><span class="swatch run{number % 7}"></span>{escape(value or "–")}</span>'
+        for number, (_, value) in enumerate(zip(runs, values, strict=True))
+    )
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, str]:
+    """The settings of a run in words; empty where its directory does not tell."""
+    kept = config.get("settings")
+    told = kept if isinstance(kept, Mapping) else {}
+    model, data = (each if isinstance(each := told.get(name), Mapping) else {} for name in ("model", "data"))
+    test = f", {_words(data['test_samples'])} to test" if "test_samples" in data else ""
+    return {
+        "optimizer": spell(told["optimizer"]) if "optimizer" in told else "",
+        "learning rate": _words(told.get("learning_rate")),
+        "batch size": _words(config.get("batch_size")),
+        "model": f"{_words(model.get('kind'))}, {_words(model.get('parameters'))} parameters" if model else "",
+        "data": f"{_words(data.get('kind'))}, {_words(data.get('samples'))} samples{test}" if data else "",
+        "seed": _words(config.get("seed")),
+    }
+
+
+def _words(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else value if isinstance(value, str) else spell(value)
 
 
 def runs_table(runs: Sequence[Described]) -> str:

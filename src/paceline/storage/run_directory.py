@@ -160,6 +160,11 @@ def check_files(path: Path, *, written: bool = False) -> None:
         read_spec(path / "config.json")  # one of a newer format says nothing that can be relied on
 
 
+def check_new(directory: Path) -> None:
+    """Raise ``ConfigError`` unless run directories can be made in this directory, which holds nothing yet."""
+    RunDirectory(directory).check_empty()
+
+
 def place_of(directory: Path | str | RunDirectory) -> RunDirectory:
     return directory if isinstance(directory, RunDirectory) else RunDirectory(directory)
 

@@ -6,11 +6,11 @@ from typing import Literal
 
 from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Work, distilled_steps, local_steps
 from paceline.strategies.aggregation import EnsembleModels
 from paceline.strategies.handing_in import check_rule, check_steps, handing_in
+from paceline.strategies.inner import check_with_inner
 from paceline.strategies.synchronous import Synchronous
 
 WEIGHTS = ("simple", "regression", "margin")
@@ -55,7 +55,7 @@ class EnsembleCompression(Strategy):
     same_start: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_with_inner(self, "waits")
         check_steps("EnsembleCompression", self.every, self.steps)
         check_rule(self.waits, "EnsembleCompression", needs_rounds=EnsembleModels.needs_rounds)
         if self.weights not in WEIGHTS:

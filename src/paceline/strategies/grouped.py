@@ -7,10 +7,11 @@ from operator import index
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields, shown
+from paceline.core.fields import shown
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Groups, Within
 from paceline.strategies.aggregation import Aggregation
+from paceline.strategies.inner import check_with_inner
 from paceline.strategies.synchronous import Synchronous
 
 MOST_NAMED = 16  # workers in a message
@@ -34,7 +35,7 @@ class Grouped(Strategy):
     inside: Strategy = Synchronous()
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_with_inner(self, "inside")
         object.__setattr__(self, "groups", disjoint(self.groups))
         if not self.groups:
             raise ConfigError(f"groups need at least one worker each: {self.groups}")

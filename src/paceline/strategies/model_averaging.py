@@ -6,11 +6,11 @@ from typing import Literal
 
 from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Work, local_steps
 from paceline.strategies.aggregation import AverageModels
 from paceline.strategies.handing_in import check_rule, check_steps, handing_in
+from paceline.strategies.inner import check_with_inner
 from paceline.strategies.synchronous import Synchronous
 
 
@@ -42,7 +42,7 @@ class ModelAveraging(Strategy):
     recalibrate: int = 0
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_with_inner(self, "waits")
         check_steps("ModelAveraging", self.every, self.steps)
         if self.momentum not in ("kept", "averaged"):
             raise ConfigError(f"momentum={self.momentum!r} is unknown: choose kept or averaged")

@@ -194,6 +194,27 @@ class StrategyChoice:
             raise ConfigError(f"strategy {self.short!r}: {error}") from None
 
 
+def choice_of(strategy: Strategy) -> StrategyChoice | None:
+    """What the command line calls a strategy: its name, and the options that are not as usual; None if it has none."""
+    for named in STRATEGIES:
+        if named.kind is type(strategy) and all(getattr(strategy, name) == value for name, value in named.preset):
+            break
+    else:
+        return None
+    options: dict[str, Any] = {}
+    for name, parameter in signature(named.kind).parameters.items():
+        value = getattr(strategy, name)
+        if name in dict(named.preset) or value == parameter.default:
+            continue
+        if callable(getattr(value, "decide", None)):
+            value = choice_of(value)
+        if value is None:
+            return None
+        options[name] = value
+    last = {name: value for name, value in options.items() if isinstance(value, StrategyChoice)}
+    return StrategyChoice(named.names[0], {**{n: v for n, v in options.items() if n not in last}, **last})
+
+
 def parse_strategy(text: str, depth: int = 0) -> StrategyChoice:
     """Read ``lgc:quorum=7,blocks=4`` as the command line spells it; ``depth`` strategies are around it already."""
     _check_depth(depth)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Drop, Groups, Regroup, Within
 from paceline.strategies.aggregation import Aggregation
 from paceline.strategies.grouped import check_complete, disjoint, groups_by_speed
+from paceline.strategies.inner import check_with_inner
 from paceline.strategies.synchronous import Synchronous
 
 EVERYBODY: Groups = ((),)  # a worker that no group names belongs to the last one
@@ -41,7 +41,7 @@ class Regrouped(Strategy):
     inside: Strategy = Synchronous()
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_with_inner(self, "inside")
         object.__setattr__(self, "groups", disjoint(self.groups))
         if not 0 <= self.margin < self.tolerance:
             raise ConfigError(

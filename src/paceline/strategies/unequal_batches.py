@@ -6,11 +6,11 @@ from heapq import heapify, heapreplace
 
 from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Resize, Within
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.grouped import Grouped
+from paceline.strategies.inner import check_with_inner
 from paceline.strategies.regrouped import EVERYBODY, Regrouped
 from paceline.strategies.synchronous import Synchronous
 
@@ -47,7 +47,7 @@ class UnequalBatches(Strategy):
     window: int = 9
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_with_inner(self, "inside")
         if self.total < 1:
             raise ConfigError(f"a total of {self.total} samples is not possible: at least 1 for each worker")
         if not self.margin >= 0:
