@@ -9,7 +9,7 @@ from paceline.config.fleets import as_processes
 from paceline.config.toml import to_toml
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Joined, Left
-from paceline.delays import Constant, LogNormal, ShiftedExponential
+from paceline.delays import Constant, LogNormal, PerSample, ShiftedExponential
 from paceline.engine.limits import Stop
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.timeouts import SilenceTimeout
@@ -314,3 +314,30 @@ def test_impossible_fleets_of_processes_are_refused(old: str, new: str, why: str
         parse_config(PROCESSES.replace(old, new, 1))
     assert why in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_sizes_of_their_own_and_seconds_a_sample_are_written_and_read_back() -> None:
+    config = small("[optimizer]", "[optimizer]").fleet
+    text = write_config(small()).replace("batch_size = 32", "batch_size = [8, 4]")
+    found = parse_config(text)
+    assert found.batch_size == (8, 4)
+    assert found.fleet == config
+    assert parse_config(write_config(found)) == found
+    parts = parse_config(text.replace("value = 1.0", "value = 1.0\nfixed = 0.5"))
+    assert isinstance(parts.fleet, SimulatedFleet)
+    assert parts.fleet.worker_delays == (PerSample(0.5, Constant(1.0)),) * 2
+    assert parse_config(write_config(parts)) == parts
+    assert parse_config(text.replace("[8, 4]", "[8, 8]")).batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ("[8]", r"batch_size=\[8\] has 1 sizes for 2 workers"),
+        ("[8, 0]", "leaves worker 1 without samples"),
+        ('[8, "4"]', r"batch_size\[1\]: must be a whole number"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_fleet_are_refused(sizes: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(write_config(small()).replace("batch_size = 32", f"batch_size = {sizes}"))

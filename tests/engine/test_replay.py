@@ -8,7 +8,7 @@ import pytest
 
 import paceline as pl
 from paceline.cli.main import main
-from paceline.core.messages import Arrived, Joined
+from paceline.core.messages import Arrived, Joined, Resize
 from paceline.fleets.replayed import moments
 from support.resumable import CASES, PROCESSES, STRATEGIES, replayed
 from support.tiny import COMPENSATED
@@ -16,7 +16,8 @@ from support.tiny import COMPENSATED
 
 @pytest.mark.parametrize(
     "name",
-    [*STRATEGIES, "grouped compensation, exact", "dropout", "batch norm", "Adam and one cycle", "handed on", "watchful",
+    [*STRATEGIES, "grouped compensation, exact", "dropout", "unequal batches", "unequal batches, leaving and joining",
+     "sizes of their own", "seconds a sample", "batch norm", "Adam and one cycle", "handed on", "watchful",
      "pruned", "pruned and handed on",
      "leaving and joining, in groups", "recall: abandon", "ties: batch", "ties: reverse", "busy server",
      "every delay, asynchronous"],
@@ -97,6 +98,26 @@ def test_a_run_on_processes_is_replayed_in_one_bit_for_bit(name: str, tmp_path: 
     """With batch normalisation, dropout and momentum, and one worker slower than the others."""
     case = replace(PROCESSES, strategy=STRATEGIES[name])
     case.run(tmp_path, pl.Stop(updates=30))
+    found = replayed(case, tmp_path)
+    assert (found.departure, found.differences, found.compared) == (None, {}, True)
+
+
+@pytest.mark.parametrize("batch_size", [8, (4, 12, 8, 8)])
+def test_a_run_on_processes_with_unequal_batches_is_replayed_bit_for_bit(
+    batch_size: int | tuple[int, ...], tmp_path: Path
+) -> None:
+    """Sizes by measured speed, from equal ones or others: which they were is in the trace."""
+    strategy = pl.UnequalBatches(total=32, window=2, margin=0.0)
+    case = replace(
+        PROCESSES,
+        fleet=pl.ProcessFleet(4, slow={3: 3.0}),
+        strategy=strategy,
+        batch_size=batch_size,
+        sampling=pl.Shuffled(),
+    )
+    run = case.run(tmp_path, pl.Stop(updates=30))
+    sizes = [fact.sizes for fact in run.trace if isinstance(fact, Resize)]
+    assert all(sum(each.values()) == 32 for each in sizes)
     found = replayed(case, tmp_path)
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
 

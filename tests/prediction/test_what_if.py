@@ -9,10 +9,10 @@ import torch
 
 import paceline as pl
 from paceline.cli.main import main
-from paceline.prediction.what_if import Survey, recorded_fleet, what_if
+from paceline.prediction.what_if import Survey, recorded_fleet, size_doubts, what_if
 from paceline.reports.page import describe
 from paceline.storage.reading import read_run
-from paceline.trace.durations import doubts
+from paceline.trace.durations import doubts, fixed_seconds
 from paceline.trace.measure import measure
 from paceline.trace.reading import Trace
 from paceline.trace.writing import TraceWriter
@@ -79,6 +79,27 @@ def test_what_was_cut_short_is_told_and_what_is_partly_known_is_scaled_up() -> N
     partly = pl.simulate(pl.LiveCompensation(2, blocks=4), fleet, pl.Stop(updates=5))
     assert Survey(partly).durations[2].seconds == pytest.approx([2.0] * Survey(partly).durations[2].scaled)
     assert "worker 2: 4 of 4 durations are known of some blocks, and scaled up" in doubts(Survey(partly).durations)
+
+
+def test_the_fixed_part_is_estimated_where_sizes_differed_and_else_the_assumption_is_told() -> None:
+    """A run with sizes by measured speed, and one with equal sizes: what would the other have done?"""
+    parts = [pl.delays.PerSample(0.2, pl.delays.Constant(0.01 * times)) for times in (1, 1, 4)]
+    fleet = pl.SimulatedFleet(parts)
+    sized = pl.UnequalBatches(total=96)
+    varied = Survey(pl.simulate(sized, fleet, pl.Stop(seconds=100.0)))
+    assert [fixed_seconds(varied.durations[worker]) for worker in range(3)] == pytest.approx([0.2] * 3)
+    (equal,) = what_if(varied, {"ssgd": pl.Synchronous()}, batch_size=32)
+    straight = pl.simulate(pl.Synchronous(), fleet, pl.Stop(seconds=equal.measures.seconds), batch_size=32)
+    assert equal.measures.updates == measure(straight).updates
+    assert size_doubts(varied, [sized], 32) == []
+    alike = Survey(straight)
+    assert size_doubts(alike, [pl.Synchronous()], 32) == []
+    assert size_doubts(alike, [sized], 32) == [
+        "no worker had mini-batches of different sizes in the recorded run: durations are taken to be in proportion to "
+        "the samples, without a fixed part"
+    ]
+    (found,) = what_if(alike, {"unequal": sized}, batch_size=32)
+    assert found.measures.updates > 1.8 * alike.measures.updates
 
 
 def test_a_run_without_time_cannot_be_compared() -> None:

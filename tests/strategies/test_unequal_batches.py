@@ -225,6 +225,19 @@ def test_equal_sizes_give_the_bits_of_one_size() -> None:
     assert all(map(torch.equal, *(run.model.state_dict().values() for run in nine))), "until sizes change"
 
 
+def test_models_are_averaged_by_samples() -> None:
+    """Two workers, one local step each of plain SGD: the average is a step on the mean over all samples."""
+    sampling, fleet = Noted(), pl.SimulatedFleet(Constant(1.0), workers=2)
+    run = train_digits(
+        digits_task(), pl.ModelAveraging(every=1), fleet, updates=3, sampling=sampling, batch_size=[24, 8]
+    )
+    step = next(fact for fact in run.trace if isinstance(fact, Step))
+    assert sorted(step.weights.values()) == [Fraction(1, 4), Fraction(3, 4)]
+    expected = by_hand(sampling, run.trace, 0.1)
+    for name, value in run.model.state_dict().items():
+        assert torch.allclose(value, expected.state_dict()[name], rtol=0, atol=1e-12)
+
+
 # Bad input.
 
 

@@ -42,6 +42,7 @@ class Case:
     partition: Partition = pl.Equal()
     every: pl.Every | None = None
     clip_norm: float | None = None
+    batch_size: int | Sequence[int] = 8
 
     def exact(self) -> "Case":
         assert isinstance(self.fleet, pl.SimulatedFleet)
@@ -66,7 +67,7 @@ class Case:
             every=self.every,
             clip_norm=self.clip_norm,
             stop=stop,
-            batch_size=8,
+            batch_size=self.batch_size,
             seed=seed,
             directory=directory,
             checkpoint=checkpoint,
@@ -92,7 +93,7 @@ def replayed(case: Case, directory: Path, seed: int = 3) -> Replay:
         sampling=case.sampling,
         partition=case.partition,
         clip_norm=case.clip_norm,
-        batch_size=8,
+        batch_size=case.batch_size,
         seed=seed,
     )
 
@@ -207,6 +208,17 @@ CASES: Mapping[str, Case] = {
     **{name: Case(strategy) for name, strategy in STRATEGIES.items()},
     **{f"{name}, exact": Case(strategy).exact() for name, strategy in STRATEGIES.items()},
     "regrouped": Case(pl.Regrouped(tolerance=0.2, margin=0.05, window=1)),
+    "unequal batches": Case(pl.UnequalBatches(total=40, window=1, margin=0.0)),
+    "unequal batches, compensated": Case(pl.UnequalBatches(pl.LiveCompensation(3, blocks=2), total=40, window=1)),
+    "unequal batches, leaving and joining": Case(
+        pl.UnequalBatches(total=40, window=2, margin=0.0), replace(FLEET, changes=CHANGES), sampling=pl.Resampled()
+    ),
+    "sizes of their own": Case(LGC, batch_size=(4, 8, 12, 8, 16)),
+    "sizes of their own, pruned": Case(pl.Asynchronous(), sampling=PRUNING, batch_size=(4, 8, 10, 8, 16)),
+    "seconds a sample": Case(
+        pl.UnequalBatches(total=40, window=1),
+        pl.SimulatedFleet([pl.delays.PerSample(0.02 * w, pl.delays.LogNormal(0.01, 0.3)) for w in range(5)]),
+    ),
     "dropout": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)),
     "dropout, exact": Case(LGC, model=dropout, optimizer=sgd(momentum=0.9)).exact(),
     "numpy and Python": Case(LGC, model=Drawing),

@@ -42,12 +42,12 @@ def read_sizes(value: Iterable[Any], workers: int) -> int | tuple[int, ...]:
     sizes = list(value)
     if len(sizes) != workers:
         raise ConfigError(
-            f"batch_size={shown(value)} has {len(sizes)} sizes for {workers} workers: give one for each, or one for all"
+            f"batch_size={shown(sizes)} has {len(sizes)} sizes for {workers} workers: give one for each, or one for all"
         )
     for worker, size in enumerate(sizes):
         if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
             raise ConfigError(
-                f"batch_size={shown(value)} leaves worker {worker} without samples: give whole numbers of at least 1"
+                f"batch_size={shown(sizes)} leaves worker {worker} without samples: give whole numbers of at least 1"
             )
     found = tuple(map(int, sizes))
     return found[0] if len({*found}) == 1 else found
