@@ -1,6 +1,7 @@
 """The examples run as they are, and the rule that one of them adds keeps the contract."""
 
 import importlib.util
+import json
 import logging
 import re
 import runpy
@@ -159,3 +160,11 @@ def test_a_ray_cluster_loses_a_node_and_goes_on() -> None:
     accuracy = re.search(r"^300 updates, accuracy ([\d.]+)%, ended by updates$", output, re.M)
     assert accuracy
     assert float(accuracy.group(1)) > 80
+
+
+def test_a_logger_of_ones_own_tells_who_is_late_and_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    *rows, end = (json.loads(line) for line in run_here("own_logger.py", capsys).splitlines()[:-1])
+    assert rows[-1]["perplexity"] < rows[0]["perplexity"]
+    assert rows[-1].keys() == {"updates", "seconds", "late", "loss", "perplexity", "top 3"}
+    assert end["ended"] == "worker 3 was late 100 times"
+    assert max(end["late"], key=end["late"].get) == "3"

@@ -276,3 +276,21 @@ def test_what_handing_in_models_costs_is_told_apart(tmp_path: Path) -> None:
 
 def test_the_legend_names_only_what_occurs(directory: Path) -> None:
     assert Reader(page_of(directory / "ssgd")).data["kinds"] == ["compute", "transfer", "wait", "pending"]
+
+
+def test_other_metrics_have_columns_and_curves(run: Path) -> None:
+    """Names come from a file: they are escaped."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for number, row in enumerate(rows):
+        row["metrics"] = {"loss": row["loss"], "<b>f1</b>": number / 8, "perplexity": None}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = page_of(run)
+    reader = Reader(text)
+    assert reader.data["metrics"] == ["<b>f1</b>", "perplexity"]
+    (saved,) = reader.data["runs"]
+    assert saved["curves"]["metric0"] == [number / 8 for number in range(len(rows))]
+    assert saved["curves"]["metric1"] == [None] * len(rows)
+    assert "&lt;b&gt;f1&lt;/b&gt; against time" in text
+    assert f'<td data-label="&lt;b&gt;f1&lt;/b&gt;">{(len(rows) - 1) / 8:.4g}</td>' in text
+    assert '<td data-label="perplexity">–</td>' in text
+    assert "<b>f1" not in text.split("<script")[0]

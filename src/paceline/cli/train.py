@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from paceline.engine.result import Run
     from paceline.trace.measure import Measures
 
+METRICS = 6  # besides loss and accuracy
+
 
 def train(  # noqa: PLR0917 - typer names the options
     file: Annotated[
@@ -155,11 +157,14 @@ def _show(run: "Run", label: str) -> "Measures":
     from paceline.trace.measure import measure
 
     last, found = run.history[-1], measure(run.trace)
+    named = [(name, value) for name, value in last.metrics.items() if name not in ("loss", "accuracy")]
+    others = "".join(f"{name} {value:.4g}, " for name, value in named[:METRICS])
     by = "" if run.ended in ("diverged", "no workers", "too few workers") else "ended by "
     typer.echo(
         f"{label}: {by}{run.ended} after {last.updates:,} updates, {last.seconds:,.1f} s and {last.samples:,} samples\n"
-        f"loss {last.loss:.4f}, accuracy {last.accuracy:.1%}, staleness {run.mean_staleness:.1f} on average and "
-        f"{run.max_staleness} at most, {found.wasted_share:.0%} of the work wasted, workers idle {found.idle_share:.0%}"
+        f"loss {last.loss:.4f}, accuracy {last.accuracy:.1%}, {others}staleness {run.mean_staleness:.1f} on average "
+        f"and {run.max_staleness} at most, {found.wasted_share:.0%} of the work wasted, "
+        f"workers idle {found.idle_share:.0%}"
     )
     non_finite = {each.worker: each.non_finite for each in found.workers if each.non_finite}
     if non_finite:

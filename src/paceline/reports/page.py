@@ -27,6 +27,7 @@ MARKS = 12_000  # of one run's timeline: some 0.3 MB
 WORKERS = 64  # rows of one run's timeline
 POINTS = 1_000  # of one curve
 BINS = 40  # of one histogram
+METRICS = 6  # besides loss and accuracy
 STRAGGLERS = 32  # rows of one run's table
 THEME = (
     'document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";'
@@ -81,12 +82,16 @@ def page(runs: Sequence[Described], overview: Overview | None = None) -> str:
     """The whole file."""
     shown = {span.kind for run in runs for span in run.picture.spans}
     kinds = [kind for kind in KINDS if kind in shown]
-    data = {"kinds": kinds, "clock": _clock(runs), "runs": [_data(run, kinds) for run in runs]}
+    names = metric_names(runs)
+    data = {
+        "kinds": kinds, "clock": _clock(runs), "metrics": names, "runs": [_data(run, kinds, names) for run in runs],
+    }  # fmt: skip
     parts = {
         "title": escape(overview.title if overview is not None else ", ".join(run.name for run in runs)),
         "subtitle": escape(_subtitle(runs)),
         "overview": "" if overview is None else overview_section(overview),
         "runs-table": runs_table(runs),
+        "metrics": _figures(names),
         "settings": settings_section(runs),
         "limits": "".join(f"<p class=note>{escape(text)}</p>" for run in runs for text in limits(run)),
         "pruning": _pruning(runs),
@@ -156,7 +161,22 @@ def _subtitle(runs: Sequence[Described]) -> str:
     return f"{count}, {workers} worker{'s' * (fleets != [1])}, {_clock(runs)} · Paceline {__version__}"
 
 
-def _data(run: Described, kinds: Sequence[str]) -> dict[str, Any]:
+def metric_names(runs: Sequence[Described]) -> list[str]:
+    """The metrics of the runs' last evaluations besides loss and accuracy, in their order; the first few."""
+    last = (name for run in runs if run.saved.rows for name in run.saved.rows[-1].metrics)
+    return [name for name in dict.fromkeys(last) if name not in ("loss", "accuracy")][:METRICS]
+
+
+def _figures(names: Sequence[str]) -> str:
+    return "".join(
+        f"<figure><figcaption>{escape(name)} against {words}</figcaption>"
+        f'<div class="chart" id="metric{number}-{across}"></div></figure>'
+        for number, name in enumerate(names)
+        for across, words in (("seconds", "time"), ("updates", "updates"))
+    )
+
+
+def _data(run: Described, kinds: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
     rows = run.saved.rows
     kept = spread(range(len(rows)), POINTS)
     if kept and kept[-1] != len(rows) - 1:
@@ -170,6 +190,10 @@ def _data(run: Described, kinds: Sequence[str]) -> dict[str, Any]:
             "updates": [rows[number].updates for number in kept],
             "loss": [_number(rows[number].loss) for number in kept],
             "accuracy": [_number(rows[number].accuracy) for number in kept],
+            **{
+                f"metric{place}": [_number(rows[number].metrics.get(name, math.nan)) for number in kept]
+                for place, name in enumerate(names)
+            },
         },
         "histogram": histogram(run.picture),
         "timeline": _timeline(run, kinds),
@@ -299,10 +323,11 @@ def runs_table(runs: Sequence[Described]) -> str:
         "idle",
         "loss",
         "accuracy",
+        *(names := metric_names(runs)),
         *(["training / relabelling / messages"] if apart else []),
     )
     body = "".join(
-        f'<tr data-run="{number}">{cells(headings, _run_cells(number, run, apart))}</tr>'
+        f'<tr data-run="{number}">{cells(headings, _run_cells(number, run, names, apart))}</tr>'
         for number, run in enumerate(runs)
     )
     problems = "".join(
@@ -311,7 +336,7 @@ def runs_table(runs: Sequence[Described]) -> str:
     return f"<table class=cards><thead><tr>{_heads(headings)}</tr></thead><tbody>{body}</tbody></table>{problems}"
 
 
-def _run_cells(number: int, run: Described, apart: bool) -> Iterable[str]:
+def _run_cells(number: int, run: Described, names: Sequence[str], apart: bool) -> Iterable[str]:
     measures, saved = run.measures, run.saved
     last = saved.rows[-1] if saved.rows else None
     yield Html(
@@ -328,6 +353,9 @@ def _run_cells(number: int, run: Described, apart: bool) -> Iterable[str]:
     yield f"{measures.idle_share:.1%}"
     yield f"{last.loss:.4f}" if last and math.isfinite(last.loss) else "–"
     yield f"{last.accuracy:.1%}" if last and math.isfinite(last.accuracy) else "–"
+    for name in names:
+        value = last.metrics.get(name, math.nan) if last else math.nan
+        yield f"{value:.4g}" if math.isfinite(value) else "–"
     if apart:
         yield f"{measures.compute:,.1f} / {measures.relabelling:,.1f} / {measures.transfer:,.1f} s"
 

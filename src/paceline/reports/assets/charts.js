@@ -103,7 +103,7 @@ function spread(low, high) {
 function curve(across, up) {
   const host = document.getElementById(`${up}-${across}`);
   host.replaceChildren();
-  const { label, log } = AXES[across], value = VALUES[up];
+  const { label, log } = AXES[across], value = VALUES[up] || { format: short };
   const usable = (x, y) => y !== null && (!log || x > 0) && (!value.log || y > 0);
   const tables = report.runs.map(({ curves }) => {
     const kept = curves[across].map((x, i) => i).filter((i) => usable(curves[across][i], curves[up][i]));

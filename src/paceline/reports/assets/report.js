@@ -2,7 +2,7 @@
 // Puts the page together: legends, target, theme, size, print.
 function render() {
   for (const chart of charts.splice(0)) chart.destroy();
-  for (const up of ["loss", "accuracy"]) for (const across of ["seconds", "updates"]) curve(across, up);
+  for (const up of ["loss", "accuracy", ...report.metrics.map((name, i) => `metric${i}`)]) for (const across of ["seconds", "updates"]) curve(across, up);
   timelines();
   histograms();
   hideRuns();
