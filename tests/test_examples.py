@@ -168,3 +168,13 @@ def test_a_logger_of_ones_own_tells_who_is_late_and_ends_the_run(capsys: pytest.
     assert rows[-1].keys() == {"updates", "seconds", "late", "loss", "perplexity", "top 3"}
     assert end["ended"] == "worker 3 was late 100 times"
     assert max(end["late"], key=end["late"].get) == "3"
+
+
+def test_the_language_model_comes_to_a_perplexity_of_two(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every letter is as good as chosen among two, instead of 29."""
+    printed = run_here("language_model.py", capsys)
+    found = re.search(r"perplexity ([0-9.]+) at first, ([0-9.]+) in the end", printed)
+    assert found is not None
+    assert float(found[1]) > 20
+    assert float(found[2]) <= 2.0
+    assert "perplexity below 2" in printed
