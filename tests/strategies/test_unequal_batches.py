@@ -225,6 +225,15 @@ def test_equal_sizes_give_the_bits_of_one_size() -> None:
     assert all(map(torch.equal, *(run.model.state_dict().values() for run in nine))), "until sizes change"
 
 
+@pytest.mark.parametrize("strategy", ["unequal:total=44", pl.UnequalBatches(total=44)])
+def test_without_a_batch_size_the_total_is_dealt_out_evenly(strategy: pl.strategy.Strategy | str) -> None:
+    run = pl.train(
+        digits_task(linear()), strategy=strategy, fleet=pl.SimulatedFleet(Constant(1.0), workers=3),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), stop=pl.Stop(updates=2),
+    )  # fmt: skip
+    assert run.history[-1].samples == 2 * 44
+
+
 def test_models_are_averaged_by_samples() -> None:
     """Two workers, one local step each of plain SGD: the average is a step on the mean over all samples."""
     sampling, fleet = Noted(), pl.SimulatedFleet(Constant(1.0), workers=2)

@@ -40,6 +40,7 @@ NUMBERS: Mapping[str, tuple[type, ...]] = {
     "tensorboard": (bool,),
     "progress": (bool, type(None)),
 }
+BATCH_SIZE = 32  # where none is given
 OPTIONAL = ("stop", "every", "checkpoint", "scheduler", "directory")
 
 
@@ -64,6 +65,8 @@ def whole(name: str, value: Any) -> int:
 
 def batch_size_of(value: Any, workers: int) -> int | tuple[int, ...]:
     """The batch size of all workers, or a tuple with that of each where they differ: for ``BatchSizes``."""
+    if value is None:
+        return BATCH_SIZE
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return whole("batch_size", value)
     return read_sizes(value, workers)
@@ -81,6 +84,11 @@ def sizes_for(strategy: Strategy, workers: int, batch_size: int | Sequence[int])
     return BatchSizes.of(batch_size, workers, vary=isinstance(strategy, UnequalBatches))
 
 
+def first_sizes(strategy: UnequalBatches, workers: int) -> tuple[int, ...]:
+    """What ``UnequalBatches`` begins with, where no batch size is given: its total, dealt out evenly."""
+    return sizes_by_speed([1.0] * workers, strategy.total, strategy.blocks)
+
+
 def simulated_sizes(strategy: Strategy, workers: int, batch_size: int | Sequence[int] | None) -> BatchSizes | None:
     """The same where there is no model: without a batch size, that of ``UnequalBatches`` if there is one."""
     if batch_size is not None:
@@ -89,7 +97,7 @@ def simulated_sizes(strategy: Strategy, workers: int, batch_size: int | Sequence
     check_total(strategy, workers, None)
     if not isinstance(strategy, UnequalBatches):
         return None
-    return BatchSizes(sizes_by_speed([1.0] * workers, strategy.total, strategy.blocks), vary=True)
+    return BatchSizes(first_sizes(strategy, workers), vary=True)
 
 
 def strategy_for(strategy: Strategy | str, fleet: Fleet, batch_size: int | Sequence[int] | None = None) -> Strategy:

@@ -56,7 +56,7 @@ def replay(
     strategy: Strategy | str,
     fleet: Fleet,
     optimizer: MakeOptimizer,
-    batch_size: int | Sequence[int] = 32,
+    batch_size: int | Sequence[int] | None = None,
     partition: Partition = Equal(),
     sampling: Sampling = Shuffled(),
     scheduler: MakeScheduler | None = None,

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.core.coordinator import Strategy
+from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
 from paceline.data.batches import Sampling, Shuffled
 from paceline.data.partition import Equal, Partition
-from paceline.data.sizes import BatchSizes
-from paceline.engine.arguments import batch_size_of, check_arguments, sizes_for, strategy_for, whole
+from paceline.data.sizes import BatchSizes, read_sizes
+from paceline.engine.arguments import batch_size_of, check_arguments, first_sizes, sizes_for, strategy_for, whole
 from paceline.engine.limits import Every, Stop
 from paceline.fleets.base import Fleet
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.task import Task
+from paceline.strategies.unequal_batches import UnequalBatches
 
 CODE: dict[str, Any] = {"compared": False}  # functions cannot be compared; a checkpoint has what they made
 
@@ -43,7 +44,7 @@ class RunSpec:
     @classmethod
     def of(
         cls, task: Task, *, strategy: Strategy | str, fleet: Fleet, optimizer: MakeOptimizer, stop: Stop | None = None,
-        batch_size: int | Sequence[int] = 32, partition: Partition = Equal(), sampling: Sampling = Shuffled(),
+        batch_size: int | Sequence[int] | None = None, partition: Partition = Equal(), sampling: Sampling = Shuffled(),
         scheduler: MakeScheduler | None = None, clip_norm: float | None = None, every: Every | None = None,
         seed: int = 0, micro_batches: int = 1,
     ) -> "RunSpec":  # fmt: skip
@@ -55,6 +56,9 @@ class RunSpec:
         check_arguments(fleet=fleet)
         size = batch_size_of(batch_size, fleet.workers)
         rule = strategy_for(strategy, fleet, size)
+        if batch_size is None and isinstance(rule, UnequalBatches):
+            check_fits(rule, fleet.workers, None)
+            size = read_sizes(first_sizes(rule, fleet.workers), fleet.workers)
         spec = cls(
             strategy=rule,
             fleet=fleet,

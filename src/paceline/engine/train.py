@@ -76,7 +76,7 @@ def train(
     fleet: Fleet,
     optimizer: MakeOptimizer,
     stop: Stop | None = None,
-    batch_size: int | Sequence[int] = 32,
+    batch_size: int | Sequence[int] | None = None,
     partition: Partition = Equal(),
     sampling: Sampling = Shuffled(),
     scheduler: MakeScheduler | None = None,
@@ -99,7 +99,8 @@ def train(
                  train models of their own, each has one, which steps at each of its mini-batches
     scheduler    from that optimizer to any torch LR scheduler, stepped as often
     clip_norm    the largest norm of the gradient that it steps along
-    batch_size   samples of one worker's mini-batch, or a list with a size for each worker
+    batch_size   samples of one worker's mini-batch, or a list with a size for each worker; by default 32, or an equal
+                 share of the total of ``UnequalBatches``
     partition    how the samples are dealt out to the workers, and ``sampling`` how each goes through its own
     every        when the model is evaluated; by default often at first, then whenever the updates grew by 5 %
     seed         of every random choice: the same seed on the same machine gives the same bits
