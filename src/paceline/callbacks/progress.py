@@ -3,11 +3,9 @@
 import math
 
 from paceline.callbacks.base import Callback, RunInfo, Update
-from paceline.callbacks.display import Display, EveryMinute, Status, TimeLeft, open_display
+from paceline.callbacks.display import Display, Status, TimeLeft, open_display
 from paceline.core.ledger import Ledger
 from paceline.storage.metrics import Row
-
-__all__ = ["EveryMinute", "Progress", "waited_for"]
 
 MOST = 4  # metrics in the line
 

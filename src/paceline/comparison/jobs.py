@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from paceline.callbacks.progress import EveryMinute
+from paceline.callbacks.display import LogDisplay, Status, TimeLeft, open_display
 from paceline.comparison.plan import Job, Plan
 from paceline.comparison.pool import one_thread, process_pool, shared_value, without_main
 from paceline.config.target import Target, metric_of
 from paceline.core.errors import ConfigError
 from paceline.storage.metrics import Row
 from paceline.storage.reading import SavedRun
-from paceline.terminal import console
 from paceline.trace.measure import Measures, measure
 from paceline.trace.reading import Trace
 
@@ -136,22 +135,20 @@ def outcomes_of(plan: Plan, jobs: Sequence[Job], processes: int) -> Iterator[Out
 
 
 def watched(outcomes: Iterator[Outcome], jobs: int, processes: int) -> Iterator[Outcome]:
-    """The same outcomes, counted on stderr while they come."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    terminal = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    minute, done = EveryMinute(), 0
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
-        task = bar.add_task("comparing", total=jobs)
-        for outcome in outcomes:
-            if not done and not terminal.is_terminal:
+    """The same outcomes, counted while they come: with a bar on a terminal or in a notebook, in a log by lines."""
+    display, left = open_display(), TimeLeft()
+    left.estimate(0.0)
+    status = None
+    try:
+        for done, outcome in enumerate(outcomes, start=1):
+            if done == 1 and isinstance(display, LogDisplay):
                 print(f"{jobs} runs in {processes} process{'es' * (processes > 1)} ...", file=sys.stderr)
-            done += 1
-            bar.advance(task)
-            if not terminal.is_terminal and minute.due():
-                print(f"{done} of {jobs} runs", file=sys.stderr)
+            status = Status("comparing", done / jobs, left.estimate(done / jobs), [f"{done} of {jobs} runs"])
+            if display.due():
+                display.show(status)
             yield outcome
+    finally:
+        display.close(status)
 
 
 def _packed(plan: Plan) -> bytes:
