@@ -4,8 +4,8 @@
 
 First a step that does nothing, alone and with ``compute`` or ``wait`` in it. Then a step of a small model under
 DistributedDataParallel, in a process group of one, so that nothing depends on other processes; ``watch`` tells waiting
-from computing. Loops with and without take turns, those of DDP step by step. Reported are differences of medians, of
-DDP those of the quickest tenth: other processes interrupt the slower ones.
+from computing. Loops with and without take turns. Reported are differences of medians, of DDP those of the quickest
+tenth: other processes interrupt the slower ones.
 """
 
 import tempfile
@@ -15,14 +15,15 @@ from statistics import median, quantiles
 
 import torch
 import torch.distributed as dist
-from measuring import interleaved, parse, save
+from measuring import interleaved, parse, save, seconds
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline as pl
+from paceline.recording.ddp import watch_model
 from paceline.recording.recorder import Recorder
 
-EMPTY, STEPS = 5_000, 500  # a round
+EMPTY, STEPS, TURN = 5_000, 1_000, 20  # of a round; of DDP in turns of so many
 AIM = 20.0  # microseconds a step, at most
 
 
@@ -68,33 +69,31 @@ def empty_steps(folder: Path, rounds: int) -> dict[str, float]:
 def ddp_steps(folder: Path, rounds: int) -> dict[str, float]:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
     inputs = torch.rand(32, 64)
+    layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)]
+    model = DistributedDataParallel(nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def model_and_step() -> tuple[DistributedDataParallel, Callable[[], None]]:
-        layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)]
-        model = DistributedDataParallel(nn.Sequential(*layers))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
 
-        def step() -> None:
-            optimizer.zero_grad()
-            model(inputs).square().mean().backward()
-            optimizer.step()
-
-        return model, step
-
-    _, plain = model_and_step()
-    watched, step = model_and_step()
-
+    own: list[float] = []
+    more: list[float] = []
     with pl.record(folder / "ddp", worker=0) as recorder:
-        recorder.watch(watched)
 
         def recorded() -> None:
             with recorder.step(samples=32):
                 step()
 
-        times = interleaved({"without": plain, "step and watch": recorded}, rounds * STEPS)
+        for _ in range(rounds * STEPS // TURN):
+            own += [seconds(step) for _ in range(TURN)]
+            unwatch = watch_model(model, recorder)
+            more += [seconds(recorded) for _ in range(TURN)]
+            unwatch()
     dist.destroy_process_group()
-    own, more = (quantiles(times[name], n=10)[0] for name in ("without", "step and watch"))  # those not interrupted
-    return {"step and watch": round((more - own) * 1e6, 2), "the step itself": round(own * 1e6, 1)}
+    quick, quick_too = (quantiles(times, n=10)[0] for times in (own, more))  # those not interrupted
+    return {"step and watch": round((quick_too - quick) * 1e6, 2), "the step itself": round(quick * 1e6, 1)}
 
 
 def main() -> None:

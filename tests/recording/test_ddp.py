@@ -105,6 +105,28 @@ def test_unused_frozen_and_normalised_parts_do_not_disturb(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("group")
+def test_a_pass_that_fails_does_not_end_the_watch(tmp_path: Path) -> None:
+    model = late_model(nn.Linear(4, 8), nn.Linear(8, 2), unused=True)
+
+    def fail(gradient: torch.Tensor) -> None:
+        raise RuntimeError("out of luck")
+
+    with pl.record(tmp_path / "job", worker=0) as recorder:
+        recorder.watch(model)
+        hidden = model.module[0](torch.ones(3, 4))
+        hidden.register_hook(fail)
+        loss = model.module[1](hidden).sum()
+        with pytest.raises(RuntimeError, match="out of luck"), recorder.step():
+            loss.backward()
+        for _ in range(3):
+            with recorder.step():
+                step(model)
+    one = recorded(tmp_path / "job")
+    assert len(one.updates) == 2
+    assert one.tells_waiting
+
+
+@pytest.mark.usefixtures("group")
 def test_nothing_is_watched_after_the_recorder_is_closed(tmp_path: Path) -> None:
     model = late_model(nn.Linear(4, 2))
     recorder = pl.record(tmp_path / "job", worker=0).open()

@@ -21,7 +21,6 @@ from paceline.core.errors import ConfigError
 if TYPE_CHECKING:
     from paceline.recording.recorder import Recorder
 
-HOOKED = 2  # parameters, the first and the last, whose gradient begins the watch of a pass: one may be unused
 now = time.perf_counter
 
 
@@ -45,46 +44,39 @@ def watch_parameters(
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise ConfigError("the model to watch has no parameter that is trained")
-    return _Watch(recorder, exchanges, trained).remove
+    queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+    cuda = next((parameter.device for parameter in trained if parameter.is_cuda), None)
+    add_wait, ready_at = recorder.add_wait, 0.0
+    queued_by: torch.Tensor | None = None
+
+    def first(parameter: torch.Tensor) -> None:
+        """One of the parameters has its gradient: DDP has not queued its callback yet."""
+        nonlocal queued_by
+        if (queued_by is None or queued_by is parameter) and exchanges():  # its second time: the last pass failed
+            queued_by = parameter
+            queue(ready)
+
+    def ready() -> None:
+        nonlocal queued_by, ready_at
+        queued_by = None
+        if cuda is not None:
+            _finish(cuda)
+        ready_at = now()
+        queue(done)
+
+    def done() -> None:
+        if cuda is not None:
+            _finish(cuda)
+        add_wait(ready_at, now())
+
+    hooked: list[Any] = [trained[0], trained[-1]] if len(trained) > 1 else trained  # two: one may be unused
+    hooks = [parameter.register_post_accumulate_grad_hook(first) for parameter in hooked]
+    return partial(_all, [hook.remove for hook in hooks])
 
 
-class _Watch:
-    """Notes, for each backward pass, when the own gradients were ready and when the exchange had ended."""
-
-    def __init__(self, recorder: "Recorder", exchanges: Callable[[], bool], trained: list[torch.nn.Parameter]) -> None:
-        self._recorder, self._exchanges = recorder, exchanges
-        self._queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
-        self._cuda = next((parameter.device for parameter in trained if parameter.is_cuda), None)
-        self._queued = False
-        self._ready_at = 0.0
-        chosen = {round(place * (len(trained) - 1) / (HOOKED - 1)) for place in range(HOOKED)}
-        hooked: list[Any] = [trained[place] for place in sorted(chosen)]
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._first) for parameter in hooked]
-
-    def remove(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _first(self, parameter: torch.Tensor) -> None:
-        """The first of the parameters has its gradient: DDP has not queued its callback yet."""
-        if not self._queued and self._exchanges():
-            self._queued = True
-            self._queue(self._ready)
-
-    def _ready(self) -> None:
-        self._queued = False
-        self._synchronize()
-        self._ready_at = now()
-        self._queue(self._done)
-
-    def _done(self) -> None:
-        self._synchronize()
-        self._recorder.add_wait(self._ready_at, now())
-
-    def _synchronize(self) -> None:
-        """On a GPU the processor only asks for work: wait until what was asked for is done."""
-        if self._cuda is not None:
-            torch.cuda.current_stream(self._cuda).synchronize()
+def _finish(device: torch.device) -> None:
+    """On a GPU the processor only asks for work: wait until what was asked for is done."""
+    torch.cuda.current_stream(device).synchronize()
 
 
 def _watch_buffers(model: DistributedDataParallel, recorder: "Recorder") -> Callable[[], None]:
