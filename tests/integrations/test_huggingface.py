@@ -13,7 +13,7 @@ import transformers
 import paceline as pl
 from paceline.integrations.huggingface import task_from
 from paceline.trace.recordings import read_recording
-from support import hugging_face
+from support.hugging_face import SCRIPT, TinyModel, samples, train_recorded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def test_steps_are_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hugging_face.train(str(tmp_path / "job"), str(tmp_path / "output"), num_train_epochs=1)
+    train_recorded(str(tmp_path / "job"), str(tmp_path / "output"), num_train_epochs=1)
     (one,) = read_recording(tmp_path / "job").workers
     assert (one.steps, one.workers, one.last) == (12, 1, "closed")
     assert {update.samples for update in one.updates} == {4}
@@ -32,7 +32,7 @@ def test_steps_are_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.timeout(300)
 def test_two_processes_are_two_workers_that_wait_for_each_other(tmp_path: Path) -> None:
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    script = [str(hugging_face.__file__), str(tmp_path / "job")]
+    script = [SCRIPT, str(tmp_path / "job")]
     result = subprocess.run([sys.executable, *command, *script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     found = read_recording(tmp_path / "job")
@@ -42,9 +42,9 @@ def test_two_processes_are_two_workers_that_wait_for_each_other(tmp_path: Path) 
     assert found.batch_size == 8
 
 
-def model() -> hugging_face.TinyModel:
+def model() -> TinyModel:
     torch.manual_seed(0)
-    return hugging_face.TinyModel(transformers.PretrainedConfig())
+    return TinyModel(transformers.PretrainedConfig())
 
 
 def train(task: pl.Task, fleet: Any = None) -> pl.Run:
@@ -56,11 +56,11 @@ def train(task: pl.Task, fleet: Any = None) -> pl.Run:
 
 
 def test_a_model_trains_on_its_own_loss() -> None:
-    run = train(task_from(model(), hugging_face.samples(24), metrics={"root": lambda means: means["loss"] ** 0.5}))
-    samples = hugging_face.samples(24)
+    run = train(task_from(model(), samples(24), metrics={"root": lambda means: means["loss"] ** 0.5}))
+    found = samples(24)
     inputs, labels = (
-        torch.stack([each["inputs"] for each in samples]),
-        torch.tensor([each["labels"] for each in samples]),
+        torch.stack([each["inputs"] for each in found]),
+        torch.tensor([each["labels"] for each in found]),
     )
     same = train(pl.Task(model().layer, torch.nn.functional.cross_entropy, (inputs, labels)))
     torch.testing.assert_close(run.model.state_dict()["layer.weight"], same.model.state_dict()["weight"])
@@ -68,7 +68,7 @@ def test_a_model_trains_on_its_own_loss() -> None:
 
 
 def test_worker_processes_train_with_a_collator() -> None:
-    task = task_from(model(), hugging_face.samples(24), collate=transformers.default_data_collator)
+    task = task_from(model(), samples(24), collate=transformers.default_data_collator)
     assert train(task, pl.ProcessFleet(2, threads=1)).history[-1].updates == 6
 
 
@@ -76,7 +76,7 @@ def test_collators_may_return_any_mapping() -> None:
     def collate(samples: list[Any]) -> UserDict[str, Any]:
         return UserDict(transformers.default_data_collator(samples))
 
-    assert train(task_from(model(), hugging_face.samples(24), collate=collate)).history[-1].updates == 6
+    assert train(task_from(model(), samples(24), collate=collate)).history[-1].updates == 6
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_collators_may_return_any_mapping() -> None:
 )
 def test_batches_without_a_loss_are_refused(collate: Any, why: str) -> None:
     with pytest.raises(pl.ConfigError, match=why):
-        train(task_from(model(), hugging_face.samples(24), collate=collate))
+        train(task_from(model(), samples(24), collate=collate))
 
 
 def test_only_models_of_hugging_face_are_taken() -> None:
     with pytest.raises(pl.ConfigError, match=r"PreTrainedModel\) is needed, not Linear"):
-        task_from(torch.nn.Linear(2, 2), hugging_face.samples(8))
+        task_from(torch.nn.Linear(2, 2), samples(8))
     with pytest.raises(pl.ConfigError, match="not the class TinyModel"):
-        task_from(hugging_face.TinyModel, hugging_face.samples(8))
+        task_from(TinyModel, samples(8))

@@ -12,6 +12,8 @@ from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArg
 
 from paceline.integrations.huggingface import RecorderCallback
 
+SCRIPT = __file__
+
 
 class TinyModel(PreTrainedModel):  # type: ignore[misc]
     """A linear layer that returns its loss."""
@@ -33,7 +35,7 @@ def samples(count: int) -> list[dict[str, Any]]:
     return [{"inputs": torch.rand(4, generator=generator), "labels": number % 2} for number in range(count)]
 
 
-def train(directory: str, output: str, **options: Any) -> None:
+def train_recorded(directory: str, output: str, **options: Any) -> None:
     arguments = TrainingArguments(
         output_dir=output, per_device_train_batch_size=4, use_cpu=True, report_to=[], save_strategy="no",
         logging_strategy="no", disable_tqdm=True, **options,
@@ -43,4 +45,4 @@ def train(directory: str, output: str, **options: Any) -> None:
 
 
 if __name__ == "__main__":
-    train(sys.argv[1], sys.argv[1] + "-output", gradient_accumulation_steps=2, num_train_epochs=2)
+    train_recorded(sys.argv[1], sys.argv[1] + "-output", gradient_accumulation_steps=2, num_train_epochs=2)
