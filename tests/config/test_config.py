@@ -6,6 +6,7 @@ import pytest
 
 from paceline.config.file import Config, parse_config, read_config, write_config
 from paceline.config.fleets import as_processes
+from paceline.config.target import Target
 from paceline.config.toml import to_toml
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Joined, Left
@@ -54,6 +55,31 @@ def refusal(old: str, new: str) -> str:
     assert "\n" not in message
     assert message.startswith("small.toml")
     return message
+
+
+def test_the_target_is_an_accuracy_or_any_metric() -> None:
+    assert small().goal is None
+    assert small('strategy = ["ssgd"]', 'strategy = ["ssgd"]\ntarget = 0.9').goal == Target("accuracy", 0.9, above=True)
+    own = small('strategy = ["ssgd"]', 'strategy = ["ssgd"]\nmetric = "perplexity"\nbelow = 20')
+    assert own.goal == Target("perplexity", 20.0, above=False)
+    assert parse_config(write_config(own)) == own
+    assert small("updates = 3", 'updates = 3\nmetric = "f1"\nabove = 0.7').goal == Target("f1", 0.7, above=True)
+    assert small("updates = 3", "target = 0.8").goal == Target("accuracy", 0.8, above=True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("below = 2.0", 'below=2.0 is the limit of a metric: name it, as in metric = "perplexity"'),
+        ('metric = "loss"', "metric='loss' needs one limit: give either below or above"),
+        ('metric = "loss"\nbelow = 1.0\nabove = 2.0', "give either below or above"),
+        ('metric = "loss"\nbelow = nan', "it must be finite"),
+        ('metric = "loss"\nbelow = 1.0\ntarget = 0.5', "give one of them"),
+        ("metric = 3", "metric: must be a text, not 3"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused(keys: str, said: str) -> None:
+    assert said in refusal('strategy = ["ssgd"]', f'strategy = ["ssgd"]\n{keys}')
 
 
 def test_defaults_are_filled_in() -> None:

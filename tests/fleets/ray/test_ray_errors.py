@@ -19,6 +19,7 @@ import paceline as pl
 from paceline.core.errors import WorkerFailed
 from paceline.learning.workload import workload_of
 from support.digits import digits_task
+from support.factory import write_experiment
 from support.ray_cluster import Nodes, nodes
 
 pytestmark = [
@@ -201,3 +202,13 @@ updates = 20
     assert (done.returncode, done.stdout) == (2, "")
     assert "no Ray cluster answers at 127.0.0.1:9" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_task_of_ones_own_on_the_command_line(cluster: Nodes, tmp_path: Path) -> None:
+    file = write_experiment(tmp_path)
+    file.write_text(file.read_text().replace("count = 2", "count = 1"))
+    (tmp_path / "elsewhere").mkdir()
+    command = [sys.executable, "-m", "paceline.cli", "train", str(file), "--fleet", "ray", "--address", cluster.address]
+    done = subprocess.run(command, cwd=tmp_path / "elsewhere", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ended by updates after 6 updates" in done.stdout
