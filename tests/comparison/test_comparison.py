@@ -107,7 +107,7 @@ def test_pairs_that_all_agree_are_told_apart_though_seeds_differ() -> None:
     )
     assert first == (
         "asgd wins: it reaches 30.0% accuracy after 4.0 s in the median, 1.5 times as fast as ssgd (6.0 s; 95% "
-        "interval over 3 seeds 1.5 to 1.5)."
+        "interval over 3 seeds 1.50 to 1.50)."
     )
     assert second == "This is more than chance explains, seed by seed."
 

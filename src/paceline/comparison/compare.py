@@ -246,4 +246,5 @@ def _processes(jobs: int | None, plan: Plan) -> int:
 def _name(task: Task | MakeTask) -> str:
     if isinstance(task, Task):
         return type(task.model).__name__
-    return getattr(task, "__qualname__", type(task).__name__)
+    name: str = getattr(task, "__name__", type(task).__name__)
+    return "task" if name == "<lambda>" else name

@@ -86,17 +86,17 @@ def _chance(winner: Entry, others: Sequence[Entry], synchronous: Entry | None) -
 
 def _compared(winner: Entry, found: Interval) -> str:
     if math.isfinite(winner.time):
-        return f"the second takes {found.mean:.2f} times as long, {_range(found, 2)}"
+        return f"the second takes {found.mean:.2f} times as long, {_range(found)}"
     return f"the second's loss is larger by {found.mean:.3g}, {_range(found, 3, general=True)}"
 
 
 def _takes(winner: Entry, found: Interval) -> str:
     if math.isfinite(winner.time):
-        return f"takes {found.mean:.2f} times as long ({_range(found, 2)})"
+        return f"takes {found.mean:.2f} times as long ({_range(found)})"
     return f"ends with a loss that is larger by {found.mean:.3g} ({_range(found, 3, general=True)})"
 
 
-def _range(found: Interval, digits: int = 1, *, general: bool = False) -> str:
+def _range(found: Interval, digits: int = 2, *, general: bool = False) -> str:
     kind = "g" if general else "f"
     return f"95% interval over {found.seeds} seeds {found.low:.{digits}{kind}} to {found.high:.{digits}{kind}}"
 
