@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.core.messages import Joined, Left, local_steps
+from paceline.core.messages import Joined, Left, Resize, local_steps
 from paceline.learning.workload import workload_of
 from paceline.storage.checkpoint import read_checkpoint
 from paceline.testing import FleetContract
@@ -101,8 +101,9 @@ class TestRemote(OnCluster):
     local = False
 
 
-def test_local_remote_and_processes_compute_the_same_bits(cluster: Nodes) -> None:
-    """Of a model with batch normalisation, whose weights take several pieces."""
+@pytest.mark.parametrize("sizes", [32, (40, 24)])
+def test_local_remote_and_processes_compute_the_same_bits(cluster: Nodes, sizes: int | tuple[int, ...]) -> None:
+    """Of a model with batch normalisation, whose weights take several pieces; also of mini-batches of unequal sizes."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 500), torch.nn.BatchNorm1d(500), torch.nn.Linear(500, 10)).double()
     fleets = [
@@ -110,9 +111,21 @@ def test_local_remote_and_processes_compute_the_same_bits(cluster: Nodes) -> Non
         pl.RayFleet(2, address=cluster.address, share_memory=False),
         pl.ProcessFleet(2, threads=1),
     ]
-    runs = [train(digits_task(model), pl.FastestK(2, stop_late=False), fleet, 5) for fleet in fleets]
+    rule = pl.FastestK(2, stop_late=False)
+    runs = [train(digits_task(model), rule, fleet, 5, batch_size=sizes) for fleet in fleets]
     states = [run.model.state_dict() for run in runs]
     assert all(torch.equal(states[0][name], state[name]) for state in states[1:] for name in state)
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
+def test_sizes_by_measured_speed_are_replayed_bit_for_bit(local: bool, cluster: Nodes, tmp_path: Path) -> None:
+    fleet = pl.RayFleet(2, address=cluster.address, share_memory=local, slow={1: 3.0})
+    strategy = pl.UnequalBatches(total=16, window=2, margin=0.0)
+    case = replace(PROCESSES, fleet=fleet, strategy=strategy, sampling=pl.Shuffled())
+    run = case.run(tmp_path, pl.Stop(updates=15))
+    assert all(sum(fact.sizes.values()) == 16 for fact in events(run, Resize))
+    found = replayed(case, tmp_path)
+    assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
 
 # Losses
