@@ -26,6 +26,7 @@ from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.regrouped import Regrouped
+from paceline.strategies.unequal_batches import UnequalBatches
 
 KINDS = ("gradient", "local_steps", "distilled_steps")
 log = logging.getLogger("paceline")
@@ -131,7 +132,7 @@ def warn_of_settings_without_effect(strategy: Strategy, fleet: Fleet) -> None:
 
 
 def _innermost(strategy: Strategy) -> Strategy:
-    while isinstance(strategy, Grouped | Regrouped):
+    while isinstance(strategy, Grouped | Regrouped | UnequalBatches):
         strategy = strategy.inside
     return strategy
 
