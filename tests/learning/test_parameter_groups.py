@@ -93,3 +93,12 @@ def test_names_are_those_of_the_user_s_model() -> None:
     assert seen == layers
     trained(Case(), simulated(), optimizer=make, task=pl.Task(Case().made(), Scaled(), train=Case().data))
     assert seen == [*layers, "loss.scale"]
+
+
+def test_a_comparison_takes_groups_by_name() -> None:
+    asked: dict[str, Any] = {"strategies": ["ssgd"], "fleet": simulated(), "seeds": [0], "batch_size": 6, "jobs": 1}
+    for rates in (None, [0.1]):
+        found = pl.compare(
+            Case().task(), optimizer=grouped, learning_rates=rates, stop=pl.Stop(updates=2), **asked
+        )  # fmt: skip
+        assert "ssgd" in found.table

@@ -22,6 +22,7 @@ from paceline.engine.arguments import check_arguments, strategy_for, whole
 from paceline.engine.spec import RunSpec
 from paceline.fleets.base import Fleet
 from paceline.fleets.simulated.fleet import SimulatedFleet
+from paceline.learning.optimizers import takes_names
 from paceline.learning.task import Task
 from paceline.randomness import stream
 from paceline.storage.description import describe, spell
@@ -45,6 +46,11 @@ class WithRate:
 
     def __call__(self, parameters: Iterable[Parameter]) -> Optimizer:
         return self.make(parameters, self.lr)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of the user's function: by the name of its first argument it may ask for names of parameters."""
+        return inspect.signature(self.make)
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,8 @@ class FromArguments:
     def _check_optimizer(self, task: Task, lr: float | None) -> None:
         given = () if lr is None else (lr,)
         try:
-            self.optimizer(list(task.model.parameters()), *given)
+            named = takes_names(self.optimizer)
+            self.optimizer(list(task.model.named_parameters() if named else task.model.parameters()), *given)
         except TypeError as error:
             wanted = "parameters" if lr is None else "parameters, lr"
             example = f"optimizer=lambda {wanted}: torch.optim.SGD(parameters, lr={'0.1' if lr is None else 'lr'})"
