@@ -34,8 +34,8 @@ def replay() -> None:
 
 
 def profile() -> None:
-    fleet = pl.SimulatedFleet([Constant(1.0), LogNormal(1.0, 0.2), Constant(3.0), LogNormal(12_345.678, 0.2)])
-    show_stragglers(stragglers(pl.simulate(pl.Asynchronous(), fleet, pl.Stop(seconds=1e5))))
+    fleet = pl.SimulatedFleet([Constant(1.0), LogNormal(1.0, 0.2), Constant(3.0), LogNormal(123.456, 0.2)])
+    show_stragglers(stragglers(pl.simulate(pl.Asynchronous(), fleet, pl.Stop(seconds=600))))
 
 
 def strategies() -> None:
