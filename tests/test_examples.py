@@ -124,6 +124,7 @@ def test_ensemble_compression_tells_errors_and_costs_and_loads_what_was_saved(
     assert f"loaded from its directory: error {errors['EC-DNN-S']}%" in printed
 
 
+@pytest.mark.timeout(300)
 def test_a_lightning_module_trains_under_two_rules() -> None:
     """As well, and in a quarter of the time."""
     output = run_example("lightning_module.py")
@@ -132,6 +133,7 @@ def test_a_lightning_module_trains_under_two_rules() -> None:
     assert all(float(accuracy) > 85 for accuracy, _ in found)
 
 
+@pytest.mark.timeout(300)
 def test_a_hugging_face_model_trains_under_two_rules() -> None:
     output = run_example("hugging_face.py")
     found = re.findall(r"^\w+: perplexity ([\d.]+) after ([\d.]+) virtual seconds$", output, re.M)
@@ -139,6 +141,7 @@ def test_a_hugging_face_model_trains_under_two_rules() -> None:
     assert all(float(perplexity) < 2 for perplexity, _ in found)
 
 
+@pytest.mark.timeout(300)
 def test_a_ddp_job_is_recorded_and_its_straggler_named(tmp_path: Path) -> None:
     directory = str(tmp_path / "job")
     command = [sys.executable, str(EXAMPLES / "record_ddp.py"), directory, "--steps", "12", "--seconds", "0.02"]
