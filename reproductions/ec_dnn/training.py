@@ -16,6 +16,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import MultiStepLR
 
 from paceline import EnsembleCompression, Equal, ModelAveraging, Network, Shuffled, SimulatedFleet, Task
+from paceline.config.named_tasks import lenet
 from paceline.core.errors import Diverged
 from paceline.data.partition import deal
 from paceline.delays import Constant
@@ -30,7 +31,7 @@ from paceline.randomness import stream
 from paceline.trace.writing import TraceWriter
 from reproductions.datasets.cifar import ChannelsLast, Cifar10, cifar10
 from reproductions.ec_dnn.evaluation import evaluate, training_losses
-from reproductions.models.convolutional import lenet, nin
+from reproductions.models.convolutional import nin
 from reproductions.pipeline.values import rounded
 
 BATCH = 32
