@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-import paceline as pl
+import paceline
+from paceline.delays import LogNormal
 
 LETTERS = "\0\n abcdefghijklmnopqrstuvwxyz"  # \0 is padding, \n ends a line
 ANIMALS, VERBS = ["the cat", "a dog", "the old owl", "one fox", "a small mouse"], ["sees", "hears", "follows", "likes"]
@@ -62,7 +63,7 @@ def without_decay_of_biases(named_parameters: list[tuple[str, nn.Parameter]]) ->
 def main() -> None:
     torch.manual_seed(0)
     lines = [encoded(LINES[i]) for i in torch.randperm(len(LINES)).tolist()]
-    task = pl.Task(
+    task = paceline.Task(
         model=Letters(),
         step=step,
         train=lines[20:],
@@ -70,15 +71,17 @@ def main() -> None:
         collate=padded,
         metrics={"perplexity": lambda means: math.exp(means["surprise"] / means["letters"])},  # of all letters
     )
-    run = pl.train(
+    run = paceline.train(
         task,
-        strategy=pl.LiveCompensation(quorum=3, blocks=2),
-        fleet=pl.SimulatedFleet([pl.delays.LogNormal(0.1, 0.2)] * 3 + [pl.delays.LogNormal(0.4, 0.2)]),
+        strategy=paceline.LiveCompensation(quorum=3, blocks=2),
+        fleet=paceline.SimulatedFleet(
+            [paceline.delays.LogNormal(0.1, 0.2)] * 3 + [paceline.delays.LogNormal(0.4, 0.2)]
+        ),
         optimizer=without_decay_of_biases,
-        stop=pl.Stop(metric="perplexity", below=2.0, updates=300),
+        stop=paceline.Stop(metric="perplexity", below=2.0, updates=300),
         batch_size=8,
         micro_batches=2,
-        every=pl.Every(updates=20),
+        every=paceline.Every(updates=20),
         progress=False,
     )
     first, last = run.history[0], run.history[-1]

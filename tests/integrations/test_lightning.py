@@ -1,7 +1,9 @@
 """Lightning's trainer is recorded in one line, under both names of the framework; its modules train."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:pytorch_lightning"),
     pytest.mark.filterwarnings("ignore::pytorch_lightning.utilities.rank_zero.LightningDeprecationWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Under DDP the trainer leaves its process group and its environment variables behind; other tests run here too."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 class Tiny(lightning.LightningModule):  # type: ignore[misc]

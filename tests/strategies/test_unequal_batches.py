@@ -271,8 +271,8 @@ def test_what_makes_no_sense_is_refused(strategy: object, message: str) -> None:
     ("strategy", "options", "message"),
     [
         ("unequal:total=3", {"batch_size": 1}, "leaves one of 4 workers without any: at least 4"),
-        ("unequal:total=100", {}, r"which are 128: give batch_size=25, or total=128"),
-        ("unequal:total=98", {}, r"give batch_size=\[25, 25, 24, 24\], or total=128"),
+        ("unequal:total=100", {"batch_size": 32}, r"which are 128: give batch_size=25, or total=128"),
+        ("unequal:total=98", {"batch_size": 32}, r"give batch_size=\[25, 25, 24, 24\], or total=128"),
         ("gsgd:inside=unequal:total=128", {}, "Grouped is around it"),
         ("unequal:total=128", {"partition": pl.Pathological(5)}, "does not allow: use partition=Equal"),
         ("unequal:total=128", {"sampling": pl.ReassignShards()}, "use sampling=Shuffled"),

@@ -160,9 +160,7 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
             checkpoints = Checkpoints(opened, writer, stateful, output.checkpoint, hooks)
             if resumed:
                 evaluator.history += checkpoints.resume()
-        info = None
-        if hooks.on_start:
-            info = run_info(spec, setup, loop, evaluator.history, opened, settings=settings)
+        info = run_info(spec, setup, loop, evaluator.history, opened, settings=settings) if hooks.on_start else None
         ended = Runner(spec.stop, loop, evaluator, setup.epoch_samples, setup.pruned).run(info, checkpoints)
         run = replace(_result(setup, evaluator, writer.close(), ended, opened), settings=settings)
         if opened is not None:
