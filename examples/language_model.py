@@ -74,9 +74,7 @@ def main() -> None:
     run = paceline.train(
         task,
         strategy=paceline.LiveCompensation(quorum=3, blocks=2),
-        fleet=paceline.SimulatedFleet(
-            [paceline.delays.LogNormal(0.1, 0.2)] * 3 + [paceline.delays.LogNormal(0.4, 0.2)]
-        ),
+        fleet=paceline.SimulatedFleet([LogNormal(0.1, 0.2)] * 3 + [LogNormal(0.4, 0.2)]),
         optimizer=without_decay_of_biases,
         stop=paceline.Stop(metric="perplexity", below=2.0, updates=300),
         batch_size=8,
