@@ -5,6 +5,7 @@ import tempfile
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,16 @@ def train(sampling: Any, strategy: pl.strategy.Strategy = STRATEGIES[0], **optio
 
 def sampler(**options: Any) -> pl.FinePruning:
     return pl.FinePruning(samples=len(digits_task().training_samples()), **{**SCHEDULE, **options})
+
+
+def test_a_loss_with_class_weights_tells_no_losses_to_choose_by() -> None:
+    weighted = replace(digits_task(), loss=nn.CrossEntropyLoss(weight=torch.linspace(1, 2, 10)))
+    with pytest.raises(pl.ConfigError, match="not the mean of its samples' losses: let the loss, or the step, return"):
+        pl.train(
+            weighted, strategy="ssgd", fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2),
+            stop=pl.Stop(updates=1), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            sampling=sampler(), progress=False,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)

@@ -18,7 +18,6 @@ from paceline.fleets.replayed import Replayed
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.learning.generators import own_generators
 from paceline.learning.learner import Learner
-from paceline.learning.step import StepLoss
 from paceline.learning.task import Task
 from paceline.learning.threads import own_threads
 from paceline.learning.workload import Workload, workload_of
@@ -80,14 +79,12 @@ def set_up(task: Task, spec: RunSpec) -> Iterator[Setup]:
 
 
 def _check_losses(workload: Workload, batches: Batches) -> None:
-    """Refuse to choose samples by losses that a step does not tell."""
+    """Refuse to choose samples by losses of single samples that are known not to be told."""
     pruned = pruned_shards(batches)
-    if pruned is None or not pruned.by_losses or not isinstance(workload.loss, StepLoss):
-        return
-    if workload.loss.state()["separable"] is False:
+    if pruned is not None and pruned.by_losses and workload.loss.state()["separable"] is False:
         raise ConfigError(
-            f"FinePruning chooses samples by their losses, and {workload.loss.why_whole}: let it return one for each, "
-            "or use RandomPruning"
+            f"FinePruning chooses samples by their losses, and {workload.loss.why_whole}: let the loss, or the step, "
+            "return one for each sample, or use RandomPruning"
         )
 
 
