@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,18 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_is_begun_again(tmp_p
     assert files(tmp_path / "killed") == files(tmp_path / "straight")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_a_signal_ended_goes_on_as_if_nothing_had_been(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "handler"),
+    [
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGINT, signal.SIG_DFL),  # as some frameworks leave it
+        (signal.SIGTERM, signal.SIG_DFL),
+    ],
+)
+def test_a_run_that_a_signal_ended_goes_on_as_if_nothing_had_been(
+    number: signal.Signals, handler: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(signal.signal, number, signal.signal(number, handler)))
     armed = True
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:

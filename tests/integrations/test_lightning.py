@@ -1,6 +1,7 @@
 """Lightning's trainer is recorded in one line, under both names of the framework; its modules train."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,9 +27,10 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """Under DDP the trainer leaves its process group and its environment variables behind; other tests run here too."""
-    before = dict(os.environ)
+    """Under DDP the trainer leaves a process group, environment variables and another SIGINT handler behind."""
+    before, handler = dict(os.environ), signal.getsignal(signal.SIGINT)
     yield
+    signal.signal(signal.SIGINT, handler)
     os.environ.clear()
     os.environ.update(before)
     if torch.distributed.is_initialized():

@@ -68,20 +68,22 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+# Handlers that a run may take the place of: those of Python (Lightning leaves SIG_DFL for Ctrl-C behind) and our own.
+USUAL = (signal.SIG_DFL, signal.default_int_handler, _interrupt, _raise_terminated)
+
+
 class Interrupts:
     """While open, the first Ctrl-C only sets ``requested``; the first SIGTERM too, where there is something to save."""
 
     def __init__(self, *, termination: bool = False) -> None:
         self.requested: int | None = None  # the signal
-        self._usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
-        if termination:
-            self._usual[signal.SIGTERM] = signal.SIG_DFL
+        self._numbers = [signal.SIGINT, signal.SIGTERM] if termination else [signal.SIGINT]
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
-            for number, usual in self._usual.items():
-                if signal.getsignal(number) in (usual, _interrupt, _raise_terminated):  # somebody else's stays
+            for number in self._numbers:
+                if signal.getsignal(number) in USUAL:  # somebody else's stays
                     self._before[number] = signal.signal(number, self._request)
         return self
 
