@@ -1,6 +1,6 @@
 """What a fleet offers to the training loop, whichever machines and clock are behind it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from paceline.core.codec import MOST_WORKERS
@@ -8,6 +8,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
 from paceline.core.messages import Event, Ticket
 from paceline.data.sizes import BatchSizes
+from paceline.trace.format import Machines
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
@@ -72,6 +73,24 @@ class InlineWorker(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class PlacedWorker(InlineWorker, Protocol):
+    """An inline worker for workers of several machines."""
+
+    place: Callable[[Machines], None]  # a run was resumed on other machines
+
+    def leave_out(self, lost: Mapping[int, Collection[Ticket]], /) -> None:
+        """What each update has to do without: it was lost with its machine."""
+        ...
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """Workers that tell on which machines they are, when a run begins or is resumed."""
+
+    on_placed: Callable[[Machines], None]
+
+
 class Fleet(Protocol):
     """The description of a fleet; launched once for every run.
 
@@ -92,6 +111,15 @@ class Replayable(Fleet, Protocol):
 
     def inline(self, workload: "Workload", seed: int, /) -> "tuple[InlineWorker, Contributions]":
         """A worker in this process that does the same arithmetic as those of the fleet, and what it contributes."""
+        ...
+
+
+@runtime_checkable
+class Placeable(Replayable, Protocol):
+    """A fleet whose workers may have been on several machines, by which their gradients were added up."""
+
+    def inline_on(self, machines: Machines, workload: "Workload", seed: int, /) -> "tuple[PlacedWorker, Contributions]":
+        """A worker in this process that does the same arithmetic as those of the machines."""
         ...
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
-from paceline.core.messages import Arrived, Event, Joined, Ticket
-from paceline.fleets.base import Fleet, InlineWorker, Replayable
-from paceline.trace.format import WorkCost
+from paceline.core.messages import Arrived, Event, Joined, Step, Ticket
+from paceline.fleets.base import Fleet, InlineWorker, Placeable, PlacedWorker, Replayable
+from paceline.trace.format import Machines, NonFinite, WorkCost
 from paceline.trace.reading import Trace
 
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ class Replayed:
     def inline(self, workload: "Workload", seed: int) -> "tuple[InlineWorker, Contributions]":
         if not isinstance(self.fleet, Replayable):
             raise ConfigError(f"{type(self.fleet).__name__} cannot be replayed: it has no inline(workload, seed)")
+        machines = next((fact for fact in self.trace if isinstance(fact, Machines)), None)
+        if machines is not None and isinstance(self.fleet, Placeable):
+            worker, contributions = self.fleet.inline_on(machines, workload, seed)
+            worker.leave_out(left_out(self.trace))
+            return worker, contributions
         return self.fleet.inline(workload, seed)
 
 
@@ -47,10 +52,15 @@ class ReplayedWorkers:
         self._moments = moments(trace)
         self._worker = worker
         self._costs = {fact.ticket: fact for fact in trace if isinstance(fact, WorkCost)}
-        self.announce: Callable[[WorkCost], None] = lambda cost: None
+        self.announce: Callable[[WorkCost | Machines], None] = lambda fact: None
 
     def wait(self) -> Sequence[Event]:
         events = next(self._moments, ())
+        while isinstance(events, Machines):
+            if isinstance(self._worker, PlacedWorker):
+                self._worker.place(events)
+            self.announce(events)
+            events = next(self._moments, ())
         for event in events:
             if isinstance(event, Arrived):
                 self._worker.hand_in(event.ticket, event.done)
@@ -76,8 +86,19 @@ class ReplayedWorkers:
         self._worker.close()
 
 
-def moments(trace: Trace) -> Iterator[Sequence[Event]]:
-    """Events of one instant that nothing was decided between.
+def left_out(trace: Trace) -> dict[int, list[Ticket]]:
+    """What each update of a recorded run left out, by the number of the update."""
+    updates, found = 0, dict[int, list[Ticket]]()
+    for fact in trace:
+        if isinstance(fact, Step):
+            updates += 1
+        elif isinstance(fact, NonFinite):
+            found.setdefault(updates - 1, []).append(fact.ticket)
+    return found
+
+
+def moments(trace: Trace) -> Iterator[Sequence[Event] | Machines]:
+    """Events of one instant that nothing was decided between; and where workers are from now on.
 
     Whether they were told one by one makes no difference: a strategy that answered nothing to the first of them sees
     the same ledger when it is asked after the last.
@@ -90,5 +111,7 @@ def moments(trace: Trace) -> Iterator[Sequence[Event]]:
         if together:
             yield together
         together = [fact] if isinstance(fact, Event) else []
+        if isinstance(fact, Machines):
+            yield fact
     if together:
         yield together

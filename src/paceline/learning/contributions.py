@@ -5,6 +5,7 @@ for it, for simulated workers; the shared one holds what worker processes wrote 
 server. Both are in ``paceline.learning.gradients`` and ``paceline.learning.models``.
 """
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -61,6 +62,7 @@ class Evaluated:
     passes: list[Pass] = field(default_factory=list)
     buffers: list[BufferChange] = field(default_factory=list)  # by the workers' passes; none without buffers
     non_finite: list[Ticket] = field(default_factory=list)  # left out
+    lost: list[Ticket] = field(default_factory=list)  # with their machine, and left out
     norm: float = 0.0  # of the sum of gradients
     finite: bool = True
     unused: Collection[int] = ()  # parameters that no contribution has a gradient of, by number
@@ -104,8 +106,8 @@ class Promise:
     """A ticket that is not settled, of a worker that shares memory with the server."""
 
     __slots__ = (
-        "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "number", "samples", "slot", "source",
-        "unused", "used",
+        "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "norm", "number", "samples", "slot",
+        "source", "unused", "used",
     )  # fmt: skip
 
     def __init__(self, indices: Indices, slot: int, source: int, number: int = 0, began: Sequence[Any] = ()) -> None:
@@ -119,6 +121,7 @@ class Promise:
         self.losses = 0  # handed in: one a sample, or one in all
         self.loss_sum = 0.0
         self.loss_weight = 0.0
+        self.norm = math.nan  # of the gradient
         self.used = False
         self.unused: Collection[int] = ()  # parameters that it has no gradient of
 

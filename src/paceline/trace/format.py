@@ -12,13 +12,16 @@ One JSON array a line, after a first line that describes the run:
     ["regroup", [parts], [[workers], ...], why]
     ["resize", [[worker, samples], ...], why]
     ["computed", ticket, seconds]
+    ["machines", [[workers], ...], own]
 
 Instructions follow at the time of the event before them. A ``start`` has ``samples`` only where workers have
 mini-batches of sizes of their own, and ``resize`` says which from now on, and why. ``spoiled`` (``NonFinite``) says
 that the contribution was not finite, and was left out of the step before. ``billed`` (``WorkCost``) says which part of
 the work that was just started does not go into training, in seconds, where that differs from ticket to ticket; else it
 is ``transfer_seconds`` (first line) each way. ``regroup`` says which workers each part has from now on, and why.
-``computed`` is written by a profile: what the worker itself took for the work that is about to arrive.
+``computed`` is written by a profile: what the worker itself took for the work that is about to arrive. ``machines``
+says which workers share a machine from now on, where there are several: gradients are added up by machine. ``own`` is
+the number of the server's own machine, or -1.
 
 Reading is strict, since a trace may come from anybody and may be damaged. A number is a number of the right kind and
 size, a text a text; what is longer or deeper than any run writes is refused with ``ValueError``, before memory is taken
@@ -93,7 +96,15 @@ class Computed:
     seconds: float
 
 
-Fact = Event | Instruction | NonFinite | WorkCost | Computed
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Which workers share a machine from now on, and which machine is the server's own (-1: none of them)."""
+
+    workers: tuple[tuple[int, ...], ...]
+    own: int = -1
+
+
+Fact = Event | Instruction | NonFinite | WorkCost | Computed | Machines
 
 
 def encode(facts: Iterable[Fact]) -> str:
@@ -178,6 +189,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     NonFinite: lambda i: f'["spoiled",{i.ticket.serial}]\n',
     WorkCost: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
     Computed: lambda c: f'["computed",{c.ticket.serial},{c.seconds!r}]\n',
+    Machines: lambda m: f'["machines",{json.dumps(m.workers, separators=(",", ":"))},{m.own}]\n',
     Remember: _encode_remember,
     Regroup: _encode_regroup,
     Resize: _encode_resize,
@@ -269,6 +281,19 @@ def _computed(record: Sequence[Any], tickets: dict[int, Ticket]) -> Computed:
     return Computed(_ticket(serial, tickets), _time(seconds))
 
 
+def _machines(record: Sequence[Any], tickets: dict[int, Ticket]) -> Machines:
+    _, machines, own = record
+    if type(own) is not int or not -1 <= own < len(machines):
+        raise ValueError(f"{str(own)[:40]!r} is none of {len(machines)} machines")
+    return Machines(_groups(machines), own)
+
+
+def _groups(groups: Any) -> tuple[tuple[int, ...], ...]:
+    if type(groups) is not list or not all(type(group) is list for group in groups):
+        raise ValueError("groups are lists of workers")
+    return tuple(tuple(_count(worker, MOST_WORKERS - 1) for worker in group) for group in groups)
+
+
 def _remember(record: Sequence[Any], tickets: dict[int, Ticket]) -> Fact:
     _, parts, name, value = record
     if type(value) not in (int, float):
@@ -278,10 +303,7 @@ def _remember(record: Sequence[Any], tickets: dict[int, Ticket]) -> Fact:
 
 def _regroup(record: Sequence[Any], tickets: dict[int, Ticket]) -> Fact:
     _, parts, groups, why = record
-    if type(groups) is not list or not all(type(group) is list for group in groups):
-        raise ValueError("groups are lists of workers")
-    numbers = tuple(tuple(_count(worker, MOST_WORKERS - 1) for worker in group) for group in groups)
-    return _within(parts, Regroup(numbers, _text(why)))
+    return _within(parts, Regroup(_groups(groups), _text(why)))
 
 
 def _resize(record: Sequence[Any], tickets: dict[int, Ticket]) -> Resize:
@@ -344,6 +366,7 @@ DECODERS: Mapping[str, Callable[[list[Any], dict[int, Ticket]], Fact]] = {
     "spoiled": _about_one(NonFinite),
     "billed": _work_cost,
     "computed": _computed,
+    "machines": _machines,
     "remember": _remember,
     "regroup": _regroup,
     "resize": _resize,

@@ -27,7 +27,7 @@ from paceline.core.messages import (
     WakeAt,
     Within,
 )
-from paceline.trace.format import Computed, Fact, NonFinite, WorkCost
+from paceline.trace.format import Computed, Fact, Machines, NonFinite, WorkCost
 
 INSTANT = 1e-9  # seconds; two times that differ by less are one
 
@@ -182,6 +182,7 @@ class History:
             NonFinite: self._non_finite,
             WorkCost: self._cost,
             Computed: self._computed,
+            Machines: self._nothing,
             WakeAt: self._nothing,
             Remember: self._nothing,
             Regroup: self._nothing,

@@ -15,7 +15,8 @@ from paceline.data.batches import Shuffled
 from paceline.fleets.processes.inline import ProcessInlineWorker
 from paceline.learning.contributions import Promise
 from paceline.learning.gradients.server import GradientServer
-from paceline.learning.gradients.shared import MODEL_SLOTS, SharedGradients, SlotSums
+from paceline.learning.gradients.shared import SharedGradients
+from paceline.learning.gradients.slots import MODEL_SLOTS, SlotSums
 from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import workload_of
 
@@ -102,8 +103,9 @@ class Timing:
         return ticket
 
     def _reads(self, contributions: SharedGradients, bystanders: Sequence[Ticket]) -> None:
-        reading, slot = contributions._reading, contributions._slot
-        reading[slot], reading[1 - slot] = set(), set()
+        reading, slot = contributions._slots._reading, contributions._slots.model_slot
+        for each in reading:
+            each.clear()
         if self.holds_slot:
             reading[slot].add(bystanders[0])
         if self.holds_other:

@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.core.messages import Ticket
 from paceline.data.partition import Indices
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.learning.arena.arena import Report
@@ -91,12 +90,12 @@ class Channel:
         """Wake the worker, if it sleeps."""
         os.eventfd_write(self.eventfd, 1)
 
-    def halt(self, ticket: Ticket) -> None:
-        self._words[HALT] = ticket.serial + 1
+    def halt(self, serial: int) -> None:
+        self._words[HALT] = serial + 1
         os.eventfd_write(self.eventfd, 1)
 
-    def recall(self, ticket: Ticket) -> None:
-        self._words[RECALL] = ticket.serial + 1
+    def recall(self, serial: int) -> None:
+        self._words[RECALL] = serial + 1
 
     def quit(self) -> None:
         self._words[ORDER] = QUIT

@@ -23,7 +23,7 @@ from paceline.fleets.processes.supervisor import MAX_FAILURES, ServerChannel, Su
 from paceline.fleets.processes.timeouts import DurationHistory, SilenceTimeout
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.generators import work_seed
-from paceline.trace.format import Computed
+from paceline.trace.format import Computed, Machines
 
 CHECK_INTERVAL = 0.25  # seconds between two checks for silent workers
 READ_BYTES = 256 * RECORD.size  # at most, by one call
@@ -107,16 +107,19 @@ class ProcessWorkers:
     results  the reading end of the pipe on which workers tell what they have done
     minimum  the run stops when fewer workers than this are ready or on their way
     delays   of workers that are made slow: the seconds that a ticket takes at least
+    placement  which workers share a machine, where there are several: ``on_placed`` is told when the run begins
     """
 
     def __init__(
         self, supervisor: Supervisor, contributions: SharedContributions, results: int, seed: int, *,
-        minimum: int, replace: bool, delays: Mapping[int, Callable[[Ticket], float]],
+        minimum: int, replace: bool, delays: Mapping[int, Callable[[Ticket], float]], placement: Machines | None = None,
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {
             "clock": "real", "workers": len(supervisor.workers), "transfer_seconds": 0.0,
         }  # fmt: skip
         self.announce: Callable[[Computed], None] | None = None
+        self.placement = placement
+        self.on_placed: Callable[[Machines], None] = lambda machines: None
         self.supervisor = supervisor
         self._contributions = contributions
         self._results = results
@@ -151,6 +154,7 @@ class ProcessWorkers:
         for channel in self._to_notify:  # only now: workers that wake up compete with the server for cores
             channel.notify()
         self._to_notify.clear()
+        self.supervisor.flush()
         while not (over := self._asked_to_end() or self.now >= self._ends_at) and not self._events:
             self._wait_once()
         if over:
@@ -181,14 +185,14 @@ class ProcessWorkers:
         worker = self.supervisor.workers[ticket.worker]
         if worker.ticket == ticket:
             worker.ticket = None
-            worker.channel.halt(ticket)
+            worker.channel.halt(ticket.serial)
         else:  # it was handed in already, and the event is still in the queue
             self._events = deque(e for e in self._events if not (isinstance(e, Arrived) and e.ticket == ticket))
 
     def recall(self, ticket: Ticket) -> None:
         if not self._started:
             return
-        self.supervisor.workers[ticket.worker].channel.recall(ticket)
+        self.supervisor.workers[ticket.worker].channel.recall(ticket.serial)
 
     def end_waiting(self, at: float, asked: Callable[[], bool]) -> None:
         self._ends_at, self._asked_to_end = at, asked
@@ -233,6 +237,8 @@ class ProcessWorkers:
             if worker.process is not None and not worker.ready:
                 log.warning("worker %d found no free resources: the run begins without it", worker.number)
         self._started = True
+        if self.placement is not None:
+            self.on_placed(self.placement)
         self._events.clear()
         self._zero = time.monotonic() - self._before
         left = [Left(self._before, worker) for worker in sorted(self._joined)]  # the workers before the checkpoint

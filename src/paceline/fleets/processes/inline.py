@@ -1,6 +1,7 @@
 """The work of worker processes, done in this one: the same code on the same layout of memory, so the same bits."""
 
 import os
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,11 +9,13 @@ import torch
 from paceline.core.messages import Ticket
 from paceline.fleets.processes.channel import Order
 from paceline.fleets.processes.payload import ComputeFunction, payload_of, shared_contributions, slots_needed
-from paceline.learning.arena.arena import Layout, ParameterArena
+from paceline.learning.arena.arena import EMPTY_REPORT, Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.generators import work_seed
+from paceline.learning.gradients.distributed import DistributedGradients, MemoryMachine
 from paceline.learning.workload import Workload, state_of
+from paceline.trace.format import Machines
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.launch import RealFleet
@@ -30,6 +33,38 @@ def inline(fleet: "RealFleet", workload: Workload, seed: int) -> "tuple[ProcessI
     return ProcessInlineWorker(fleet, compute, contributions, seed), contributions
 
 
+def inline_on(
+    fleet: "RealFleet", machines: Machines, workload: Workload, seed: int
+) -> "tuple[ProcessInlineWorker, SharedContributions]":
+    """The same for workers on several machines, each with an arena of its own."""
+    if workload.hands_in_models:
+        return inline(fleet, workload, seed)  # models are combined by the server, wherever they were trained
+    state = workload.state
+    layout = Layout(state.parameters, state.buffers, workload.batch_size, len(workload.logged))
+    wire = getattr(fleet, "wire_dtype", None)
+    contributions = DistributedGradients(state, layout, workload.logged)
+    worker = ProcessInlineWorker(fleet, lambda order, go_on: (0, EMPTY_REPORT), contributions, seed)
+
+    def place(placed: Machines) -> None:
+        made = [
+            MemoryMachine.in_memory(workers, layout, None if number == placed.own else wire)
+            for number, workers in enumerate(placed.workers)
+        ]
+        computes: dict[int, ComputeFunction] = {}
+        for machine in made:
+            model, loss = workload.for_a_worker()
+            opened = payload_of(workload, model, loss).open(
+                state_of(model, loss.whole).parameters, machine.arena, Blobs(-1)  # gradients need none
+            )  # fmt: skip
+            computes |= dict.fromkeys(machine.workers, opened)
+        worker.computes = computes
+        contributions.place(made)
+
+    worker.place = place
+    place(machines)
+    return worker, contributions
+
+
 class ProcessInlineWorker:
     """Computes a ticket when the trace says that it arrived, on what its worker had been given to begin with."""
 
@@ -37,6 +72,8 @@ class ProcessInlineWorker:
         self, fleet: "RealFleet", compute: ComputeFunction, contributions: SharedContributions, seed: int
     ) -> None:
         self._compute = compute
+        self.computes: Mapping[int, ComputeFunction] = {}  # of workers on several machines
+        self.place: Callable[[Machines], None] = lambda machines: None
         self._contributions = contributions
         self._seed = seed
         # as many as a worker has: sums are split up among them
@@ -51,7 +88,8 @@ class ProcessInlineWorker:
         ours = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            report = self._compute(order, lambda block: block < done)[1]
+            compute = self.computes.get(ticket.worker, self._compute)
+            report = compute(order, lambda block: block < done)[1]
         finally:
             torch.set_num_threads(ours)
         self._contributions.hand_in(ticket, report)
@@ -61,6 +99,11 @@ class ProcessInlineWorker:
 
     def join(self, worker: int) -> None:
         self._contributions.forget_worker(worker)
+
+    def leave_out(self, lost: Mapping[int, Collection[Ticket]]) -> None:
+        """What each update has to do without, as it was recorded."""
+        if isinstance(self._contributions, DistributedGradients):
+            self._contributions.leave_out(lost)
 
     def close(self) -> None:
         self._contributions.detach()

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +27,10 @@ from paceline.learning.arena.arena import Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.copies import hung_on
+from paceline.learning.gradients.distributed import DistributedGradients, Machine
 from paceline.learning.workload import Workload
 from paceline.randomness import stream
+from paceline.trace.format import Machines
 
 # Open files of the server: of each worker an event, a socket, a pidfd and one on the way; besides, memory, pipes, and
 # what a run writes. Ray's own connections come on top.
@@ -45,7 +47,21 @@ class SharedContext:
     results: int  # the writing end of the pipe on which workers tell what they have done
 
 
-MakeLauncher = Callable[[SharedContext], ProcessLauncher]
+class ClusterLauncher(ProcessLauncher, Protocol):
+    """Starts the processes of one run on several machines."""
+
+    @property
+    def placement(self) -> Machines: ...
+
+    def machines(self) -> Sequence[Machine]: ...
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The machines of a run: which workers are on this one, and what starts those of all."""
+
+    own: Sequence[int]
+    make_launcher: Callable[[SharedContext], ClusterLauncher]
 
 
 class RealFleet(Protocol):
@@ -71,15 +87,18 @@ class RealFleet(Protocol):
 
 
 def launch(
-    fleet: RealFleet, workload: Workload, seed: int, make_launcher: MakeLauncher | None = None
+    fleet: RealFleet, workload: Workload, seed: int, cluster: Cluster | None = None
 ) -> tuple[ProcessWorkers, SharedContributions]:
-    """Start the workers of a workload. They get ready while the server does, and the run begins when all are."""
+    """Start the workers of a workload. They get ready while the server does, and the run begins when all are.
+
+    Without a cluster, or with all of its workers on this machine, gradients are in memory that the server shares.
+    """
     state = workload.state
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
         raise ConfigError(f"worker processes train on the CPU, and the model is on {', '.join(elsewhere)}")
     with ExitStack() as undo:
-        undo.enter_context(open_files_for(fleet.workers, FILES_EACH, FILES if make_launcher is None else FILES_OF_RAY))
-        if make_launcher is None:
+        undo.enter_context(open_files_for(fleet.workers, FILES_EACH, FILES if cluster is None else FILES_OF_RAY))
+        if cluster is None or cluster.own:
             if workload.hands_in_models:
                 FORK_SERVER.load_optimizers()
             FORK_SERVER.start()
@@ -88,6 +107,8 @@ def launch(
         channels = ChannelLayout(fleet.workers, workload.batch_size)
         blobs = Blobs()
         undo.callback(blobs.close)
+        spread = cluster is not None and len(cluster.own) < fleet.workers and not workload.hands_in_models
+        here = len(cluster.own) if cluster is not None and spread else fleet.workers
 
         def kept(memory: SharedMemory) -> SharedMemory:
             undo.callback(os.close, memory.descriptor)
@@ -95,7 +116,7 @@ def launch(
 
         regions = SharedRegions(
             channels=kept(SharedMemory(channels.bytes)),
-            arena=kept(SharedMemory(slots_needed(workload, fleet.workers) * layout.stride)),
+            arena=kept(SharedMemory(slots_needed(workload, here) * layout.stride)),
             config=kept(pack(_config(fleet, channels, layout), ())),
             payload=kept(pack(payload, state.parameters)),
             blobs=os.dup(blobs.descriptor),
@@ -106,7 +127,8 @@ def launch(
         for end in (results, theirs):
             undo.callback(os.close, end)
         context = SharedContext(regions, arena, workload, theirs)
-        launcher = ForkLauncher() if make_launcher is None else make_launcher(context)
+        remote = None if cluster is None else cluster.make_launcher(context)
+        launcher = ForkLauncher() if remote is None else remote
         undo.callback(launcher.close)
         workers = []
         for number in range(fleet.workers):
@@ -114,11 +136,17 @@ def launch(
             channel = Channel(regions.channels, channels, number, eventfd)
             workers.append(WorkerHandle(number, channel, fleet.deadline))
         supervisor = Supervisor(workers, regions, theirs, launcher)
-        contributions = shared_contributions(workload, arena, blobs, fleet.workers)
+        contributions: SharedContributions
+        if remote is not None and spread:
+            blobs.close()
+            contributions = DistributedGradients(state, layout, workload.logged, remote.machines())
+        else:
+            contributions = shared_contributions(workload, arena, blobs, fleet.workers)
         undo.callback(contributions.detach)
         group = ProcessWorkers(
             supervisor, contributions, results, seed,
             minimum=fleet.min_workers, replace=fleet.replace, delays=_delays(fleet, workload, seed),
+            placement=remote.placement if remote is not None and spread else None,
         )  # fmt: skip
         undo.pop_all()
         with ExitStack() as closing, open_files_for(fleet.workers, 1, 0):

@@ -14,7 +14,7 @@ from paceline.learning.arena.arena import EMPTY_REPORT, ParameterArena, Report
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.copies import Hung
-from paceline.learning.gradients import shared as shared_gradients
+from paceline.learning.gradients import slots as gradient_slots
 from paceline.learning.gradients.shared import SharedGradients
 from paceline.learning.gradients.work import GradientWork
 from paceline.learning.loss import Objective
@@ -91,7 +91,7 @@ def payload_of(workload: Workload, model: nn.Module, loss: Objective, hung: Sequ
 
 def slots_needed(workload: Workload, workers: int) -> int:
     """How many slots the arena of a run needs."""
-    needed = shared_models.slots_needed if workload.hands_in_models else shared_gradients.slots_needed
+    needed = shared_models.slots_needed if workload.hands_in_models else gradient_slots.slots_needed
     return needed(workers)
 
 

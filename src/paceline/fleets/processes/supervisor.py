@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.core.messages import Ticket
 from paceline.fleets.processes.channel import Order
 from paceline.fleets.processes.fork_server import FORK_SERVER
 from paceline.fleets.processes.memory import SharedRegions
@@ -75,9 +74,9 @@ class ServerChannel(Protocol):
 
     def notify(self) -> None: ...
 
-    def halt(self, ticket: Ticket, /) -> None: ...
+    def halt(self, serial: int, /) -> None: ...
 
-    def recall(self, ticket: Ticket, /) -> None: ...
+    def recall(self, serial: int, /) -> None: ...
 
     def quit(self) -> None: ...
 
@@ -89,6 +88,10 @@ class ProcessLauncher(Protocol):
 
     def start(self, worker: "WorkerHandle", descriptors: list[int], /) -> WorkerProcess: ...
 
+    def flush(self) -> None:
+        """Send what is waiting to be sent."""
+        ...
+
     def close(self) -> None:
         """All processes have ended."""
         ...
@@ -99,6 +102,9 @@ class ForkLauncher:
 
     def start(self, worker: "WorkerHandle", descriptors: list[int]) -> WorkerProcess:
         return FORK_SERVER.fork(worker.number, descriptors)
+
+    def flush(self) -> None:
+        pass  # orders are in shared memory already
 
     def close(self) -> None:
         pass  # other runs of this process use the fork server too
@@ -141,11 +147,16 @@ class Supervisor:
         descriptors = [self._results, worker.shared_channel.eventfd, *self._regions.descriptors]
         worker.process = self._launcher.start(worker, descriptors)
 
+    def flush(self) -> None:
+        """Send what is waiting to be sent to workers of other machines."""
+        self._launcher.flush()
+
     def shut_down(self) -> None:
         """Ask all workers to quit, kill those that do not, and close everything."""
         running = [worker for worker in self.workers if worker.process is not None]
         for worker in running:
             worker.channel.quit()
+        self._launcher.flush()
         until = time.monotonic() + QUIT_WITHIN
         for worker in running:
             assert worker.process is not None

@@ -11,9 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
+from paceline.core.errors import ConfigError
+from paceline.data.samples import DatasetSamples
 from paceline.fleets.processes.channel import FAILED, READY, RECORD, Channel, ChannelLayout, Order
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.processes.payload import ComputeFunction, WorkerPayload
@@ -38,6 +41,7 @@ class WorkerConfig:
     threads: int
     spin: float
     slowness: tuple[float, ...]  # of each worker: how many times as long a block takes
+    host: str = ""  # another machine than the server's: whether it can read the data is found out at the start
 
 
 def main(number: int, descriptors: Sequence[int]) -> int:
@@ -65,8 +69,8 @@ def main(number: int, descriptors: Sequence[int]) -> int:
             if not channel.halted(last):
                 channel.report(reported, time.perf_counter() - began)
                 tell(done, last)
-    except BaseException:  # even what user code raises to leave
-        channel.fail(traceback.format_exc())
+    except BaseException as error:  # even what user code raises to leave
+        channel.fail(str(error) if isinstance(error, ConfigError) else traceback.format_exc())
         tell(FAILED, 0 if order is None else order.serial)
         return 1
     return 0
@@ -82,7 +86,19 @@ def _prepare(config: WorkerConfig, memory: SharedMemory, payload: SharedMemory, 
     parameters = [nn.Parameter(values) for values in arena[0].parameters]
     loaded: WorkerPayload = unpack(payload, parameters)
     hang(parameters, loaded.hung)
+    if config.host and isinstance(loaded.samples, DatasetSamples):
+        _check_data(loaded.samples, config.host)
     return loaded.open(parameters, arena, blobs)
+
+
+def _check_data(samples: DatasetSamples, host: str) -> None:
+    try:
+        samples.fetch(np.zeros(1, dtype=np.int64))
+    except OSError as error:
+        raise ConfigError(
+            f"the data cannot be read on {host} ({type(error).__name__}: {error}): name a place that every node can "
+            "read, or train on tensors, which are sent"
+        ) from None
 
 
 class WorkerChannel(Protocol):

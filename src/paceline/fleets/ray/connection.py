@@ -34,8 +34,10 @@ OF_THIS_MACHINE = ("auto", "local")  # instead of an address
 LOCAL_STORE = 200 * 2**20  # bytes of the object store: workers of this machine use shared memory instead
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # resources that Ray has arguments for
 # Ray's concurrency groups of an actor: calls of one group run beside those of another.
-CONTROL = "control"  # recalls, halts and questions, while a computation runs
-ALIVE = "alive"  # one call that never returns
+CONTROL = "control"  # starts, halts, recalls
+WORK = "work"  # orders, and the weights that they need
+SUMS = "sums"  # what is asked of a machine's memory
+COLLECT = "collect"  # one call that waits for something to tell: it also tells when the actor has ended
 
 Then = Callable[[Any], None]  # called on the callback thread with the list of results, or with ``ActorGone``
 
@@ -140,18 +142,46 @@ class Connection:
     def reserve(
         self, each: Mapping[str, float], workers: int, *, within: float, spread: bool,
         labels: Sequence[Mapping[str, str]] = (),
-    ) -> bool:  # fmt: skip
-        """Reserve resources for all workers. Returns whether they were free within so many seconds."""
-        self._each = dict(each)
-        self._group = placement_group(
-            [dict(each) or {"CPU": 0.001}] * workers, strategy="SPREAD" if spread else "PACK",
+    ) -> Sequence[Sequence[int]]:  # fmt: skip
+        """Reserve resources for all workers. Returns which of them share a machine; nothing if there was no room.
+
+        Ray first places each worker by itself, which tells how many fit where. Then the workers of a node are reserved
+        as one bundle, so that they stay together: also when their node is lost, and another one takes them.
+        """
+        until = time.monotonic() + within
+        first = self._placed([dict(each)] * workers, labels, until, spread=spread)
+        if first is None:
+            return ()
+        nodes = placement_group_table(first)["bundles_to_node_id"]
+        remove_placement_group(first)
+        together: dict[str, list[int]] = {}
+        for worker in range(workers):
+            together.setdefault(nodes[worker], []).append(worker)
+        machines = [*together.values()]
+        self._bundles = [{name: amount * len(some) for name, amount in each.items()} for some in machines]
+        wanted = [{k: v for worker in some for k, v in labels[worker].items()} for some in machines] if labels else ()
+        self._group = self._placed(self._bundles, wanted, time.monotonic() + within, spread=spread)
+        return machines if self._group is not None else ()
+
+    def _placed(
+        self, bundles: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]], until: float, *, spread: bool
+    ) -> PlacementGroup | None:
+        group = placement_group(
+            [dict(each) or {"CPU": 0.001} for each in bundles], strategy="SPREAD" if spread else "PACK",
             **({"bundle_label_selector": [dict(label) for label in labels]} if labels else {}),
         )  # fmt: skip
         try:
-            ray.get(self._group.ready(), timeout=within)
+            ray.get(group.ready(), timeout=max(0.0, until - time.monotonic()))
         except GetTimeoutError:
-            return False
-        return True
+            remove_placement_group(group)
+            return None
+        return group
+
+    def machine_here(self) -> int:
+        """The number of the reserved machine that is this process's own node; -1 if it is none of them."""
+        nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        here = ray.get_runtime_context().get_node_id()
+        return next((number for number, node in sorted(nodes.items()) if node == here), -1)
 
     def has_capacity(self) -> bool:
         """Whether the reservation is complete. It is not while a node is gone whose share no other node can take."""
@@ -162,10 +192,11 @@ class Connection:
         return self._has_capacity
 
     def start(self, kind: type, bundle: int) -> "ActorHandle":
-        """Start an actor of a class in one bundle of the reservation. It may have to wait until the bundle is free."""
-        named = {OPTIONS[name]: amount for name, amount in self._each.items() if name in OPTIONS}
-        rest = {name: amount for name, amount in self._each.items() if name not in OPTIONS}
-        remote = ray.remote(concurrency_groups={CONTROL: 1, ALIVE: 1})(kind).options(
+        """Start an actor of a class that takes all of one bundle. It may have to wait until the bundle is free."""
+        resources = self._bundles[bundle]
+        named = {OPTIONS[name]: amount for name, amount in resources.items() if name in OPTIONS}
+        rest = {name: amount for name, amount in resources.items() if name not in OPTIONS}
+        remote = ray.remote(concurrency_groups=dict.fromkeys((CONTROL, WORK, SUMS, COLLECT), 1))(kind).options(
             **{"num_cpus": 0, **named}, resources=rest, max_restarts=0, max_task_retries=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
         )  # fmt: skip
@@ -195,17 +226,40 @@ class ActorHandle:
 
         An exception of the method counts as ``ActorGone`` too: actors return what they have to say.
         """
+        made = self._method(method, results, group).remote(*arguments)
+        first, *rest = made if results > 1 else [made]
+        first.future().add_done_callback(lambda future: self._callbacks.schedule(lambda: then(_results(future, rest))))
+
+    def send(self, method: str, *arguments: Any, group: str) -> None:
+        """Call a method; the result is ignored."""
+        self._method(method, 1, group).remote(*arguments)
+
+    def ask(self, method: str, *arguments: Any, results: int, group: str) -> Callable[[float], Any]:
+        """Call a method. Returns a function that waits so many seconds for the results, or ``ActorGone``."""
+        made = self._method(method, results, group).remote(*arguments)
+        references = made if results > 1 else [made]
+
+        def answer(within: float) -> Any:
+            try:
+                return ray.get(references, timeout=within)
+            except GetTimeoutError:
+                return ActorGone(f"did not answer for {within:g} s")
+            except Exception as error:
+                return _gone(error)
+
+        return answer
+
+    def ask_references(self, method: str, *arguments: Any, results: int, group: str) -> list[Any]:
+        """Call a method. Returns references to its results, which other actors may be handed."""
+        made = self._method(method, results, group).remote(*arguments)
+        return list(made) if results > 1 else [made]
+
+    def _method(self, method: str, results: int, group: str) -> Any:
         bound = self._methods.get((method, results, group))
         if bound is None:
             chosen = {"num_returns": results, **({"concurrency_group": group} if group else {})}
             bound = self._methods[method, results, group] = getattr(self._handle, method).options(**chosen)
-        made = bound.remote(*arguments)
-        first, *rest = made if results > 1 else [made]
-        first.future().add_done_callback(lambda future: self._callbacks.schedule(lambda: then(_results(future, rest))))
-
-    def send(self, method: str, *arguments: Any) -> None:
-        """Call a method beside the computation that runs; the result is ignored."""
-        getattr(self._handle, method).options(concurrency_group=CONTROL).remote(*arguments)
+        return bound
 
     def kill(self) -> None:
         ray.kill(self._handle)
@@ -222,6 +276,11 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def fetched(reference: Any) -> Any:
+    """In an actor: the value of a reference."""
+    return ray.get(reference)
+
+
 def this_node() -> tuple[str, str]:
     """In an actor: the id and the address of its node."""
     address: str = ray.util.get_node_ip_address()
@@ -231,13 +290,17 @@ def this_node() -> tuple[str, str]:
 def _results(future: "Future[Any]", rest: Sequence[Any]) -> Any:
     try:
         return [future.result(), *(ray.get(rest) if rest else ())]
-    except RayActorError as error:
-        line = _line(error)
-        if "creation task" in line:  # such as a module that its node does not have
-            return ActorGone(f"could not start ({line[-200:]})")
-        return ActorGone("ended with its node" if "node" in line.partition("died because")[2] else "ended")
     except Exception as error:
-        return ActorGone(f"ended ({type(error).__name__}: {_line(error)[-200:]})")
+        return _gone(error)
+
+
+def _gone(error: Exception) -> ActorGone:
+    line = _line(error)
+    if not isinstance(error, RayActorError):
+        return ActorGone(f"ended ({type(error).__name__}: {line[-200:]})")
+    if "creation task" in line:  # such as a module that its node does not have
+        return ActorGone(f"could not start ({line[-200:]})")
+    return ActorGone("ended with its node" if "node" in line.partition("died because")[2] else "ended")
 
 
 # Connecting.

@@ -1,4 +1,4 @@
-"""The description of workers that are actors of a Ray cluster."""
+"""The description of workers on the machines of a Ray cluster."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,25 +14,28 @@ from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.real import check_workers, medians_of
 
 if TYPE_CHECKING:
+    import torch
+
     from paceline.fleets.processes.group import ProcessWorkers
     from paceline.fleets.processes.inline import ProcessInlineWorker
-    from paceline.fleets.processes.launch import SharedContext
-    from paceline.fleets.processes.supervisor import ProcessLauncher
     from paceline.fleets.ray.session import ClusterSession
     from paceline.learning.contributions import SharedContributions
     from paceline.learning.workload import Workload
+    from paceline.trace.format import Machines
 
 
 @dataclass(frozen=True)
 class RayFleet:
-    """Actors of a Ray cluster, in real time: on as many machines as the cluster has.
+    """Workers on the machines of a Ray cluster, in real time: each machine runs its workers as a ``ProcessFleet`` does.
 
     resources_per_worker  what Ray reserves for each; torch gets as many threads as there are whole ``CPU``
     address       of a cluster, such as ``"10.0.0.1:6379"``, or ``"auto"`` on one of its machines; without one, a
                   cluster is started on this machine and ended with the run
     placement     ``"spread"`` over the machines, or ``"pack"`` onto few
     labels        what the machine of each worker must be labelled with, such as ``("gpu=a100", "gpu=a100", "gpu=t4")``
-    share_memory  workers on the server's own machine share memory with it; otherwise they too go through Ray
+    share_memory  workers on the server's own node share memory with it; otherwise they too have an agent
+    wire          ``"bfloat16"`` halves what goes between machines, gradients, weights and models of single precision,
+                  and rounds it; by default everything is sent as it is
     slow          workers that are made slow, as in a ``ProcessFleet``
     replace       start another actor when a worker is lost, as soon as the cluster has resources for it
     min_workers   the run stops when fewer workers than this are ready or starting
@@ -46,6 +49,7 @@ class RayFleet:
     placement: Literal["spread", "pack"] = "spread"
     labels: Sequence[str] = field(default=(), repr=False)  # a run depends on them only by its groups
     share_memory: bool = True
+    wire: Literal["bfloat16"] | None = None
     slow: Mapping[int, float | Delay] = field(default_factory=dict)
     replace: bool = True
     min_workers: int = 1
@@ -62,6 +66,8 @@ class RayFleet:
                 f"address={self.address!r} is that of a Ray client, which has no object store: train on a machine of "
                 "the cluster (ray workload submit) with address='auto'"
             )
+        if self.wire not in (None, "bfloat16"):
+            raise ConfigError(f"wire={self.wire!r} is unknown: 'bfloat16', or none to send everything as it is")
         for name, amount in self.resources_per_worker.items():
             if not 0 <= amount < float("inf"):
                 raise ConfigError(f"resources_per_worker: {amount} of {name} is not possible: at least 0")
@@ -75,6 +81,13 @@ class RayFleet:
                 raise ConfigError(f"labels: {label!r} names no label of a Ray node and its value: such as 'gpu=a100'")
 
     @property
+    def wire_dtype(self) -> "torch.dtype | None":
+        """The type of number in which single precision is sent, if it is another."""
+        import torch
+
+        return torch.bfloat16 if self.wire else None
+
+    @property
     def threads(self) -> int:
         """The number of torch threads of each worker."""
         return max(1, int(self.resources_per_worker.get("CPU", 0)))
@@ -84,7 +97,7 @@ class RayFleet:
         return medians_of(self.slow, self.workers)
 
     def persistent(self) -> "AbstractContextManager[PersistentRayFleet]":
-        """The fleet for several runs: its actors, which take seconds to start, stay until the end of a ``with``.
+        """The fleet for several runs: its agents, which take seconds to start, stay until the end of a ``with``.
 
         >>> with RayFleet(8, address="auto").persistent() as fleet:
         ...     for strategy in strategies:
@@ -107,10 +120,18 @@ class RayFleet:
 
         return inline(self, workload, seed)
 
+    def inline_on(
+        self, machines: "Machines", workload: "Workload", seed: int
+    ) -> "tuple[ProcessInlineWorker, SharedContributions]":
+        """The same for workers that were on several machines: gradients are added up by machine, as they were there."""
+        from paceline.fleets.processes.inline import inline_on
+
+        return inline_on(self, machines, workload, seed)
+
 
 @dataclass(frozen=True, repr=False)
 class PersistentRayFleet:
-    """A fleet that keeps its reservation in the cluster and, after the first run, its actors."""
+    """A fleet that keeps its reservation in the cluster and, after the first run, its agents."""
 
     fleet: RayFleet
     session: "ClusterSession"
@@ -137,6 +158,11 @@ class PersistentRayFleet:
     def inline(self, workload: "Workload", seed: int) -> "tuple[ProcessInlineWorker, SharedContributions]":
         return self.fleet.inline(workload, seed)
 
+    def inline_on(
+        self, machines: "Machines", workload: "Workload", seed: int
+    ) -> "tuple[ProcessInlineWorker, SharedContributions]":
+        return self.fleet.inline_on(machines, workload, seed)
+
 
 @contextmanager
 def _persistent(fleet: RayFleet) -> Iterator[PersistentRayFleet]:
@@ -152,18 +178,20 @@ def _persistent(fleet: RayFleet) -> Iterator[PersistentRayFleet]:
 def _launch(
     fleet: RayFleet, session: "ClusterSession | None", workload: "Workload", seed: int
 ) -> "tuple[ProcessWorkers, SharedContributions]":
-    from paceline.fleets.processes import launch
-
-    return launch.launch(fleet, workload, seed, partial(_launcher, fleet, session))
-
-
-def _launcher(fleet: RayFleet, session: "ClusterSession | None", context: "SharedContext") -> "ProcessLauncher":
     try:
-        from paceline.fleets.ray.launcher import ActorLauncher
+        from paceline.fleets.ray.launcher import MachineLauncher
         from paceline.fleets.ray.session import ClusterSession
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
         raise ConfigError("RayFleet needs Ray, which is not installed: pip install paceline[ray]") from None
+    from paceline.fleets.processes.launch import Cluster, launch
+
     session = session or ClusterSession(fleet, persistent=False)
-    return ActorLauncher(fleet, session, context)
+    own = session.machines[session.own_machine] if session.own_machine >= 0 else ()
+    try:
+        return launch(fleet, workload, seed, Cluster(own, partial(MachineLauncher, fleet, session)))
+    except BaseException:
+        if not session.persistent:
+            session.close()
+        raise

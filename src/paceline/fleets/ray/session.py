@@ -1,4 +1,4 @@
-"""What the runs of a Ray fleet share: a connection to the cluster, a reservation, and actors that may stay."""
+"""What the runs of a Ray fleet share: a connection to the cluster, a reservation, and agents that may stay."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,10 +7,9 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.fields import nearest
-from paceline.fleets.ray.actor import Actor
+from paceline.fleets.ray.agent import Agent
 from paceline.fleets.ray.connection import ActorHandle, CallbackThread, Connection
 from paceline.fleets.ray.fleet import RayFleet
-from paceline.fleets.ray.local import DescriptorServer
 
 RESERVED_WITHIN = 10.0  # seconds that others may take to free what is missing
 NODE_ID = "ray.io/node-id"  # the label that Ray itself gives to each node
@@ -18,12 +17,16 @@ CONDITIONS = ("!", "in(")  # how a label's value begins that is a condition
 
 
 class ClusterSession:
-    """The use of a cluster by one fleet: for one run, or for several if it is ``persistent``."""
+    """The use of a cluster by one fleet: for one run, or for several if it is ``persistent``.
+
+    Workers that are on the same node stay together on one machine, which Ray may move to another node as a whole.
+    """
 
     def __init__(self, fleet: RayFleet, *, persistent: bool) -> None:
         self.persistent = persistent
         self.callbacks = CallbackThread()
-        self.local: DescriptorServer | None = None  # for workers that share memory with the server
+        self.machines: Sequence[Sequence[int]] = ()  # the workers of each
+        self.own_machine = -1  # the number of the server's own: its workers share memory with the server
         self._runs = count()
         self._idle: dict[int, ActorHandle] = {}
         self._connection: Connection | None = None
@@ -31,7 +34,8 @@ class ClusterSession:
             total = {name: amount * fleet.workers for name, amount in fleet.resources_per_worker.items()}
             self._connection = Connection(fleet.address, total, self.callbacks, trusted=fleet.trust_address)
             self._reserve(fleet, self._connection)
-            self.local = DescriptorServer(self.callbacks) if fleet.share_memory else None
+            if fleet.share_memory:
+                self.own_machine = self._connection.machine_here()
         except BaseException:
             self.close()
             raise
@@ -44,22 +48,20 @@ class ClusterSession:
     def next_run(self) -> int:
         return next(self._runs)
 
-    def start(self, worker: int) -> ActorHandle:
-        """An actor for a worker: a new one, or one that stayed after the last run."""
-        return self._idle.pop(worker, None) or self.connection.start(Actor, worker)
+    def start(self, machine: int) -> ActorHandle:
+        """An agent for a machine: a new one, or one that stayed after the last run."""
+        return self._idle.pop(machine, None) or self.connection.start(Agent, machine)
 
-    def keep(self, worker: int, actor: ActorHandle) -> bool:
-        """Keep an actor for the next run. Returns false if there is none."""
+    def keep(self, machine: int, agent: ActorHandle) -> bool:
+        """Keep an agent for the next run. Returns false if there is none."""
         if self.persistent:
-            self._idle[worker] = actor
+            self._idle[machine] = agent
         return self.persistent
 
     def close(self) -> None:
-        for actor in self._idle.values():
-            actor.kill()
+        for agent in self._idle.values():
+            agent.kill()
         self.callbacks.close()
-        if self.local is not None:
-            self.local.close()
         if self._connection is not None:
             self._connection.close()
 
@@ -69,7 +71,9 @@ class ClusterSession:
         nodes = connection.nodes()
         check_resources(each, workers, nodes)
         check_labels(each, labels, nodes)
-        if connection.reserve(each, workers, within=RESERVED_WITHIN, spread=fleet.placement == "spread", labels=labels):
+        spread = fleet.placement == "spread"
+        self.machines = connection.reserve(each, workers, within=RESERVED_WITHIN, spread=spread, labels=labels)
+        if self.machines:
             return
         free, total = connection.resources()
         raise ConfigError(

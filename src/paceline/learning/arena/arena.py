@@ -4,7 +4,7 @@ All slots have the same layout, so that any combination of them is one matrix-ve
 the weights of its ticket from the very slot that it will write its gradient to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.learning.model_state import norm
+from paceline.core.codec import whole
+from paceline.learning.model_state import like, norm
 
 ALIGNMENT = 64  # bytes; a cache line
 
@@ -51,10 +52,12 @@ class Layout:
                     numel += parameter.numel()
             self.vectors.append(Place(end, dtype, numel))
             end = aligned(self.vectors[-1].end)
+        self.weights_end = end  # in bytes: what follows is small, as a rule
         self.buffers: list[Place] = []
         for buffer in buffers:
             self.buffers.append(Place(end, buffer.dtype, buffer.numel()))
             end = aligned(self.buffers[-1].end)
+        self.buffers_end = end
         self.unused = Place(end, torch.uint8, len(parameters))  # is 1 where a gradient is missing
         end = aligned(self.unused.end)
         self.logged = Place(end, torch.float64, 2 * logged)
@@ -63,6 +66,15 @@ class Layout:
         self.losses = Place(end, wide, samples)
         # an odd number of cache lines: slots then do not compete for the same places of the cache
         self.stride = (aligned(self.losses.end) // ALIGNMENT | 1) * ALIGNMENT
+
+    def end_of(self, memory: Tensor) -> "SlotEnd":
+        """The views of what follows the weights of a slot, in the bytes from ``weights_end`` to ``losses.end``."""
+
+        def of(place: Place) -> Tensor:
+            return memory[place.begin - self.weights_end : place.end - self.weights_end].view(place.dtype)
+
+        buffers = [of(place).view(shape) for place, shape in zip(self.buffers, self.buffer_shapes, strict=True)]
+        return SlotEnd(buffers, of(self.unused), of(self.losses).numpy(), of(self.logged))
 
 
 class Report(NamedTuple):
@@ -78,10 +90,20 @@ class Report(NamedTuple):
 EMPTY_REPORT = Report(0, 0.0, 0.0, 0.0)
 
 
+class SlotEnd(NamedTuple):
+    """What a slot holds besides a gradient, as it comes from another machine."""
+
+    buffers: list[Tensor]
+    unused: Tensor
+    losses_array: NDArray[Any]
+    logged: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """The views of one slot."""
 
+    memory: Tensor  # all of it, as bytes
     vectors: list[Tensor]
     parameters: list[Tensor]
     buffers: list[Tensor]
@@ -94,6 +116,18 @@ class Slot:
         """Copy the weights and buffers of another slot."""
         for own, others in zip(self.vectors + self.buffers, other.vectors + other.buffers, strict=True):
             own.copy_(others)
+
+    def fill(self, saved: Mapping[str, Any]) -> list[int]:
+        """Write a row of a checkpoint. Returns the parameters that it has no gradient of."""
+        for views, values in ((self.vectors, saved["vectors"]), (self.buffers, saved["buffers"])):
+            for view, value in zip(views, like(views, values), strict=True):
+                view.copy_(value)
+        self.losses.copy_(like([self.losses], [saved["losses"]])[0])
+        self.logged.copy_(like([self.logged], [saved.get("logged", torch.zeros_like(self.logged))])[0])
+        unused = [whole(number) for number in saved.get("unused", ())]
+        self.unused.zero_()
+        self.unused[unused] = 1
+        return unused
 
     def report(self, losses: int, of_batch: float | None = None, *, unused: int = 0) -> Report:
         """What is reported of a gradient with so many losses: one a sample, or one in all of a batch of a weight."""
@@ -119,10 +153,6 @@ class ParameterArena:
         """All of a slot, as it is sent."""
         return self._bytes[number]
 
-    def lay(self, number: int, memory: Tensor) -> None:
-        """Let a slot lie in other memory from now on."""
-        self._made[number] = self._views(memory)
-
     def __getitem__(self, number: int) -> Slot:
         if number not in self._made:
             self._made[number] = self._views(self._bytes[number])
@@ -142,7 +172,7 @@ class ParameterArena:
         losses = memory[layout.losses.begin : layout.losses.end].view(layout.losses.dtype)
         unused = memory[layout.unused.begin : layout.unused.end]
         logged = memory[layout.logged.begin : layout.logged.end].view(layout.logged.dtype)
-        return Slot(vectors, parameters, buffers, unused, losses, losses.numpy(), logged)
+        return Slot(memory, vectors, parameters, buffers, unused, losses, losses.numpy(), logged)
 
 
 def aligned(size: int) -> int:

@@ -71,11 +71,12 @@ class GradientServer(Server):
         self.contributions.promise(ticket, (self._batches.draw(ticket.worker),), self._numbers.give(ticket))
 
     def step(self, step: Step) -> Sequence[Ticket]:
-        """Update the model. Returns the contributions that were left out because they are not finite."""
+        """Update the model. Returns the contributions that were left out: not finite, or lost with their machine."""
         contributions, kept = self.contributions, self._kept
         prepared = self._prepare(step)
         result = contributions.evaluate(step.weights, step.keep) if prepared is None else prepared
-        new = [ticket for ticket in step.weights if ticket not in kept]
+        left_out = [*result.non_finite, *result.lost]
+        new = [ticket for ticket in step.weights if ticket not in kept and ticket not in result.lost]
         self._observe(result)
         self._count_non_finite(new, result.non_finite)
         kept.difference_update(step.weights)
@@ -83,7 +84,7 @@ class GradientServer(Server):
         contributions.settle(ticket for ticket in step.weights if ticket not in kept)
         if prepared is None:
             contributions.before_update()
-        if len(result.non_finite) < len(step.weights):
+        if len(left_out) < len(step.weights):
             if result.buffers:
                 fresh = all(ticket.version == self.updates for ticket in step.weights)
                 self._model_state.move_buffers(result.buffers, fresh=fresh)
@@ -94,7 +95,7 @@ class GradientServer(Server):
             if self._schedule.scheduler is not None:
                 self._schedule.stepped()
         self.updates += 1
-        return result.non_finite
+        return left_out
 
     def _prepare(self, step: Step) -> Evaluated | None:
         """What the contributions come to, if the model can be moved along them as they are."""

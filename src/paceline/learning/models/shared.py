@@ -18,7 +18,7 @@ from paceline.data.partition import Indices
 from paceline.learning.arena.arena import ParameterArena, Report, Slot
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import Promise, pack_tickets, unpack_tickets
-from paceline.learning.gradients.shared import LEVELS, free_slot
+from paceline.learning.gradients.slots import LEVELS, free_slot
 from paceline.learning.model_state import like
 from paceline.learning.models.training import (
     LocalTrainer,
@@ -52,7 +52,7 @@ class SharedModels(ModelContributions):
 
     def promise(self, ticket: Ticket, batches: Sequence[Indices], number: int) -> None:
         super().promise(ticket, batches, number)
-        slot = free_slot(ticket.worker, len(self._trainers), len(self._trainers), self._taken)
+        slot = free_slot(ticket.worker, ticket.worker, len(self._trainers), len(self._trainers), self._taken)
         self._taken.add(slot)
         self._promises[ticket] = Promise(NO_INDICES, slot, source=ticket.worker)
         values, work = local_work(self._trainers[ticket.worker], batches, self._aggregation.beginning(ticket))

@@ -1,0 +1,500 @@
+"""The server's side of the agent of one machine: its workers look like processes of this one, its memory can be asked.
+
+Orders and weights of a machine are collected and sent in one call; so are halts and recalls, which do not wait for
+weights that are on their way. One call that waits at the agent brings back what its workers have told: it is written to
+the pipe that all workers write to, so that one place decides what counts, and in which order. A ticket is handed in
+once, and only while it is assigned. What comes from an agent that was given up is ignored.
+"""
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
+from paceline.fleets.ray.agent import AgentInfo, Ended, Failed, HostSettings, Message, Ready, Result, versions
+from paceline.fleets.ray.connection import COLLECT, CONTROL, SUMS, WORK, ActorGone, ActorHandle, kill_on
+from paceline.fleets.ray.wire import MAX_INLINE, Bytes, WireFormat, as_bytes, chunks_of, joined, split
+from paceline.learning.arena.arena import EMPTY_REPORT, Layout, ParameterArena, Slot
+from paceline.learning.arena.blobs import Blobs
+from paceline.learning.gradients.distributed import MachineLost, Partial
+from paceline.learning.gradients.slots import Parts
+
+if TYPE_CHECKING:
+    from paceline.fleets.processes.group import WorkerHandle
+    from paceline.fleets.ray.session import ClusterSession
+
+EXPECTED_FOR = 60.0  # seconds for which a worker whose machine finds no free resources counts as on its way
+ENDED_WITHIN = 5.0  # seconds that a process may take to end once it is killed
+ANSWERED_WITHIN = 120.0  # seconds that an agent may take to add up gradients
+UNKNOWN_PID = -1
+
+
+@dataclass(frozen=True)
+class ServerSide:
+    """What the agents of a run have in common on the server."""
+
+    session: "ClusterSession"
+    run: int
+    results: int  # the writing end of the pipe on which workers tell what they have done
+    layout: Layout
+    stored: Callable[[], Sequence[object]]  # configuration and payload in the object store
+    at_first: float  # seconds that a worker may take to start
+    staging: ParameterArena | None = None  # where workers hand in models: the slots of all workers
+    blobs: Blobs | None = None
+
+    def message(self, packed: Bytes) -> object:
+        """Chunks that are sent along with orders, or a reference to the object store if they are large."""
+        if packed.nbytes <= MAX_INLINE:
+            return split(packed.copy(), chunks_of(packed.nbytes))
+        return self.session.connection.put(packed)
+
+
+class AgentClient:
+    """The agent of one machine for one run. It is started again when it was lost."""
+
+    def __init__(self, bundle: int, settings: HostSettings, common: ServerSide) -> None:
+        self.incarnation = 0
+        self.sent = self.received = 0  # bytes of weights and gradients
+        self.eager = False  # are rows to come without being asked for?
+        self.rows: dict[int, tuple[Bytes, Bytes | None]] = {}  # those that came so, by slot, and what is besides
+        self.wire = WireFormat(common.layout, settings.wire)
+        self.common = common
+        self._bundle = bundle
+        self._settings = settings
+        self._lock = threading.RLock()  # between the training loop's thread and that of callbacks
+        self._actor: ActorHandle | None = None
+        self._info: AgentInfo | None = None
+        self._opened = False
+        self._processes: dict[int, RemoteProcess] = {}
+        self._channels: dict[int, AgentChannel] = {}
+        self._starts = 0
+        self._commands: list[tuple[Any, ...]] = []
+        self._chunks: list[Bytes] = []
+        self._controls: list[tuple[str, int, int]] = []
+        self._pinged = False  # an answer is awaited
+        self._deliveries = 0  # calls so far that brought commands
+        self._written_by = 0  # how many of them have to be carried out before rows are complete
+
+    # On the training loop's thread.
+
+    def start(self, worker: "WorkerHandle") -> "RemoteProcess":
+        """A process for a worker, on this machine."""
+        with self._lock:
+            self._starts += 1
+            process = RemoteProcess(self, worker.number, self._starts, self.common)
+            channel = AgentChannel(self, worker.number)
+            worker.channel = self._channels[worker.number] = channel
+            self._processes[worker.number] = process
+            if self._actor is None:
+                self._start_agent()
+            elif self._info is not None:
+                process.placed(self._info)
+            if self._opened:
+                self._controls.append(("start", worker.number, process.start))
+                self.flush()
+        return process
+
+    def order(self, worker: int, order: Order) -> None:
+        """Queue an order behind the weights that it needs."""
+        with self._lock:
+            blob = None
+            if self.common.staging is not None and self.common.blobs is not None:  # a model of its own to begin with
+                message = self.wire.pack_weights(self.common.staging[order.source])
+                self.weights(order.source, self.common.message(message), message.nbytes)
+                blob = self.common.blobs.packed(order.source, order.serial)
+            self._commands.append(("order", worker, order, blob))
+
+    def withdraw(self, worker: int, serial: int) -> bool:
+        """Take an order back that was not sent yet. Returns whether it was there."""
+        with self._lock:
+            before = len(self._commands)
+            self._commands = [
+                command
+                for command in self._commands
+                if not (command[0] == "order" and command[1] == worker and command[2].serial == serial)
+            ]
+            return len(self._commands) < before
+
+    def weights(self, slot: int, message: object, size: int) -> None:
+        """Queue weights for a slot: chunks that are sent along, or a reference to the object store."""
+        with self._lock:
+            self.sent += size
+            if isinstance(message, list):
+                begin = len(self._chunks)
+                self._chunks += message
+                self._commands.append(("weights", slot, [], begin, len(self._chunks)))
+            else:
+                self._commands.append(("weights", slot, [message], 0, 0))
+
+    def copy(self, source: int, slot: int) -> None:
+        """Queue a copy of weights from one slot to another."""
+        with self._lock:
+            self._commands.append(("copy", source, slot))
+
+    def write(self, slot: int, row: Bytes) -> None:
+        """Queue a row of a checkpoint; sums wait for it."""
+        with self._lock:
+            self._commands.append(("write", slot, row))
+            self._written_by = self._deliveries + 1
+
+    def control(self, command: str, worker: int, number: int = 0) -> None:
+        with self._lock:
+            self._controls.append((command, worker, number))
+
+    def flush(self) -> None:
+        """Send what is waiting."""
+        with self._lock:
+            actor, run = self._actor, self.common.run
+            if actor is None or not self._opened:
+                return
+            if self._controls:
+                actor.send("control", run, self._controls, group=CONTROL)
+                self._controls = []
+            if self._commands:
+                actor.send("deliver", run, self._commands, self.eager, *self._chunks, group=WORK)
+                self._deliveries += 1
+                self._commands, self._chunks = [], []
+
+    def ask(self, method: str, *arguments: Any, results: int = 1) -> Callable[[], list[Any]]:
+        """Call a method of the agent; the results when the answer is called. ``MachineLost`` if there are none."""
+        with self._lock:
+            actor = self._actor if self._opened else None
+        if actor is None:
+            raise MachineLost
+        answer = actor.ask(method, self.common.run, self._written_by, *arguments, results=results, group=SUMS)
+
+        def wait() -> list[Any]:
+            found: list[Any] | ActorGone = answer(ANSWERED_WITHIN)
+            if isinstance(found, ActorGone):
+                self._handle_gone(actor, found.reason)
+                raise MachineLost
+            return found
+
+        return wait
+
+    def kill(self, worker: int) -> None:
+        """Kill the process of a worker; the agent itself if it does not answer any more."""
+        with self._lock:
+            self.control("kill", worker)
+            self.flush()
+            actor, info = self._actor, self._info
+            if actor is None:
+                return
+            if self._pinged:
+                if info is not None:
+                    kill_on(info.node, info.pid)
+                actor.kill()
+                return
+            self._pinged = True
+            actor.call(self._handle_ping, "ping", group=CONTROL)
+
+    def close(self) -> None:
+        """The run is over: let the agent go, or stay for the next run."""
+        with self._lock:
+            actor, self._actor, self._opened = self._actor, None, False
+            reusable = actor is not None and self._info is not None and not self._pinged
+        if actor is not None:
+            if reusable and self.common.session.keep(self._bundle, actor):
+                actor.send("close", group="")
+            else:
+                actor.kill()
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened
+
+    # On the callback thread.
+
+    def _start_agent(self) -> None:
+        self._info, self._opened, self._pinged = None, False, False
+        self._actor = self.common.session.start(self._bundle)
+        self._actor.call(partial(self._handle_info, self._actor), "describe")
+
+    def _handle_ping(self, results: object) -> None:
+        self._pinged = isinstance(results, ActorGone)
+
+    def _handle_info(self, actor: ActorHandle, results: list[AgentInfo] | ActorGone) -> None:
+        if isinstance(results, ActorGone):
+            self._handle_gone(actor, results.reason)
+            return
+        (info,) = results
+        with self._lock:
+            if actor is not self._actor:
+                return
+            self._info = info
+            for process in self._processes.values():
+                process.placed(info)
+        if info.versions != versions():
+            ours, theirs = (", ".join(f"{k} {v}" for k, v in each.items()) for each in (versions(), info.versions))
+            self._refuse(actor, f"{info.host} has {theirs}, and the server {ours}: install the same")
+        else:
+            then = partial(self._handle_opened, actor)
+            actor.call(then, "open", self.common.run, self._settings, *self.common.stored())
+
+    def _handle_opened(self, actor: ActorHandle, results: list[str] | ActorGone) -> None:
+        if isinstance(results, ActorGone):
+            self._handle_gone(actor, results.reason)
+        elif results[0]:
+            self._refuse(actor, results[0])
+        else:
+            with self._lock:
+                if actor is not self._actor:
+                    return
+                self._opened = True
+                self._controls += [("start", worker, each.start) for worker, each in self._processes.items()]
+                self.flush()
+            actor.call(partial(self._handle_messages, actor), "collect", self.common.run, group=COLLECT)
+
+    def _handle_messages(self, actor: ActorHandle, results: list[list[Message]] | ActorGone) -> None:
+        if isinstance(results, ActorGone):
+            self._handle_gone(actor, results.reason)
+            return
+        with self._lock:
+            if actor is not self._actor:
+                return
+            records = b"".join(filter(None, map(self._handle, results[0])))
+            while records:  # no more than a pipe takes as a whole
+                os.write(self.common.results, records[: 128 * RECORD.size])
+                records = records[128 * RECORD.size :]
+        if results[0]:
+            actor.call(partial(self._handle_messages, actor), "collect", self.common.run, group=COLLECT)
+
+    def _handle(self, message: Message) -> bytes | None:
+        """Returns what is to be written to the pipe."""
+        worker = message.worker
+        if isinstance(message, Failed) and worker < 0:
+            self._refuse_now(message.error)
+            return None
+        channel, process = self._channels.get(worker), self._processes.get(worker)
+        if channel is None or process is None:
+            return None
+        if isinstance(message, Result):
+            return self._hand_in(channel, message)
+        if isinstance(message, Ready):
+            process.pid = message.pid
+            return RECORD.pack(worker, READY, 0)
+        if isinstance(message, Failed):
+            channel.error = message.error
+            return RECORD.pack(worker, FAILED, message.serial)
+        if isinstance(message, Ended):
+            if message.start == process.start:
+                process.ended(message.reason)
+            return None
+        channel.last_heartbeat, channel.last_received = message.heartbeat, message.received
+        return None
+
+    def _hand_in(self, channel: "AgentChannel", result: Result) -> bytes | None:
+        order = channel.order
+        if order is None or order.serial != result.serial:
+            return None  # it was halted, or handed in already
+        channel.order = None
+        channel.reported, channel.seconds = result.reported, result.seconds
+        if result.row is not None:
+            self.received += result.row.nbytes
+            if self.common.staging is None:
+                self.rows[order.slot] = result.row, result.end
+            else:
+                self.wire.unpack_weights([result.row], self.common.staging[order.slot])
+        if self.common.blobs is not None and result.blob is not None:
+            self.common.blobs.put_packed(order.slot, order.serial, result.blob)
+        return RECORD.pack(result.worker, result.done, result.serial)
+
+    def _refuse(self, actor: ActorHandle, error: str) -> None:
+        with self._lock:
+            if actor is self._actor:
+                self._refuse_now(error)
+
+    def _refuse_now(self, error: str) -> None:
+        for worker in self._processes:
+            self._channels[worker].error = error
+            os.write(self.common.results, RECORD.pack(worker, FAILED, 0))
+        if self._actor is not None:
+            self._actor.kill()
+            self._handle_gone(self._actor, "ended")
+
+    def _handle_gone(self, actor: ActorHandle, reason: str) -> None:
+        """The agent is lost, with its workers and all that it held."""
+        with self._lock:
+            if actor is not self._actor:
+                return
+            self.incarnation += 1
+            self._actor, self._opened = None, False
+            self._commands, self._chunks, self._controls = [], [], []
+            self._deliveries = self._written_by = 0
+            self.rows.clear()
+            processes, self._processes = self._processes, {}
+        for process in processes.values():
+            process.ended(reason)
+
+
+class AgentChannel:
+    """The server's side of the channel to a worker of another machine."""
+
+    def __init__(self, client: AgentClient, worker: int) -> None:
+        self.last_received = 0
+        self.last_heartbeat = 0
+        self.reported = EMPTY_REPORT
+        self.seconds = 0.0
+        self.error = ""
+        self.order: Order | None = None  # until its result is here
+        self._client = client
+        self._worker = worker
+
+    def send(self, order: Order) -> None:
+        self.order = order
+        self._client.order(self._worker, order)
+
+    def notify(self) -> None:
+        """Orders of a machine are sent together: by ``AgentClient.flush``."""
+
+    def halt(self, serial: int) -> None:
+        self.order = None
+        if not self._client.withdraw(self._worker, serial):
+            self._client.control("halt", self._worker, serial)
+
+    def recall(self, serial: int) -> None:
+        self._client.control("recall", self._worker, serial)
+
+    def quit(self) -> None:
+        self._client.control("quit", self._worker)
+
+    def reset(self) -> None:
+        """The next process gets another channel."""
+
+
+class RemoteProcess:
+    """A worker's process on another machine, as the supervisor sees it, from the moment when it is asked for."""
+
+    def __init__(self, client: AgentClient, worker: int, start: int, common: ServerSide) -> None:
+        self.start = start  # counts the processes of its machine
+        self.sentinel = os.eventfd(0)
+        self.pid = 0
+        self._client = client
+        self._worker = worker
+        self._has_capacity = common.session.connection.has_capacity
+        self._at_first = common.at_first
+        self._info: AgentInfo | None = None
+        self._requested_at = time.monotonic()
+        self._placed_at: float | None = None
+        self._released = False  # the supervisor has reaped it
+        self._reason = ""  # how it ended
+        self._lock = threading.Lock()  # the sentinel is not closed while another thread writes to it
+
+    def placed(self, info: AgentInfo) -> None:
+        """Its machine's agent has told where it runs."""
+        self._info, self._placed_at = info, time.monotonic()
+
+    def ended(self, reason: str) -> None:
+        """It has ended, or must be assumed to have."""
+        with self._lock:
+            if not self._released and not self._reason:
+                self._reason = reason
+                self.pid = self.pid or UNKNOWN_PID
+                os.eventfd_write(self.sentinel, 1)
+
+    def has_ended(self) -> bool:
+        return bool(self._reason)
+
+    @property
+    def start_timeout(self) -> float:
+        """Unlimited while it waits for resources; then as long as a worker's first ticket may take."""
+        if self._placed_at is None and self._has_capacity():
+            self._placed_at = time.monotonic()
+        return float("inf") if self._placed_at is None else self._placed_at - self._requested_at + self._at_first
+
+    @property
+    def expected_for(self) -> float:
+        """Limited while it waits for resources. It may still join later."""
+        return EXPECTED_FOR if self._info is None and not self._has_capacity() else float("inf")
+
+    def kill(self) -> None:
+        self._client.kill(self._worker)
+        self.ended("was killed")
+
+    def wait(self, until: float) -> bool:
+        """Wait for the end, until a time of ``time.monotonic``."""
+        return bool(select.select([self.sentinel], [], [], max(0.0, until - time.monotonic()))[0])
+
+    def reap(self) -> str:
+        """Wait for the end, and return how it ended."""
+        if not self._reason:
+            self.wait(time.monotonic() + ENDED_WITHIN)
+        with self._lock:
+            self._released = True
+            os.close(self.sentinel)
+        where = f" on {self._info.host}" if self._info is not None else ""
+        return f"{self._reason or 'was lost'}{where}"
+
+
+class RemoteMachine:
+    """The arena of another machine, to be asked through its agent."""
+
+    def __init__(self, workers: Sequence[int], client: AgentClient, send: "WeightSender") -> None:
+        self.workers = workers
+        self._client = client
+        self._send = send
+        self._chunks = chunks_of(client.wire.bytes)
+        self._single = 0  # how many sums in a row were of one whole row
+
+    @property
+    def incarnation(self) -> int:
+        return self._client.incarnation
+
+    def deliver(self, slot: int, version: int, model: Slot) -> None:
+        self._client.weights(slot, self._send.message(version, model), self._client.wire.weights_bytes)
+
+    def copy(self, source: int, slot: int) -> None:
+        self._client.copy(source, slot)
+
+    def ask(self, parts: Parts, ends: Sequence[int]) -> Callable[[], Partial]:
+        client = self._client
+        whole = len(parts) == 1 and parts[0][1] == 1.0
+        self._single = self._single + 1 if whole else 0
+        client.eager = self._single > 1
+        here = [found for slot in ends if (found := client.rows.pop(slot, None)) is not None]
+        if whole and len(here) == 1:
+            row, end = here[0]
+            return lambda: self._unpacked(row, [end])
+        answer = client.ask("sum", parts, [*ends], self._chunks, results=1 + self._chunks)
+        return partial(self._answered, answer)
+
+    def _answered(self, answer: Callable[[], list[Any]]) -> Partial:
+        ends, *chunks = answer()
+        message = joined(chunks)
+        self._client.received += message.nbytes
+        return self._unpacked(message, ends)
+
+    def _unpacked(self, message: Bytes, ends: Sequence[Any]) -> Partial:
+        layout = self._client.common.layout
+        return self._client.wire.unpacked(message), [layout.end_of(as_bytes(end)) for end in ends]
+
+    def finite(self, slots: Sequence[int]) -> Sequence[bool]:
+        (found,) = self._client.ask("finite", [*slots])()
+        return found  # type: ignore[no-any-return]
+
+    def read(self, slot: int) -> Slot:
+        (row,) = self._client.ask("read", slot)()
+        return ParameterArena(self._client.common.layout, as_bytes(row.copy()))[0]
+
+    def write(self, slot: int, row: Slot) -> None:
+        self._client.write(slot, row.memory.numpy())
+
+
+class WeightSender:
+    """Makes one message of each version of the model, which is sent once to each machine."""
+
+    def __init__(self, wire: WireFormat, message: Callable[[Bytes], object]) -> None:
+        self._wire = wire
+        self._make = message
+        self._version = -1
+        self._message: object = None
+
+    def message(self, version: int, model: Slot) -> object:
+        if version != self._version:
+            self._message, self._version = self._make(self._wire.pack_weights(model)), version
+        return self._message
