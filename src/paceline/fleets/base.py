@@ -77,7 +77,9 @@ class InlineWorker(Protocol):
 class PlacedWorker(InlineWorker, Protocol):
     """An inline worker for workers of several machines."""
 
-    place: Callable[[Machines], None]  # a run was resumed on other machines
+    def place(self, machines: Machines, /) -> None:
+        """The workers are on these machines from now on."""
+        ...
 
     def leave_out(self, lost: Mapping[int, Collection[Ticket]], /) -> None:
         """What each update has to do without: it was lost with its machine."""

@@ -1,7 +1,7 @@
 """The work of worker processes, done in this one: the same code on the same layout of memory, so the same bits."""
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from paceline.core.messages import Ticket
 from paceline.fleets.processes.channel import Order
 from paceline.fleets.processes.payload import ComputeFunction, payload_of, shared_contributions, slots_needed
-from paceline.learning.arena.arena import EMPTY_REPORT, Layout, ParameterArena
+from paceline.learning.arena.arena import Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.generators import work_seed
@@ -30,7 +30,7 @@ def inline(fleet: "RealFleet", workload: Workload, seed: int) -> "tuple[ProcessI
     contributions = shared_contributions(workload, arena, blobs, fleet.workers)
     model, loss = workload.for_a_worker()
     compute = payload_of(workload, model, loss).open(state_of(model, loss.whole).parameters, arena, blobs)
-    return ProcessInlineWorker(fleet, compute, contributions, seed), contributions
+    return ProcessInlineWorker(fleet, dict.fromkeys(range(fleet.workers), compute), contributions, seed), contributions
 
 
 def inline_on(
@@ -42,42 +42,53 @@ def inline_on(
     state = workload.state
     layout = Layout(state.parameters, state.buffers, workload.batch_size, len(workload.logged))
     wire = getattr(fleet, "wire_dtype", None)
-    contributions = DistributedGradients(state, layout, workload.logged)
-    worker = ProcessInlineWorker(fleet, lambda order, go_on: (0, EMPTY_REPORT), contributions, seed)
+    clips = workload.recipe is not None and workload.recipe.clip_norm is not None
+    contributions = DistributedGradients(state, layout, workload.logged, exact_norm=clips)
 
-    def place(placed: Machines) -> None:
+    def place(placed: Machines) -> Mapping[int, ComputeFunction]:
         made = [
             MemoryMachine.in_memory(workers, layout, None if number == placed.own else wire)
             for number, workers in enumerate(placed.workers)
         ]
-        computes: dict[int, ComputeFunction] = {}
-        for machine in made:
-            model, loss = workload.for_a_worker()
-            opened = payload_of(workload, model, loss).open(
-                state_of(model, loss.whole).parameters, machine.arena, Blobs(-1)  # gradients need none
-            )  # fmt: skip
-            computes |= dict.fromkeys(machine.workers, opened)
-        worker.computes = computes
         contributions.place(made)
+        return computes_on(made, workload)
 
-    worker.place = place
-    place(machines)
-    return worker, contributions
+    return ProcessInlineWorker(fleet, place(machines), contributions, seed, place), contributions
+
+
+def computes_on(machines: Sequence[MemoryMachine], workload: Workload) -> dict[int, ComputeFunction]:
+    """What computes the orders of each worker, in the arena of its machine."""
+    found: dict[int, ComputeFunction] = {}
+    for machine in machines:
+        model, loss = workload.for_a_worker()
+        parameters = state_of(model, loss.whole).parameters
+        opened = payload_of(workload, model, loss).open(parameters, machine.arena, Blobs(-1))  # gradients need none
+        found |= dict.fromkeys(machine.workers, opened)
+    return found
 
 
 class ProcessInlineWorker:
-    """Computes a ticket when the trace says that it arrived, on what its worker had been given to begin with."""
+    """Computes a ticket when the trace says that it arrived, on what its worker had been given to begin with.
+
+    computes  what computes the orders of each worker
+    place     gives other such functions when a run was resumed on other machines
+    """
 
     def __init__(
-        self, fleet: "RealFleet", compute: ComputeFunction, contributions: SharedContributions, seed: int
-    ) -> None:
-        self._compute = compute
-        self.computes: Mapping[int, ComputeFunction] = {}  # of workers on several machines
-        self.place: Callable[[Machines], None] = lambda machines: None
+        self, fleet: "RealFleet", computes: Mapping[int, ComputeFunction], contributions: SharedContributions,
+        seed: int, place: Callable[[Machines], Mapping[int, ComputeFunction]] | None = None,
+    ) -> None:  # fmt: skip
+        self._computes = computes
+        self._place = place
         self._contributions = contributions
         self._seed = seed
         # as many as a worker has: sums are split up among them
         self._threads = fleet.threads or max(1, len(os.sched_getaffinity(0)) // fleet.workers)
+
+    def place(self, machines: Machines) -> None:
+        """The workers are on these machines from now on."""
+        if self._place is not None:
+            self._computes = self._place(machines)
 
     def hand_in(self, ticket: Ticket, done: int) -> None:
         promise = self._contributions.promised(ticket)
@@ -88,8 +99,7 @@ class ProcessInlineWorker:
         ours = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            compute = self.computes.get(ticket.worker, self._compute)
-            report = compute(order, lambda block: block < done)[1]
+            report = self._computes[ticket.worker](order, lambda block: block < done)[1]
         finally:
             torch.set_num_threads(ours)
         self._contributions.hand_in(ticket, report)

@@ -27,7 +27,6 @@ from paceline.learning.arena.arena import Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.copies import hung_on
-from paceline.learning.gradients.distributed import DistributedGradients, Machine
 from paceline.learning.workload import Workload
 from paceline.randomness import stream
 from paceline.trace.format import Machines
@@ -53,7 +52,9 @@ class ClusterLauncher(ProcessLauncher, Protocol):
     @property
     def placement(self) -> Machines: ...
 
-    def machines(self) -> Sequence[Machine]: ...
+    def contributions(self, workload: Workload, /) -> SharedContributions:
+        """Gradients that stay on their machines."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def launch(
         contributions: SharedContributions
         if remote is not None and spread:
             blobs.close()
-            contributions = DistributedGradients(state, layout, workload.logged, remote.machines())
+            contributions = remote.contributions(workload)
         else:
             contributions = shared_contributions(workload, arena, blobs, fleet.workers)
         undo.callback(contributions.detach)

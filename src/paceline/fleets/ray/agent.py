@@ -30,6 +30,8 @@ from paceline.fleets.ray.wire import MAX_INLINE, SMALL, Bytes, WireFormat, as_by
 from paceline.learning.arena.arena import ParameterArena, Report
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.gradients.distributed import MemoryMachine
+from paceline.learning.gradients.sharded import range_of
+from paceline.learning.gradients.sharding import Bounds
 from paceline.learning.gradients.slots import Parts
 
 CHECK_INTERVAL = 0.25  # seconds between two looks for signs of life
@@ -153,6 +155,12 @@ class Agent:
         message = host.wire.packed(host.machine.sum(parts))
         return [[host.end(slot) for slot in ends], *split(message, chunks)]
 
+    def sum_pieces(self, run: int, after: int, parts: Parts, ends: Sequence[int], bounds: Sequence[Bounds]) -> Any:
+        """The same in pieces, one for each shard."""
+        host = self._open(run, after)
+        vectors = host.machine.sum(parts)
+        return [[host.end(slot) for slot in ends], *(host.wire.packed(range_of(vectors, each)) for each in bounds)]
+
     def finite(self, run: int, after: int, slots: Sequence[int]) -> list[bool]:
         return [*self._open(run, after).machine.finite(slots)]
 
@@ -230,9 +238,19 @@ class Host:
         elif command == "weights":
             slot, stored, begin, end = arguments
             self.wire.unpack_weights([fetched(each) for each in stored] or chunks[begin:end], self.arena[slot])
+        elif command == "pieces":
+            self._put_pieces(*arguments)
         else:
             slot, row = arguments
             self.arena.bytes(slot).copy_(as_bytes(row))
+
+    def _put_pieces(self, slot: int, stored: Sequence[Any], bounds: Sequence[Bounds], buffers: Bytes) -> None:
+        own = self.arena[slot]
+        for message, each in zip(fetched(list(stored)), bounds, strict=True):
+            for to, values in zip(range_of(own.vectors, each), self.wire.unpack_piece(message, each), strict=True):
+                to.copy_(values)
+        layout = self.arena.layout
+        own.memory[layout.weights_end : layout.buffers_end].copy_(as_bytes(buffers))
 
     def wait_for(self, deliveries: int) -> None:
         """Wait until so many calls have been carried out."""
@@ -417,6 +435,6 @@ def _missing_memory(settings: HostSettings, config: Bytes, payload: Bytes) -> st
         if line.startswith("MemAvailable:") and (free := int(line.split()[1]) * 1024) < needed:
             return (
                 f"{this_node()[1]} has {free / 2**30:.2f} GiB free, and {len(settings.workers)} workers need "
-                f"{needed / 2**30:.2f} GiB for weights, gradients and data: {(needed - free) / 2**30:.2f} GiB are missing"
+                f"{needed / 2**30:.2f} GiB for weights, gradients and data: {(needed - free) / 2**30:.2f} GiB missing"
             )
     return ""

@@ -22,6 +22,8 @@ from paceline.fleets.ray.wire import MAX_INLINE, Bytes, WireFormat, as_bytes, ch
 from paceline.learning.arena.arena import EMPTY_REPORT, Layout, ParameterArena, Slot
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.gradients.distributed import MachineLost, Partial
+from paceline.learning.gradients.held import RowEnd
+from paceline.learning.gradients.sharding import Bounds
 from paceline.learning.gradients.slots import Parts
 
 if TYPE_CHECKING:
@@ -131,6 +133,12 @@ class AgentClient:
             else:
                 self._commands.append(("weights", slot, [message], 0, 0))
 
+    def pieces(self, slot: int, pieces: Sequence[Any], bounds: Sequence[Bounds], buffers: Bytes) -> None:
+        """Queue weights for a slot that shards hold."""
+        with self._lock:
+            self.sent += self.wire.weights_bytes
+            self._commands.append(("pieces", slot, [*pieces], bounds, buffers))
+
     def copy(self, source: int, slot: int) -> None:
         """Queue a copy of weights from one slot to another."""
         with self._lock:
@@ -176,6 +184,27 @@ class AgentClient:
             return found
 
         return wait
+
+    def ask_pieces(self, parts: Parts, ends: Sequence[int], bounds: Sequence[Bounds]) -> list[Any]:
+        """References to what is besides gradients in some slots, and to the pieces of a sum of rows."""
+        with self._lock:
+            actor = self._actor if self._opened else None
+        if actor is None:
+            raise MachineLost
+        self.received += self.wire.bytes
+        return actor.ask_references(
+            "sum_pieces", self.common.run, self._written_by, parts, ends, bounds, results=1 + len(bounds), group=SUMS
+        )
+
+    def got(self, reference: Any) -> Any:
+        """The value of a reference that this agent has given. ``MachineLost`` if there is none."""
+        actor = self._actor
+        found = ActorGone("ended") if actor is None else actor.results([reference], ANSWERED_WITHIN)
+        if isinstance(found, ActorGone):
+            if actor is not None:
+                self._handle_gone(actor, found.reason)
+            raise MachineLost
+        return found[0]
 
     def kill(self, worker: int) -> None:
         """Kill the process of a worker; the agent itself if it does not answer any more."""
@@ -434,8 +463,11 @@ class RemoteProcess:
 class RemoteMachine:
     """The arena of another machine, to be asked through its agent."""
 
-    def __init__(self, workers: Sequence[int], client: AgentClient, send: "WeightSender") -> None:
+    def __init__(
+        self, workers: Sequence[int], client: AgentClient, send: "WeightSender", bounds: Sequence[Bounds] = ()
+    ) -> None:
         self.workers = workers
+        self._bounds = bounds  # of shards, if there are several
         self._client = client
         self._send = send
         self._chunks = chunks_of(client.wire.bytes)
@@ -472,6 +504,16 @@ class RemoteMachine:
     def _unpacked(self, message: Bytes, ends: Sequence[Any]) -> Partial:
         layout = self._client.common.layout
         return self._client.wire.unpacked(message), [layout.end_of(as_bytes(end)) for end in ends]
+
+    def ask_pieces(self, parts: Parts, ends: Sequence[int]) -> tuple[Sequence[Any], Callable[[], Sequence[RowEnd]]]:
+        first, *pieces = self._client.ask_pieces(parts, [*ends], self._bounds)
+        layout = self._client.common.layout
+        return pieces, lambda: [layout.end_of(as_bytes(end)) for end in self._client.got(first)]
+
+    def deliver_pieces(self, slot: int, pieces: Sequence[Any], model: Slot) -> None:
+        layout = self._client.common.layout
+        buffers = model.memory[layout.weights_end : layout.buffers_end].numpy().copy()
+        self._client.pieces(slot, pieces, self._bounds, buffers)
 
     def finite(self, slots: Sequence[int]) -> Sequence[bool]:
         (found,) = self._client.ask("finite", [*slots])()

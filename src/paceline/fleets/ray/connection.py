@@ -202,6 +202,20 @@ class Connection:
         )  # fmt: skip
         return ActorHandle(remote.remote(), self._callbacks)
 
+    def start_on(self, kind: type, machines: Sequence[int]) -> "list[ActorHandle]":
+        """Start actors of a class that need no resources, one on the node of each of these machines."""
+        nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        return [
+            ActorHandle(
+                ray.remote(kind).options(
+                    num_cpus=0, max_restarts=0, max_task_retries=0,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[machine], soft=True),
+                ).remote(),
+                self._callbacks,
+            )
+            for machine in machines
+        ]  # fmt: skip
+
     def put(self, value: Any) -> Any:
         """Put a value into the object store: each node fetches it once, when an actor there needs it."""
         return ray.put(value)
@@ -238,16 +252,16 @@ class ActorHandle:
         """Call a method. Returns a function that waits so many seconds for the results, or ``ActorGone``."""
         made = self._method(method, results, group).remote(*arguments)
         references = made if results > 1 else [made]
+        return lambda within: self.results(references, within)
 
-        def answer(within: float) -> Any:
-            try:
-                return ray.get(references, timeout=within)
-            except GetTimeoutError:
-                return ActorGone(f"did not answer for {within:g} s")
-            except Exception as error:
-                return _gone(error)
-
-        return answer
+    def results(self, references: Sequence[Any], within: float) -> Any:
+        """The values of references, or ``ActorGone``. Waits so many seconds."""
+        try:
+            return ray.get(list(references), timeout=within)
+        except GetTimeoutError:
+            return ActorGone(f"did not answer for {within:g} s")
+        except Exception as error:
+            return _gone(error)
 
     def ask_references(self, method: str, *arguments: Any, results: int, group: str) -> list[Any]:
         """Call a method. Returns references to its results, which other actors may be handed."""

@@ -34,6 +34,8 @@ class RayFleet:
     placement     ``"spread"`` over the machines, or ``"pack"`` onto few
     labels        what the machine of each worker must be labelled with, such as ``("gpu=a100", "gpu=a100", "gpu=t4")``
     share_memory  workers on the server's own node share memory with it; otherwise they too have an agent
+    shards        the server in so many pieces, each an actor on another machine with a range of the parameters; every
+                  machine has an agent then, also the server's own
     wire          ``"bfloat16"`` halves what goes between machines, gradients, weights and models of single precision,
                   and rounds it; by default everything is sent as it is
     slow          workers that are made slow, as in a ``ProcessFleet``
@@ -49,6 +51,7 @@ class RayFleet:
     placement: Literal["spread", "pack"] = "spread"
     labels: Sequence[str] = field(default=(), repr=False)  # a run depends on them only by its groups
     share_memory: bool = True
+    shards: int = field(default=1, repr=False)  # a run may be resumed with another number
     wire: Literal["bfloat16"] | None = None
     slow: Mapping[int, float | Delay] = field(default_factory=dict)
     replace: bool = True
@@ -66,6 +69,8 @@ class RayFleet:
                 f"address={self.address!r} is that of a Ray client, which has no object store: train on a machine of "
                 "the cluster (ray workload submit) with address='auto'"
             )
+        if self.shards < 1:
+            raise ConfigError(f"shards={self.shards} leaves no server: at least 1")
         if self.wire not in (None, "bfloat16"):
             raise ConfigError(f"wire={self.wire!r} is unknown: 'bfloat16', or none to send everything as it is")
         for name, amount in self.resources_per_worker.items():

@@ -1,6 +1,5 @@
 """Starts the workers of one run on the machines of a cluster, and knows which machine has which."""
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,13 @@ from paceline.fleets.processes.supervisor import WorkerProcess
 from paceline.fleets.ray.agent import HostSettings
 from paceline.fleets.ray.client import AgentClient, RemoteMachine, ServerSide, WeightSender
 from paceline.fleets.ray.session import ClusterSession
+from paceline.fleets.ray.shards import RemoteShards, Shard
 from paceline.fleets.ray.wire import WireFormat
 from paceline.learning.arena.blobs import Blobs
-from paceline.learning.gradients.distributed import Machine, MemoryMachine
+from paceline.learning.gradients.distributed import DistributedGradients, MemoryMachine
+from paceline.learning.gradients.sharded import ShardedGradients
+from paceline.learning.gradients.sharding import bounds_of
+from paceline.learning.workload import Workload
 from paceline.trace.format import Machines
 
 if TYPE_CHECKING:
@@ -45,21 +48,36 @@ class MachineLauncher:
             for worker in workers
             if number in self._clients
         }
+        self._wire_dtype = fleet.wire_dtype
         self._wire = WireFormat(layout, fleet.wire_dtype)
+        self._shards = fleet.shards
+        self._servers: RemoteShards | None = None
 
     @property
     def placement(self) -> Machines:
         return Machines(tuple(tuple(each) for each in self._session.machines), self._session.own_machine)
 
-    def machines(self) -> Sequence[Machine]:
-        """The memory of each machine."""
+    def contributions(self, workload: Workload) -> DistributedGradients:
+        """The gradients of all machines, with one server or several shards."""
+        layout, machines = self._context.arena.layout, self._session.machines
         send = WeightSender(self._wire, self._common.message)
-        return [
-            RemoteMachine(workers, self._clients[number], send)
-            if number in self._clients
-            else MemoryMachine(workers, self._context.arena)
-            for number, workers in enumerate(self._session.machines)
-        ]
+        exact = workload.recipe is not None and workload.recipe.clip_norm is not None
+        if self._shards > 1:
+            bounds = bounds_of(layout, self._shards)
+            where = [shard % len(machines) for shard in range(self._shards)]
+            self._servers = RemoteShards(self._session.connection.start_on(Shard, where), layout, self._wire_dtype)
+            remote = [RemoteMachine(each, self._clients[i], send, bounds) for i, each in enumerate(machines)]
+            return ShardedGradients(workload.state, layout, workload.logged, remote, self._servers)
+        return DistributedGradients(
+            workload.state, layout, workload.logged,
+            [
+                RemoteMachine(workers, self._clients[number], send)
+                if number in self._clients
+                else MemoryMachine(workers, self._context.arena)
+                for number, workers in enumerate(machines)
+            ],
+            exact_norm=exact,
+        )  # fmt: skip
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -85,6 +103,8 @@ class MachineLauncher:
         """Call it when all processes have ended."""
         for client in self._clients.values():
             client.close()
+        if self._servers is not None:
+            self._servers.close()
         if self._session.persistent:
             self._session.callbacks.drain()
         else:

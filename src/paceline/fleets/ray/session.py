@@ -1,5 +1,6 @@
 """What the runs of a Ray fleet share: a connection to the cluster, a reservation, and agents that may stay."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
@@ -10,6 +11,8 @@ from paceline.core.fields import nearest
 from paceline.fleets.ray.agent import Agent
 from paceline.fleets.ray.connection import ActorHandle, CallbackThread, Connection
 from paceline.fleets.ray.fleet import RayFleet
+
+log = logging.getLogger("paceline")
 
 RESERVED_WITHIN = 10.0  # seconds that others may take to free what is missing
 NODE_ID = "ray.io/node-id"  # the label that Ray itself gives to each node
@@ -34,7 +37,10 @@ class ClusterSession:
             total = {name: amount * fleet.workers for name, amount in fleet.resources_per_worker.items()}
             self._connection = Connection(fleet.address, total, self.callbacks, trusted=fleet.trust_address)
             self._reserve(fleet, self._connection)
-            if fleet.share_memory:
+            if fleet.shards > len(self.machines):
+                number = len(self.machines)
+                log.warning("shards=%d on %d machines: those of one machine share its link", fleet.shards, number)
+            if fleet.share_memory and fleet.shards == 1:
                 self.own_machine = self._connection.machine_here()
         except BaseException:
             self.close()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.learning.arena.arena import Layout, Slot
 from paceline.learning.gradients.distributed import sent
+from paceline.learning.gradients.sharding import Bounds
 
 Bytes = NDArray[np.uint8]
 
@@ -93,6 +94,17 @@ class WireFormat:
             vector.copy_(values)
         buffers = slot.memory[self._layout.weights_end : self._layout.buffers_end]
         buffers.copy_(as_bytes(message[self.bytes : self.bytes + len(buffers)]))
+
+    # Ranges of vectors, for shards.
+
+    def unpack_piece(self, message: Bytes, bounds: Bounds) -> list[Tensor]:
+        """The ranges of a message, in the types in which they were sent."""
+        found, begin = [], 0
+        for dtype, (first, last) in zip(self._dtypes, bounds, strict=True):
+            end = begin + (last - first) * dtype.itemsize
+            found.append(_typed(message[begin:end], dtype))
+            begin = end
+        return found
 
 
 def _typed(message: Bytes, dtype: torch.dtype) -> Tensor:

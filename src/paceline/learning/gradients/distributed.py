@@ -28,6 +28,7 @@ from paceline.data.partition import Indices
 from paceline.learning.arena.arena import Layout, ParameterArena, Report, Slot
 from paceline.learning.contributions import Evaluated, Promise, Weights, pack_tickets, share_out, unpack_tickets
 from paceline.learning.gradients.held import HeldGradients, RowEnd, marked
+from paceline.learning.gradients.sharding import block_of, norm_of, squares
 from paceline.learning.gradients.slots import Parts, SlotBook, SlotSums, slots_needed
 from paceline.learning.model_state import ModelState, Snapshot, all_finite, like, norm
 
@@ -138,14 +139,17 @@ def sent(vector: Tensor, wire: torch.dtype | None) -> Tensor:
 class DistributedGradients(HeldGradients):
     """The server's side of gradients on several machines: it gives tickets out, and asks for sums.
 
-    ``place`` says which machines there are. The model's weights lie in one slot of this process.
+    ``place`` says which machines there are. The model's weights lie in one slot of this process. ``exact_norm``: the
+    norm of a gradient is to be the same to the bit as with a server in several shards, since it is clipped by it.
     """
 
     def __init__(
-        self, state: ModelState, layout: Layout, logged: Sequence[str] = (), machines: Sequence[Machine] = ()
-    ) -> None:
+        self, state: ModelState, layout: Layout, logged: Sequence[str] = (), machines: Sequence[Machine] = (), *,
+        exact_norm: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(state, logged)
         self.layout = layout
+        self._blocks = [block_of(place.numel) for place in layout.vectors] if exact_norm else None
         self._model = ParameterArena(layout, torch.zeros(layout.stride, dtype=torch.uint8))[0]
         self._version = 0
         self._published = False  # do the slot's buffers equal the model's?
@@ -257,9 +261,7 @@ class DistributedGradients(HeldGradients):
         for ticket in lost:
             if ticket not in self._lost:
                 self._lost.add(ticket)
-                log.warning(
-                    "the contribution of worker %d was lost with its machine: a step leaves it out", ticket.worker
-                )
+                log.warning("a step leaves out worker %d: its contribution was lost with its machine", ticket.worker)
             self._promises[ticket].used = True
         result.lost = lost
         return result
@@ -301,7 +303,10 @@ class DistributedGradients(HeldGradients):
             for total in totals:
                 total.zero_()
         result.unused = self._unused(weights)
-        result.norm = norm(totals)
+        if self._blocks is None:
+            result.norm = norm(totals)
+        else:
+            result.norm = norm_of([[squares(each, n) for each, n in zip(totals, self._blocks, strict=True)]])
         result.finite = result.norm < math.inf or all_finite(totals)
         return result
 

@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from paceline.core.errors import Diverged
 from paceline.core.messages import Step, Ticket
@@ -39,6 +40,29 @@ class StepsInPlace(Contributions, Protocol):
         ...
 
 
+@runtime_checkable
+class HoldsModel(Contributions, Protocol):
+    """Contributions that hold the model and the optimizer's state elsewhere, in the shards of a server."""
+
+    def begin(self, optimizer: Optimizer, /) -> None: ...
+
+    def apply(self, optimizer: Optimizer, scale: float | None, unused: Collection[int], /, *, check: bool) -> bool:
+        """Take the step that was evaluated. Returns false if that is not finite; then nothing has moved."""
+        ...
+
+    def fetch(self) -> None:
+        """Bring the present weights to the model of this process."""
+        ...
+
+    def gather(self, optimizer: Optimizer, /) -> None:
+        """Bring the optimizer's state here."""
+        ...
+
+    def scatter(self, optimizer: Optimizer, /) -> None:
+        """Send the model and the optimizer's state of this process to where they are held."""
+        ...
+
+
 class GradientServer(Server):
     """Carries the coordinator's instructions out on one model: an update is a step along a sum of gradients."""
 
@@ -60,9 +84,14 @@ class GradientServer(Server):
         self._suspicious_norm = 0.0 if half else SUSPICIOUS_NORM
         in_place = isinstance(contributions, StepsInPlace) and recipe.clip_norm is None and not half
         self._in_place = contributions if in_place and isinstance(contributions, StepsInPlace) else None
+        self._elsewhere = contributions if isinstance(contributions, HoldsModel) else None
+        if self._elsewhere is not None:
+            self._elsewhere.begin(self._optimizer)
 
     @property
     def model(self) -> nn.Module:
+        if self._elsewhere is not None:
+            self._elsewhere.fetch()
         return self._model_state.model
 
     def start(self, ticket: Ticket) -> None:
@@ -108,6 +137,9 @@ class GradientServer(Server):
 
     def state(self) -> State:
         """The model, its optimizer and the counts. The batches and the contributions have states of their own."""
+        if self._elsewhere is not None:
+            self._elsewhere.fetch()
+            self._elsewhere.gather(self._optimizer)
         return {
             **super().state(),
             "model": self._model_state.state(),
@@ -121,23 +153,39 @@ class GradientServer(Server):
         check_states(self._optimizer, self._schedule.scheduler, state["optimizer"], state["scheduler"])
         restore_optimizer(self._optimizer, state["optimizer"])
         self._schedule.restore(state["scheduler"])
+        if self._elsewhere is not None:
+            self._elsewhere.scatter(self._optimizer)
 
     def _details(self, ticket: Ticket) -> str:
         return f"(model version {ticket.version}, staleness {self.updates - ticket.version})"
 
     def _move(self, result: Evaluated, oldest: int) -> None:
-        before = self._model_state.copy() if result.norm > self._suspicious_norm else None
+        check = result.norm > self._suspicious_norm
+        scale = None
         if self._clip_norm is not None and result.norm > self._clip_norm:
+            scale = self._clip_norm / result.norm
+        if self._elsewhere is not None:
+            finite = self._elsewhere.apply(self._optimizer, scale, result.unused, check=check)
+        else:
+            finite = self._apply(scale, result.unused, check=check)
+        if not finite:
+            raise Diverged(
+                f"diverged at update {self.updates + 1}: the step along a gradient of norm {result.norm:g} is not "
+                f"finite (model version {oldest}, staleness {self.updates - oldest}); the last good weights are kept"
+            )
+
+    def _apply(self, scale: float | None, unused: Collection[int], *, check: bool) -> bool:
+        """Step. Returns false if that is not finite, where it is checked; then nothing has moved."""
+        before = self._model_state.copy() if check else None
+        if scale is not None:
             for flat in self._model_state.gradients:
-                flat.mul_(self._clip_norm / result.norm)
-        if result.unused:
-            with self._model_state.without_gradients(result.unused):
+                flat.mul_(scale)
+        if unused:
+            with self._model_state.without_gradients(unused):
                 self._step()
         else:
             self._step()
         if before is not None and not all_finite(self._model_state.view().parameters):
             self._model_state.swap_in(before)
-            raise Diverged(
-                f"diverged at update {self.updates + 1}: the step along a gradient of norm {result.norm:g} is not "
-                f"finite (model version {oldest}, staleness {self.updates - oldest}); the last good weights are kept"
-            )
+            return False
+        return True
