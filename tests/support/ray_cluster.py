@@ -21,6 +21,7 @@ SOON = {  # a node that is gone is noticed within seconds, instead of a quarter 
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
 }
+HERE = {"here": 1.0}  # the resources of a worker on the head, which is the server's own node
 RAYS_OWN = ("raylet", "gcs_server")
 MARKS = ("PACELINE_TEST_RUN", "PYTEST_XDIST_WORKER")  # in the environment of all that a test process starts
 
@@ -43,7 +44,7 @@ class Nodes:
         """The processes of all actors on all nodes."""
         raylets = {node.all_processes["raylet"][0].process.pid for node in self.cluster.list_all_nodes()}
         running = psutil.process_iter(["name", "ppid"])
-        return [each for each in running if each.info["ppid"] in raylets and each.info["name"].startswith("ray::Actor")]
+        return [each for each in running if each.info["ppid"] in raylets and each.info["name"].startswith("ray::Agent")]
 
     def remove(self, node: Any) -> None:
         """The rest of a node."""
@@ -51,13 +52,16 @@ class Nodes:
 
 
 @contextmanager
-def nodes(cpus: Sequence[int]) -> Iterator[Nodes]:
-    """A head without room for workers, and one node for each number of CPUs. Nothing is left of it afterwards."""
+def nodes(cpus: Sequence[int], head: int = 0) -> Iterator[Nodes]:
+    """One node for each number of CPUs, and a head, which only those who ask for ``HERE`` use. Nothing is left of it."""
     before = mine()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own: of files that it leaves open, of settings to come
-        head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False, "_system_config": SOON}
-        cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=True))
+        first = {
+            "num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False, "_system_config": SOON,
+            "resources": {"here": float(head)} if head else {},
+        }  # fmt: skip
+        cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=first, shutdown_at_exit=True))
         found = Nodes(cluster)
         try:
             for each in cpus:

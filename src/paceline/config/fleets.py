@@ -38,7 +38,7 @@ PROCESS_CHOICES: Mapping[str, Any] = {
     "workers": int, "threads": int, "replace": bool, "min_workers": int, "labels": tuple[str, ...],
 }  # fmt: skip
 RAY_CHOICES: Mapping[str, Any] = {
-    "workers": int, "address": str, "placement": str, "share_memory": bool, "replace": bool, "min_workers": int,
+    "workers": int, "address": str, "placement": str, "share_memory": bool, "shards": int, "wire": str, "replace": bool, "min_workers": int,
     "labels": tuple[str, ...],
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ from paceline.testing.retraced import WrittenDown, retrace
 from support import faults
 from support.digits import digits_task, linear
 from support.own_rules import Together
-from support.ray_cluster import Nodes, nodes
+from support.ray_cluster import HERE, Nodes, nodes
 from support.resumable import PROCESSES, replayed
 
 pytestmark = [
@@ -39,7 +39,7 @@ SOON = pl.SilenceTimeout(factor=5.0, at_least=3.0, at_first=120.0)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Nodes]:
-    with nodes([2, 2]) as made:
+    with nodes([2, 2], head=4) as made:
         yield made
 
 
@@ -73,7 +73,7 @@ class OnCluster(FleetContract):
     @classmethod
     def _on(cls, cluster: Nodes) -> Iterator[None]:
         slow = dict.fromkeys(range(3), pl.delays.Constant(0.01))
-        described = pl.RayFleet(3, {"CPU": 0.3}, address=cluster.address, share_memory=cls.local, slow=slow)
+        described = pl.RayFleet(3, HERE if cls.local else {"CPU": 0.3}, address=cluster.address, slow=slow)
         with described.persistent() as cls.fleet:
             yield
 
@@ -90,36 +90,41 @@ class OnCluster(FleetContract):
 
 
 class TestLocal(OnCluster):
-    """On the machine of the server: they share its memory."""
+    """On the server's own node: they share its memory."""
 
     local = True
 
 
 class TestRemote(OnCluster):
-    """On other machines, as far as they know."""
+    """On two other nodes, each with an agent."""
 
     local = False
 
 
 @pytest.mark.parametrize("sizes", [32, (40, 24)])
-def test_local_remote_and_processes_compute_the_same_bits(cluster: Nodes, sizes: int | tuple[int, ...]) -> None:
-    """Of a model with batch normalisation, whose weights take several pieces; also of mini-batches of unequal sizes."""
+def test_local_workers_and_processes_compute_the_same_bits(cluster: Nodes, sizes: int | tuple[int, ...]) -> None:
+    """Of a model with batch normalisation, whose weights take several chunks; also of mini-batches of unequal sizes.
+
+    Those of other machines are added up by machine, which rounds differently: a replay has their bits.
+    """
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 500), torch.nn.BatchNorm1d(500), torch.nn.Linear(500, 10)).double()
     fleets = [
-        pl.RayFleet(2, address=cluster.address),
-        pl.RayFleet(2, address=cluster.address, share_memory=False),
+        pl.RayFleet(2, HERE, address=cluster.address),
         pl.ProcessFleet(2, threads=1),
+        pl.RayFleet(2, address=cluster.address),
     ]
     rule = pl.FastestK(2, stop_late=False)
     runs = [train(digits_task(model), rule, fleet, 5, batch_size=sizes) for fleet in fleets]
     states = [run.model.state_dict() for run in runs]
-    assert all(torch.equal(states[0][name], state[name]) for state in states[1:] for name in state)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    for name, values in states[0].items():
+        torch.testing.assert_close(values, states[2][name], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
 def test_sizes_by_measured_speed_are_replayed_bit_for_bit(local: bool, cluster: Nodes, tmp_path: Path) -> None:
-    fleet = pl.RayFleet(2, address=cluster.address, share_memory=local, slow={1: 3.0})
+    fleet = pl.RayFleet(2, HERE if local else {"CPU": 1.0}, address=cluster.address, slow={1: 3.0})
     strategy = pl.UnequalBatches(total=16, window=2, margin=0.0)
     case = replace(PROCESSES, fleet=fleet, strategy=strategy, sampling=pl.Shuffled())
     run = case.run(tmp_path, pl.Stop(updates=15))
@@ -137,10 +142,10 @@ def test_what_a_lost_call_did_counts_once_or_not_at_all(
 ) -> None:
     task, written = struck(fault, tmp_path / "marks"), WrittenDown()
     slow = dict.fromkeys(range(2), pl.delays.Constant(0.01))
-    fleet = pl.RayFleet(2, share_memory=False, address=cluster.address, slow=slow)
+    fleet = pl.RayFleet(2, address=cluster.address, slow=slow)
     run = train(task, pl.Asynchronous(), fleet, 40, sampling=written)
     (left,) = events(run, Left)
-    assert f"worker {left.worker} ended on " in caplog.text
+    assert f"worker {left.worker} was killed by SIGKILL on " in caplog.text
     assert "a replacement is on its way" in caplog.text
     expected = retrace(run.trace, written.draws, replace(task, model=linear()), 0.1, 40)
     for one, other in zip(run.model.parameters(), expected.parameters(), strict=True):
@@ -153,7 +158,7 @@ def test_death_is_noticed(local: bool, cluster: Nodes) -> None:
 
     How soon it is noticed: benchmarks/ray_fleet.py.
     """
-    fleet = pl.RayFleet(2, share_memory=local, address=cluster.address)
+    fleet = pl.RayFleet(2, HERE if local else {"CPU": 1.0}, address=cluster.address)
     group, _ = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
     with closing(group):
         group.wait()
@@ -170,7 +175,7 @@ def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
     local: bool, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = dict.fromkeys(range(2), pl.delays.Constant(0.02))
-    fleet = pl.RayFleet(2, share_memory=local, address=cluster.address, slow=slow, deadline=SOON)
+    fleet = pl.RayFleet(2, HERE if local else {"CPU": 1.0}, address=cluster.address, slow=slow, deadline=SOON)
     run = train(struck(faults.stop, tmp_path / "marks", at=5), pl.Synchronous(), fleet, 60)
     left, *_ = events(run, Left)  # on a machine that stands still now and then, others may be given up too
     assert f"worker {left.worker} was silent for" in caplog.text
@@ -185,7 +190,7 @@ def test_a_node_that_dies_is_replaced_by_one_that_joins(
     doomed, spare = cluster.add(1, labels=label), cluster.add(2, labels={"part": "spare"})
     made = [doomed, spare]
     fleet = pl.RayFleet(
-        3, address=cluster.address, share_memory=False, labels=("part=doomed", "part=spare", "part=spare"),
+        3, address=cluster.address, labels=("part=doomed", "part=spare", "part=spare"),
         slow=dict.fromkeys(range(3), pl.delays.Constant(0.05)),
     )  # fmt: skip
 
@@ -217,7 +222,7 @@ def test_a_run_begins_without_a_worker_that_finds_no_place(
     cluster: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its node dies while it starts, and there is no other one."""
-    monkeypatch.setattr("paceline.fleets.ray.launcher.EXPECTED_FOR", 15.0)
+    monkeypatch.setattr("paceline.fleets.ray.client.EXPECTED_FOR", 15.0)
     doomed, spare = cluster.add(1, labels={"part": "doomed"}), cluster.add(1, labels={"part": "spare"})
     doom = [doomed]
 

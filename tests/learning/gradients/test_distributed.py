@@ -254,10 +254,10 @@ class ByHand:
     def __init__(self, fleet: OnMachines) -> None:
         task = digits_task(Net())
         shards = list(np.arange(100).reshape(5, -1))
-        workload = workload_of(task, shards, 8)
+        recipe = Recipe(OPTIMIZERS["adam"], clip_norm=0.5)
+        workload = replace(workload_of(task, shards, 8), recipe=recipe)
         group, held = fleet.launch(workload, 0)
         self.inline, self.held = group.inline, held
-        recipe = Recipe(OPTIMIZERS["adam"], clip_norm=0.5)
         self.batches = pl.Shuffled().open(shards, 8, 0)
         self.server = GradientServer(workload.state, recipe, self.batches, held, 5)
 

@@ -63,6 +63,7 @@ class Cluster:
 
     own: Sequence[int]
     make_launcher: Callable[[SharedContext], ClusterLauncher]
+    close: Callable[[], None]  # for when it cannot be made
 
 
 class RealFleet(Protocol):
@@ -88,7 +89,7 @@ class RealFleet(Protocol):
 
 
 def launch(
-    fleet: RealFleet, workload: Workload, seed: int, cluster: Cluster | None = None
+    fleet: RealFleet, workload: Workload, seed: int, open_cluster: Callable[[], Cluster] | None = None
 ) -> tuple[ProcessWorkers, SharedContributions]:
     """Start the workers of a workload. They get ready while the server does, and the run begins when all are.
 
@@ -98,16 +99,21 @@ def launch(
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
         raise ConfigError(f"worker processes train on the CPU, and the model is on {', '.join(elsewhere)}")
     with ExitStack() as undo:
-        undo.enter_context(open_files_for(fleet.workers, FILES_EACH, FILES if cluster is None else FILES_OF_RAY))
-        if cluster is None or cluster.own:
-            if workload.hands_in_models:
-                FORK_SERVER.load_optimizers()
-            FORK_SERVER.start()
+        undo.enter_context(open_files_for(fleet.workers, FILES_EACH, FILES if open_cluster is None else FILES_OF_RAY))
+        if open_cluster is None:
+            _prepare_to_fork(workload)
         payload = payload_of(workload, state.model, workload.loss, hung_on(state.parameters))
         layout = Layout(state.parameters, state.buffers, workload.batch_size, len(workload.logged))
         channels = ChannelLayout(fleet.workers, workload.batch_size)
         blobs = Blobs()
         undo.callback(blobs.close)
+        packed = pack(payload, state.parameters)
+        undo.callback(os.close, packed.descriptor)
+        cluster = None if open_cluster is None else open_cluster()
+        if cluster is not None:
+            undo.callback(cluster.close)
+            if cluster.own:
+                _prepare_to_fork(workload)
         spread = cluster is not None and len(cluster.own) < fleet.workers and not workload.hands_in_models
         here = len(cluster.own) if cluster is not None and spread else fleet.workers
 
@@ -119,7 +125,7 @@ def launch(
             channels=kept(SharedMemory(channels.bytes)),
             arena=kept(SharedMemory(slots_needed(workload, here) * layout.stride)),
             config=kept(pack(_config(fleet, channels, layout), ())),
-            payload=kept(pack(payload, state.parameters)),
+            payload=packed,
             blobs=os.dup(blobs.descriptor),
         )
         undo.callback(os.close, regions.blobs)
@@ -155,6 +161,13 @@ def launch(
             group.start_all()
             closing.pop_all()
     return group, contributions
+
+
+def _prepare_to_fork(workload: Workload) -> None:
+    """Load torch, which takes seconds, while this process does something else."""
+    if workload.hands_in_models:
+        FORK_SERVER.load_optimizers()
+    FORK_SERVER.start()
 
 
 def _delays(fleet: RealFleet, workload: Workload, seed: int) -> dict[int, Callable[[Ticket], float]]:

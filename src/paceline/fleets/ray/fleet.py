@@ -192,11 +192,10 @@ def _launch(
         raise ConfigError("RayFleet needs Ray, which is not installed: pip install paceline[ray]") from None
     from paceline.fleets.processes.launch import Cluster, launch
 
-    session = session or ClusterSession(fleet, persistent=False)
-    own = session.machines[session.own_machine] if session.own_machine >= 0 else ()
-    try:
-        return launch(fleet, workload, seed, Cluster(own, partial(MachineLauncher, fleet, session)))
-    except BaseException:
-        if not session.persistent:
-            session.close()
-        raise
+    def open_cluster() -> Cluster:
+        """Only now: a task that cannot be sent is refused before anybody is asked for resources."""
+        opened = session or ClusterSession(fleet, persistent=False)
+        own = opened.machines[opened.own_machine] if opened.own_machine >= 0 else ()
+        return Cluster(own, partial(MachineLauncher, fleet, opened), (lambda: None) if session else opened.close)
+
+    return launch(fleet, workload, seed, open_cluster)

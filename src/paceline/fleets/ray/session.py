@@ -30,6 +30,7 @@ class ClusterSession:
         self.callbacks = CallbackThread()
         self.machines: Sequence[Sequence[int]] = ()  # the workers of each
         self.own_machine = -1  # the number of the server's own: its workers share memory with the server
+        self._closed = False
         self._runs = count()
         self._idle: dict[int, ActorHandle] = {}
         self._connection: Connection | None = None
@@ -65,6 +66,10 @@ class ClusterSession:
         return self.persistent
 
     def close(self) -> None:
+        """Let everything go. It may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
         for agent in self._idle.values():
             agent.kill()
         self.callbacks.close()

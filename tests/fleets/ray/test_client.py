@@ -1,0 +1,308 @@
+"""What is handed in counts once, whatever becomes of a call: the server's side of an agent, without Ray."""
+
+import os
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paceline.core.messages import Ticket, gradient
+from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
+from paceline.fleets.processes.group import WorkerHandle
+from paceline.fleets.processes.timeouts import SilenceTimeout
+from paceline.fleets.ray.agent import (
+    AgentInfo,
+    Ended,
+    Failed,
+    HostSettings,
+    Message,
+    Ready,
+    Result,
+    SignOfLife,
+    versions,
+)
+from paceline.fleets.ray.client import AgentClient, RemoteMachine, ServerSide, WeightSender
+from paceline.fleets.ray.connection import ActorGone
+from paceline.fleets.ray.wire import CHUNK, MAX_INLINE, WireFormat
+from paceline.learning.arena.arena import Layout, ParameterArena, Report
+from paceline.learning.gradients.distributed import MachineLost
+
+REPORT = Report(4, 0.0, 0.0, 4.0)
+
+
+class Calls:
+    """Instead of an actor: calls are written down, and answered when the test wants."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Callable[[Any], None], str, tuple[Any, ...]]] = []
+        self.sent: list[tuple[str, tuple[Any, ...]]] = []
+        self.asked: list[tuple[str, tuple[Any, ...]]] = []
+        self.answers: list[Any] = []
+
+    def call(self, then: Callable[[Any], None], method: str, *arguments: Any, group: str = "") -> None:
+        self.made.append((then, method, arguments))
+
+    def send(self, method: str, *arguments: Any, group: str) -> None:
+        self.sent.append((method, arguments))
+
+    def ask(self, method: str, *arguments: Any, results: int, group: str) -> Callable[[float], Any]:
+        self.asked.append((method, arguments))
+        return lambda within: self.answers.pop(0)
+
+    def kill(self) -> None:
+        self.sent.append(("kill", ()))
+
+    def answer(self, method: str, result: Any) -> None:
+        """Answer the last call of a method."""
+        then = next(then for then, called, _ in reversed(self.made) if called == method)
+        then(result if isinstance(result, ActorGone) else [result])
+
+
+class Remote:
+    """The agent of workers 7 and 9, as the server sees it."""
+
+    def __init__(self, numbers: int, wire: torch.dtype | None = None) -> None:
+        self.layout = Layout([nn.Parameter(torch.zeros(numbers))], [], samples=4)
+        self.actors: list[Calls] = []
+        self.stored: list[Any] = []
+        self.results, self.theirs = os.pipe()
+        os.set_blocking(self.results, False)
+        connection = SimpleNamespace(has_capacity=lambda: True, put=self._put)
+        session = SimpleNamespace(start=self._start, keep=lambda machine, actor: False, connection=connection)
+        common = ServerSide(session, 3, self.theirs, self.layout, lambda: ("config", "payload"), 1.0)  # type: ignore[arg-type]
+        self.client = AgentClient(0, HostSettings((7, 9), 20, False, wire), common)
+        sender = WeightSender(WireFormat(self.layout, wire), common.message)
+        self.machine = RemoteMachine((7, 9), self.client, sender)
+        self.workers = {number: WorkerHandle(number, None, SilenceTimeout()) for number in (7, 9)}  # type: ignore[arg-type]
+        self.processes = {number: self.client.start(worker) for number, worker in self.workers.items()}
+
+    def _put(self, value: Any) -> Any:
+        self.stored.append(value.copy())
+        return len(self.stored)
+
+    def _start(self, machine: int) -> Calls:
+        self.actors.append(Calls())
+        return self.actors[-1]
+
+    @property
+    def calls(self) -> Calls:
+        return self.actors[-1]
+
+    def open(self) -> "Remote":
+        self.calls.answer("describe", AgentInfo(1234, "node", "10.0.0.2", versions()))
+        self.calls.answer("open", "")
+        return self
+
+    def assign(self, serial: int, worker: int = 7) -> Ticket:
+        self.workers[worker].ticket = ticket = Ticket(serial, worker, 0, gradient(2))
+        self.workers[worker].channel.send(Order(serial, 2, 4, 0, np.arange(4), 0, 0.0))
+        return ticket
+
+    def tell(self, *messages: Message) -> None:
+        self.calls.answer("collect", list(messages))
+
+    def told(self) -> list[tuple[int, ...]]:
+        try:
+            return list(RECORD.iter_unpack(os.read(self.results, 4096)))
+        except BlockingIOError:
+            return []
+
+    def delivered(self) -> list[Any]:
+        """The names of the commands of each delivery."""
+        sent = [arguments for method, arguments in self.calls.sent if method == "deliver"]
+        return [[command[0] for command in arguments[1]] for arguments in sent]
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.ended("ended")
+            process.reap()
+        os.close(self.results)
+        os.close(self.theirs)
+
+
+@pytest.fixture
+def remote() -> Iterator[Remote]:
+    made = Remote(10)
+    yield made
+    made.close()
+
+
+def test_nothing_is_sent_before_the_agent_is_ready(remote: Remote) -> None:
+    remote.assign(5)
+    remote.client.flush()
+    assert remote.calls.sent == []
+    remote.open()
+    (started,) = [arguments for method, arguments in remote.calls.sent if method == "control"]
+    assert started == (3, [("start", 7, 1), ("start", 9, 2)])
+    assert remote.delivered() == [["order"]]
+
+
+def test_orders_of_a_machine_travel_together_behind_the_weights_that_they_need(remote: Remote) -> None:
+    remote.open()
+    model = ParameterArena(remote.layout, torch.zeros(remote.layout.stride, dtype=torch.uint8))[0]
+    remote.machine.deliver(0, 1, model)
+    for worker in (7, 9):
+        remote.assign(worker, worker)
+    remote.machine.copy(0, 5)
+    remote.client.flush()
+    remote.client.flush()
+    assert remote.delivered() == [["weights", "order", "order", "copy"]]
+
+
+def test_what_a_worker_hands_in_is_told_of_once(remote: Remote) -> None:
+    remote.open().assign(5)
+    remote.tell(Ready(7, 55), Result(7, 5, 2, REPORT, 0.1))
+    remote.tell(Result(7, 5, 2, REPORT, 0.1))
+    assert remote.told() == [(7, READY, 0), (7, 2, 5)]
+    assert remote.processes[7].pid == 55
+    assert remote.workers[7].channel.reported == REPORT
+
+
+def test_what_was_halted_is_not_handed_in_nor_taken_for_the_next_ticket(remote: Remote) -> None:
+    remote.open().assign(5)
+    remote.client.flush()
+    remote.workers[7].channel.halt(5)
+    remote.assign(6)
+    remote.client.flush()
+    assert remote.calls.sent[-2] == ("control", (3, [("halt", 7, 5)]))
+    remote.tell(Result(7, 5, 2, REPORT, 0.1))
+    assert remote.told() == []
+    remote.tell(Result(7, 6, 2, REPORT, 0.1))
+    assert remote.told() == [(7, 2, 6)]
+
+
+def test_an_order_that_is_halted_before_it_is_sent_is_never_sent(remote: Remote) -> None:
+    remote.open().assign(5)
+    remote.workers[7].channel.halt(5)
+    before = len(remote.calls.sent)
+    remote.client.flush()
+    assert len(remote.calls.sent) == before
+
+
+def test_a_recall_does_not_wait_for_weights(remote: Remote) -> None:
+    remote.open().assign(5)
+    remote.workers[7].channel.recall(5)
+    remote.client.flush()
+    assert [method for method, _ in remote.calls.sent[-2:]] == ["control", "deliver"]
+
+
+def test_a_lost_agent_takes_its_workers_and_what_it_held_with_it(remote: Remote) -> None:
+    remote.open().assign(5)
+    remote.calls.answer("collect", ActorGone("ended with its node"))
+    assert remote.machine.incarnation == 1
+    assert all(process.wait(0.0) for process in remote.processes.values())
+    assert remote.processes[7].reap() == "ended with its node on 10.0.0.2"
+    with pytest.raises(MachineLost):
+        remote.machine.ask(((0, 1.0),), [4])
+    first = remote.calls
+    remote.processes[7] = remote.client.start(remote.workers[7])
+    assert remote.calls is not first  # another agent
+    first.answer("collect", [Result(7, 5, 2, REPORT, 0.1)])  # after all
+    assert remote.told() == []
+
+
+def test_an_agent_that_does_not_answer_a_sum_is_lost(remote: Remote) -> None:
+    remote.open()
+    remote.calls.answers = [ActorGone("did not answer for 120 s")]
+    with pytest.raises(MachineLost):
+        remote.machine.ask(((0, 0.5), (1, 0.5)), [4, 5])()
+    assert remote.machine.incarnation == 1
+
+
+def test_the_end_of_a_process_that_was_replaced_is_not_that_of_its_successor(remote: Remote) -> None:
+    remote.open()
+    remote.tell(Ended(7, 1, "was killed by SIGKILL"))
+    assert remote.processes[7].reap() == "was killed by SIGKILL on 10.0.0.2"
+    remote.processes[7] = remote.client.start(remote.workers[7])
+    remote.tell(Ended(7, 1, "was killed by SIGKILL"))
+    assert not remote.processes[7].has_ended()
+
+
+def test_what_a_worker_raises_is_told(remote: Remote) -> None:
+    remote.open().assign(5)
+    remote.tell(Failed(7, 5, "ZeroDivisionError"))
+    assert remote.told() == [(7, FAILED, 5)]
+    assert remote.workers[7].channel.error == "ZeroDivisionError"
+
+
+def test_signs_of_life_are_passed_on(remote: Remote) -> None:
+    remote.open().assign(5)
+    remote.tell(SignOfLife(7, 3, 6))
+    assert (remote.workers[7].channel.last_heartbeat, remote.workers[7].channel.last_received) == (3, 6)
+
+
+def test_an_agent_of_another_version_is_refused_in_one_line(remote: Remote) -> None:
+    remote.calls.answer("describe", AgentInfo(1, "node", "10.0.0.2", {**versions(), "torch": "1.0"}))
+    assert remote.told() == [(7, FAILED, 0), (9, FAILED, 0)]
+    error = remote.workers[7].channel.error
+    assert error.startswith("10.0.0.2 has Python ")
+    assert error.endswith(": install the same")
+
+
+def test_a_machine_without_room_is_refused(remote: Remote) -> None:
+    remote.calls.answer("describe", AgentInfo(1, "node", "10.0.0.2", versions()))
+    remote.calls.answer("open", "10.0.0.2 has 1.00 GiB free, and 2 workers need 3.00 GiB")
+    assert "need 3.00 GiB" in remote.workers[9].channel.error
+    assert all(process.has_ended() for process in remote.processes.values())
+
+
+def test_a_silent_agent_is_killed_itself(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker is killed first; an agent that has not answered until the next time is stopped or stuck."""
+    killed: list[tuple[str, int]] = []
+    monkeypatch.setattr("paceline.fleets.ray.client.kill_on", lambda node, pid: killed.append((node, pid)))
+    remote.open()
+    remote.processes[7].kill()
+    assert remote.calls.sent[-1] == ("control", (3, [("kill", 7, 0)]))
+    remote.calls.answer("ping", None)
+    remote.processes[9].kill()
+    assert killed == []
+    remote.processes[9].kill()
+    assert killed == [("node", 1234)]
+
+
+@pytest.mark.parametrize("wire", [None, torch.bfloat16])
+@pytest.mark.parametrize("numbers", [10, 3 * CHUNK // 4, MAX_INLINE], ids=["one chunk", "several", "through the store"])
+def test_weights_and_sums_arrive_as_they_were_sent(numbers: int, wire: torch.dtype | None) -> None:
+    remote = Remote(numbers, wire).open()
+    torch.manual_seed(0)
+    model = ParameterArena(remote.layout, torch.zeros(remote.layout.stride, dtype=torch.uint8))[0]
+    model.vectors[0].normal_()
+    for slot, version in ((0, 0), (1, 0), (0, 1)):
+        remote.machine.deliver(slot, version, model)
+    remote.client.flush()
+    (_, commands, _, *chunks) = next(arguments for method, arguments in remote.calls.sent if method == "deliver")
+    size = numbers * (4 if wire is None else 2)
+    assert (len(remote.stored), remote.client.sent) == (2 if size > MAX_INLINE else 0, 3 * size)
+    for command, slot, stored, begin, end in commands:
+        assert command == "weights"
+        found = ParameterArena(remote.layout, torch.zeros(remote.layout.stride, dtype=torch.uint8))[0]
+        pieces = [remote.stored[each - 1] for each in stored] or chunks[begin:end]
+        remote.client.wire.unpack_weights(pieces, found)
+        expected = model.vectors[0] if wire is None else model.vectors[0].to(wire).float()
+        assert torch.equal(found.vectors[0], expected), slot
+    message = remote.client.wire.packed(model.vectors)
+    remote.calls.answers = [[[], *np.array_split(message, 3)]]
+    (vector,), ends = remote.machine.ask(((0, 0.5),), [])()
+    assert torch.equal(vector.float(), model.vectors[0] if wire is None else model.vectors[0].to(wire).float())
+    assert (ends, remote.client.received) == ([], size)
+    remote.close()
+
+
+def test_a_row_that_came_with_the_news_of_its_arrival_is_not_asked_for(remote: Remote) -> None:
+    """Where updates use single gradients."""
+    remote.open()
+    row = np.arange(10, dtype=np.float32).view(np.uint8)
+    end = np.zeros(remote.layout.losses.end - remote.layout.weights_end, dtype=np.uint8)
+    for serial in (5, 6, 7):
+        remote.assign(serial)
+        remote.client.flush()
+        eager = remote.calls.sent[-1][1][2]
+        remote.tell(Result(7, serial, 2, REPORT, 0.1, row if eager else None, end if eager else None))
+        remote.calls.answers = [[[end], row]]
+        (vector,), _ = remote.machine.ask(((0, 1.0),), [4])()
+        assert vector.tolist() == list(range(10))
+    assert len(remote.calls.asked) == 2
