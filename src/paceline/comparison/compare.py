@@ -13,12 +13,12 @@ from paceline.comparison.jobs import outcomes_of, watched
 from paceline.comparison.plan import Job, Plan
 from paceline.comparison.pool import usable_cores
 from paceline.comparison.results import Comparison, comparison_of
-from paceline.config.target import target_of
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_kind, nearest, shown
 from paceline.data.partition import deal
 from paceline.engine.arguments import check_arguments, strategy_for, whole
+from paceline.engine.limits import target_of
 from paceline.engine.spec import RunSpec
 from paceline.fleets.base import Fleet
 from paceline.fleets.simulated.fleet import SimulatedFleet
