@@ -108,11 +108,11 @@ def test_a_model_that_was_handed_in_and_not_used_yet_is_in_the_checkpoint(tmp_pa
     while not (handed_in := _handed_in(tmp_path)):
         updates += 5
         run = case.run(tmp_path, pl.Stop(updates=updates), resume=True)
-    ticket = handed_in[0]
-    enough = run.history[-1].seconds + 5.0  # for the slow group, whose last worker begins again
-    run = case.run(tmp_path, pl.Stop(seconds=enough), resume=True)
+    ticket, used = handed_in[0], list[int]()
+    while ticket not in used:  # the last worker of the slow group begins again
+        run = case.run(tmp_path, pl.Stop(seconds=run.history[-1].seconds + 1.5), resume=True)
+        used = [each.serial for fact in run.trace if isinstance(fact, Step) for each in fact.weights]
     arrived = [fact.ticket.serial for fact in run.trace if isinstance(fact, Arrived)]
-    used = [each.serial for fact in run.trace if isinstance(fact, Step) for each in fact.weights]
     assert arrived.count(ticket) == used.count(ticket) == 1
     found = replayed(case, tmp_path)
     assert (found.departure, found.differences) == (None, {})

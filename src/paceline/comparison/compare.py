@@ -148,7 +148,9 @@ def compare(
     jobs            runs at a time, each in a process of its own; by default one per core for simulated workers, and one
                     for real ones, whose times others would disturb
     progress        False: show nothing on the way
-    as_in_train     ``stop``, ``batch_size``, ``partition`` and other arguments of ``train``
+    as_in_train     ``stop``, ``batch_size``, ``partition`` and other arguments of ``train``, but not those that belong
+                    to one run: ``callbacks``, ``checkpoint``, ``resume``, ``tensorboard``. A callback keeps what it saw
+                    of its run, and the runs here are made at the same time, in several processes
 
     The result has a ``table``, a ``verdict``, ``plot()`` and ``report(path)``; ``print`` shows the first two.
     """
