@@ -103,7 +103,13 @@ def _of_this_run() -> list[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> RayTogether:
+    config.option.loadscopereorder = False  # else the files with most tests come first
     return RayTogether(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest at a time comes first, so that no process is left with it at the end."""
+    items.sort(key=lambda item: (not ON_RAY.search(item.nodeid), not item.nodeid.startswith(APART)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -87,6 +87,7 @@ def test_fine_pruning_fits_a_plain_loop(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("name", ["accelerate", "lightning"])
 def test_fine_pruning_fits_other_loops(name: str) -> None:
+    """In processes of their own: they leave loggers, handlers of signals and state behind."""
     assert as_planned(run_example(f"fine_pruning_{name}.py"))
 
 
