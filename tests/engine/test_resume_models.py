@@ -32,14 +32,11 @@ def test_a_run_resumed_after_any_update_has_the_bytes_of_one_that_went_on(name: 
     """Weights, the best local model, what it all took, history, trace and metrics."""
     case = MODELS[name]
     straight = case.run(tmp_path / "straight", pl.Stop(updates=UPDATES))
-    for broken in ([3], range(1, UPDATES)):
-        directory = tmp_path / f"broken{len(broken)}"
-        for updates in broken:
-            case.run(directory, pl.Stop(updates=updates), resume=True)
-        resumed = case.run(directory, pl.Stop(updates=UPDATES), resume=True)
-        assert rows(resumed) == rows(straight)
-        assert resumed.costs == straight.costs
-        assert files(directory) == files(tmp_path / "straight")
+    for updates in range(1, UPDATES + 1):
+        resumed = case.run(tmp_path / "broken", pl.Stop(updates=updates), resume=True)
+    assert rows(resumed) == rows(straight)
+    assert resumed.costs == straight.costs
+    assert files(tmp_path / "broken") == files(tmp_path / "straight")
     assert "local.safetensors" in files(tmp_path / "straight")
 
 
