@@ -5,6 +5,7 @@ they start is left behind.
 """
 
 import _posixsubprocess
+import gc
 import os
 import re
 import signal
@@ -23,8 +24,9 @@ from xdist.workermanage import WorkerController
 
 OF_THIS_RUN = "PACELINE_TEST_RUN"  # in the environment of every process that the tests start
 ON_RAY = re.compile(r"(?<![^\W_])ray(?![^\W_])")
-LONG = re.compile(r"test_(reproduce|runtime).*\.py")
+LONG = re.compile(r"test_(examples|init|reproduce|runtime|threads).*\.py")
 MOST_ON_RAY = "tests/fleets/ray/test_ray.py::"  # as long as all others
+APART = ("tests/test_examples.py::", "tests/engine/test_train.py::")  # long, and their tests share nothing
 
 settings.register_profile(
     "paceline",
@@ -46,13 +48,15 @@ os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15, a worker besid
 class RayTogether(LoadScopeScheduling):  # type: ignore[misc]
     """Tests on a Ray cluster begin, in two processes, all others go wherever there is time: clusters want cores.
 
+    The tests of a file stay together, so that what they share, and what they import, is made in one process.
+
     A test whose process ends has failed, once, and the others are still run. As xdist 3.8 does it, the next process
     is given the same test again, and units of which nothing is left to do, for which it waits for ever.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         if not ON_RAY.search(nodeid):
-            return nodeid
+            return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
         return "ray" if nodeid.startswith(MOST_ON_RAY) else "ray, the others"
 
     def remove_node(self, node: WorkerController) -> str | None:
@@ -100,7 +104,18 @@ def _of_this_run() -> list[str]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> RayTogether:
+    config.option.loadscopereorder = False  # else the files with most tests come first
     return RayTogether(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest at a time comes first, so that no process is left with it at the end."""
+    items.sort(key=lambda item: (not ON_RAY.search(item.nodeid), not item.nodeid.startswith(APART)))
+
+
+def pytest_collection_finish() -> None:
+    """Modules stay: the million objects that they are made of are not searched for garbage again and again."""
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -122,7 +137,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Reproductions and statistics of long simulations are not quick."""
+    """Reproductions, examples and statistics of long simulations are not quick."""
     return True if config.getoption("--quick") and LONG.match(collection_path.name) else None
 
 

@@ -1,6 +1,7 @@
 """The callbacks that are shipped: files, TensorBoard, MLflow and W&B with the real packages, and early stopping."""
 
 import csv
+import importlib.util
 import json
 import math
 import os
@@ -141,6 +142,14 @@ def test_mlflow_gets_the_configuration_the_metrics_and_the_end(files: Path, tmp_
         round(1000 * row.seconds) for row in run.history
     ]
     assert "unknown" not in logged.data.metrics
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sqlalchemy") is not None, reason="MLflow's full package knows databases")
+def test_a_place_that_mlflow_cannot_use_is_refused_before_the_run(files: Path) -> None:
+    with pytest.raises(
+        pl.ConfigError, match=r"tracking_uri='sqlite:///runs.db' \(.*unsupported URI.*pip install mlflow"
+    ):
+        train(pl.MLflowLogger(tracking_uri="sqlite:///runs.db"))
 
 
 @pytest.mark.filterwarnings("ignore:.*filesystem.*:FutureWarning")

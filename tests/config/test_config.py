@@ -6,12 +6,11 @@ import pytest
 
 from paceline.config.file import Config, parse_config, read_config, write_config
 from paceline.config.fleets import as_processes
-from paceline.config.target import Target
 from paceline.config.toml import to_toml
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Joined, Left
 from paceline.delays import Constant, LogNormal, PerSample, ShiftedExponential
-from paceline.engine.limits import Stop
+from paceline.engine.limits import Stop, Target
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.simulated.fleet import SimulatedFleet

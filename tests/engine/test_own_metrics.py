@@ -91,6 +91,7 @@ def test_a_run_ends_when_a_metric_is_low_or_high_enough(limits: Any, ended: str,
     assert run.ended == ended
     assert run.history[-1].metrics["perplexity"] <= 0.9
     assert all(row.metrics["perplexity"] > 0.9 for row in run.history[:-1])
+    assert run.seconds_to(**limits) == run.history[-1].seconds
     again = train(falling, stop=pl.Stop(updates=500, **limits), directory=tmp_path / "run", resume=True)
     assert (again.ended, len(again.history)) == (ended, len(run.history))
 
@@ -137,6 +138,28 @@ def test_a_wrong_limit_is_refused(given: Any, said: str) -> None:
         pl.Stop(**given)
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "seconds_to() needs a target: an accuracy, or metric= with below= or above="),
+        ({"accuracy": 0.5}, "no evaluation of this run has a 'accuracy': choose from perplexity, negative"),
+        ({"metric": "negativ", "above": 0.0}, "no evaluation of this run has a 'negativ': did you mean 'negative'?"),
+        ({"metric": "negative"}, "metric='negative' needs one limit: give either below or above"),
+        ({"accuracy": 0.5, "metric": "negative", "above": 0.0}, "target=0.5 is an accuracy, and metric='negative'"),
+    ],
+)
+def test_the_time_to_a_target_needs_one_that_was_evaluated(given: Any, said: str, ended: pl.Run) -> None:
+    assert ended.seconds_to(metric="perplexity", below=-100.0) is None
+    with pytest.raises(pl.ConfigError) as error:
+        ended.seconds_to(**given)
+    assert str(error.value).startswith(said)
+
+
+@pytest.fixture(scope="module")
+def ended() -> pl.Run:
+    return train(falling)
 
 
 def test_a_file_may_name_a_metric(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,22 +38,19 @@ def files(directory: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_resumed_after_any_update_has_the_bytes_of_one_that_went_on(name: str, tmp_path: Path) -> None:
-    """Weights, history, trace and metrics, after one break, and after one at every other update."""
+    """Weights, history, trace and metrics, with a break at every other update."""
     case = CASES[name]
     straight = case.run(tmp_path / "straight", pl.Stop(updates=UPDATES))
     expected = files(tmp_path / "straight")
     assert sorted(expected.keys() - {"pruning.safetensors"}) == sorted(FILES)
-    for broken in ([5], range(1, UPDATES, 2)):
-        directory = tmp_path / f"broken{len(broken)}"
-        for updates in broken:
-            case.run(directory, pl.Stop(updates=updates), resume=True)
-        resumed = case.run(directory, pl.Stop(updates=UPDATES), resume=True)
-        assert rows(resumed) == rows(straight)
-        assert torch.equal(weights(resumed.model), weights(straight.model))
-        assert resumed.summary() == straight.summary()
-        found = files(directory)
-        for file in expected:
-            assert found[file] == expected[file], file
+    for updates in (*range(1, UPDATES, 2), UPDATES):
+        resumed = case.run(tmp_path / "broken", pl.Stop(updates=updates), resume=True)
+    assert rows(resumed) == rows(straight)
+    assert torch.equal(weights(resumed.model), weights(straight.model))
+    assert resumed.summary() == straight.summary()
+    found = files(tmp_path / "broken")
+    for file in expected:
+        assert found[file] == expected[file], file
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,11 @@ def test_a_run_resumed_after_any_update_has_the_bytes_of_one_that_went_on(name: 
     """Weights, the best local model, what it all took, history, trace and metrics."""
     case = MODELS[name]
     straight = case.run(tmp_path / "straight", pl.Stop(updates=UPDATES))
-    for broken in ([3], range(1, UPDATES)):
-        directory = tmp_path / f"broken{len(broken)}"
-        for updates in broken:
-            case.run(directory, pl.Stop(updates=updates), resume=True)
-        resumed = case.run(directory, pl.Stop(updates=UPDATES), resume=True)
-        assert rows(resumed) == rows(straight)
-        assert resumed.costs == straight.costs
-        assert files(directory) == files(tmp_path / "straight")
+    for updates in range(1, UPDATES + 1):
+        resumed = case.run(tmp_path / "broken", pl.Stop(updates=updates), resume=True)
+    assert rows(resumed) == rows(straight)
+    assert resumed.costs == straight.costs
+    assert files(tmp_path / "broken") == files(tmp_path / "straight")
     assert "local.safetensors" in files(tmp_path / "straight")
 
 
@@ -108,11 +105,11 @@ def test_a_model_that_was_handed_in_and_not_used_yet_is_in_the_checkpoint(tmp_pa
     while not (handed_in := _handed_in(tmp_path)):
         updates += 5
         run = case.run(tmp_path, pl.Stop(updates=updates), resume=True)
-    ticket = handed_in[0]
-    enough = run.history[-1].seconds + 5.0  # for the slow group, whose last worker begins again
-    run = case.run(tmp_path, pl.Stop(seconds=enough), resume=True)
+    ticket, used = handed_in[0], list[int]()
+    while ticket not in used:  # the last worker of the slow group begins again
+        run = case.run(tmp_path, pl.Stop(seconds=run.history[-1].seconds + 1.5), resume=True)
+        used = [each.serial for fact in run.trace if isinstance(fact, Step) for each in fact.weights]
     arrived = [fact.ticket.serial for fact in run.trace if isinstance(fact, Arrived)]
-    used = [each.serial for fact in run.trace if isinstance(fact, Step) for each in fact.weights]
     assert arrived.count(ticket) == used.count(ticket) == 1
     found = replayed(case, tmp_path)
     assert (found.departure, found.differences) == (None, {})

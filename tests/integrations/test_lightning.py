@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import pytorch_lightning as lightning
 import torch
+from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
-from paceline.integrations.lightning import RecorderCallback, _samples, optimizer_from, task_from
+from paceline.integrations.lightning import RecorderCallback, _samples, optimizer_from, scheduler_from, task_from
 from paceline.trace.recordings import WorkerRecording, read_recording
 
 pytestmark = [
@@ -234,8 +235,10 @@ def sgd() -> torch.optim.Optimizer:
     ("returned", "why"),
     [
         ([sgd(), sgd()], "configure_optimizers of Tiny returns 2 optimizers: a task has one"),
-        (([sgd()], [object()]), "returns a learning rate scheduler"),
-        ({"optimizer": sgd(), "lr_scheduler": object()}, "returns a learning rate scheduler"),
+        (([sgd()], [object()]), "returns object as a scheduler of torch"),
+        (([sgd()], [object(), object()]), "returns 2 schedulers: a task has one"),
+        ({"optimizer": sgd(), "lr_scheduler": StepLR(sgd(), 2)}, "for every epoch, and here it is stepped at each"),
+        (([sgd()], [{"scheduler": ReduceLROnPlateau(sgd()), "interval": "step"}]), "returns a learning rate scheduler"),
         (None, "returns NoneType: one torch optimizer is needed"),
         ([], "returns NoneType: one torch optimizer is needed"),
     ],
@@ -243,6 +246,41 @@ def sgd() -> torch.optim.Optimizer:
 def test_optimizers_that_cannot_be_taken_over_are_refused(returned: Any, why: str) -> None:
     with pytest.raises(pl.ConfigError, match=why):
         optimizer_from(with_optimizers(returned))
+
+
+class Scheduled(Grouped):
+    """Warms up for two updates, then halves its rates at each one."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()["optimizer"]
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": warming_up(optimizer), "interval": "step"}}
+
+
+def warming_up(optimizer: torch.optim.Optimizer) -> SequentialLR:
+    schedules = [LinearLR(optimizer, 0.25, total_iters=2), ExponentialLR(optimizer, 0.5)]
+    return SequentialLR(optimizer, schedules, milestones=[2])
+
+
+@pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.ModelAveraging(every=2)], ids=["gradients", "models"])
+def test_a_scheduler_sets_the_rates_of_a_run(strategy: pl.strategy.Strategy) -> None:
+    """As one that is made by hand for the optimizer of the run; on simulated workers, and on processes."""
+    runs = []
+    for kind, scheduler in ((Scheduled, scheduler_from(Scheduled())), (Grouped, warming_up)):
+        for fleet in (pl.SimulatedFleet([pl.delays.Constant(1.0)] * 2), pl.ProcessFleet(2, threads=1)):
+            torch.manual_seed(0)
+            module = kind()
+            runs.append(
+                pl.train(
+                    task_from(module, data()), strategy=strategy, fleet=fleet, optimizer=optimizer_from(module),
+                    scheduler=scheduler, batch_size=4, stop=pl.Stop(updates=5), progress=False,
+                )
+            )  # fmt: skip
+    states = [run.model.state_dict() for run in runs]
+    for name, value in states[2].items():
+        assert torch.equal(states[0][name], value)
+        assert torch.equal(states[1][name], states[3][name])
+        torch.testing.assert_close(states[1][name], value)
+    assert scheduler_from(Grouped()) is None
 
 
 def test_one_optimizer_in_a_list_is_one() -> None:

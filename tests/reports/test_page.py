@@ -19,7 +19,7 @@ from paceline.reports.picture import Picture
 from paceline.storage.reading import names_of, read_run
 from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.trace.measure import measure
-from support.saved_runs import save_run
+from support.saved_runs import save_run, with_perplexity_alone
 
 EVIL = "</script><img src=x onerror=alert(1)>&'\"\u2028"
 
@@ -286,7 +286,7 @@ def test_other_metrics_have_columns_and_curves(run: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = page_of(run)
     reader = Reader(text)
-    assert reader.data["metrics"] == ["<b>f1</b>", "perplexity"]
+    assert reader.data["curves"] == {"loss": "loss", "accuracy": "accuracy", "metric0": "<b>f1</b>"}
     (saved,) = reader.data["runs"]
     assert saved["curves"]["metric0"] == [number / 8 for number in range(len(rows))]
     assert saved["curves"]["metric1"] == [None] * len(rows)
@@ -294,3 +294,13 @@ def test_other_metrics_have_columns_and_curves(run: Path) -> None:
     assert f'<td data-label="&lt;b&gt;f1&lt;/b&gt;">{(len(rows) - 1) / 8:.4g}</td>' in text
     assert '<td data-label="perplexity">–</td>' in text
     assert "<b>f1" not in text.split("<script")[0]
+
+
+def test_what_was_not_evaluated_has_no_panel_and_no_column(run: Path) -> None:
+    with_perplexity_alone(run)
+    text = page_of(run)
+    assert re.findall("<figcaption>(.*?) against", text) == ["perplexity"] * 2
+    assert Reader(text).data["curves"] == {"metric0": "perplexity"}
+    assert not re.search("data-label=.(loss|accuracy|time to target)", text)
+    (run / "metrics.jsonl").write_text("")
+    assert "No evaluation returned a number" in page_of(run)

@@ -12,7 +12,7 @@ import paceline as pl
 from paceline.reports.page import describe, page
 from paceline.storage.reading import read_run
 from support.chromium import Chromium, find_chromium
-from support.saved_runs import save_run
+from support.saved_runs import save_run, with_perplexity_alone
 
 PROGRAM = find_chromium()
 pytestmark = [
@@ -102,6 +102,19 @@ def test_the_page_draws_every_chart(tab: Chromium) -> None:
     for kind in ("compute", "wait", "transfer"):
         assert painted(tab, "timeline-panels", kind) > 100
     assert "reached" in tab.evaluate("document.getElementById('verdict').textContent")
+
+
+def test_a_page_without_loss_and_accuracy_has_no_empty_chart(browser: Chromium, tmp_path: Path) -> None:
+    save_run(tmp_path / "run", pl.Synchronous())
+    with_perplexity_alone(tmp_path / "run")
+    (tmp_path / "page.html").write_text(page([describe("run", read_run(tmp_path / "run"))]), encoding="utf-8")
+    browser.events.clear()
+    browser.open((tmp_path / "page.html").as_uri())
+    assert browser.evaluate("charts.length") == 2 + 1 + 1
+    assert painted(browser, "metric0-seconds", "run0") > 100
+    assert browser.evaluate("document.querySelectorAll('.nothing').length") == 0
+    assert browser.evaluate("document.getElementById('target').checkVisibility()") is False
+    assert [event for event in browser.events if event["method"] in COMPLAINTS] == []
 
 
 def test_names_from_files_stay_text(tab: Chromium) -> None:

@@ -10,13 +10,13 @@ GROUPS = [[0, 1], [2, 3]]
 
 
 def test_the_rule_inside_may_be_a_name() -> None:
-    grouped = paceline.Grouped(GROUPS, inside="k-sgd:quorum=1")  # type: ignore[arg-type]
+    grouped = paceline.Grouped(GROUPS, inside="k-sgd:quorum=1")
     assert grouped == paceline.Grouped(GROUPS, inside=paceline.FastestK(1))
-    regrouped = paceline.Regrouped(inside="asgd")  # type: ignore[arg-type]
+    regrouped = paceline.Regrouped(inside="asgd")
     assert regrouped.inside == paceline.Asynchronous()
-    averaging = paceline.ModelAveraging(4, waits="k-sgd:quorum=2")  # type: ignore[arg-type]
+    averaging = paceline.ModelAveraging(4, waits="k-sgd:quorum=2")
     assert averaging.waits == paceline.FastestK(2)
-    ensemble = paceline.EnsembleCompression(4, waits="ssgd")  # type: ignore[arg-type]
+    ensemble = paceline.EnsembleCompression(4, waits="ssgd")
     assert ensemble.waits == paceline.Synchronous()
 
 
@@ -26,7 +26,7 @@ def test_the_rule_inside_may_be_a_name() -> None:
 )
 def test_a_name_that_means_nothing_is_refused(text: str, said: str) -> None:
     with pytest.raises(paceline.ConfigError, match=said):
-        paceline.Grouped(GROUPS, inside=text)  # type: ignore[arg-type]
+        paceline.Grouped(GROUPS, inside=text)
 
 
 @pytest.mark.parametrize("text", [named.example for named in STRATEGIES if "measured" not in named.example])

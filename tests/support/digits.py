@@ -6,7 +6,6 @@ from functools import cache
 from math import isnan
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -22,6 +21,8 @@ TRAINING_SAMPLES = 1500
 @cache
 def digits() -> tuple[Pair, Pair]:
     """Inputs in 0..1 as doubles, and labels: for training, and for testing."""
+    from sklearn.datasets import load_digits  # worker processes that import this module need not load it
+
     bunch = load_digits()
     x, y = torch.tensor(bunch.data, dtype=torch.float64) / 16, torch.tensor(bunch.target)
     return (x[:TRAINING_SAMPLES], y[:TRAINING_SAMPLES]), (x[TRAINING_SAMPLES:], y[TRAINING_SAMPLES:])

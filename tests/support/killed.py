@@ -1,9 +1,12 @@
 """Runs that are killed, and resumed until they end, each in a fork of a process that has not trained itself.
 
-python -m support.killed DIRECTORY before-any-write CASE    killed before each of its writes in turn, and resumed
-python -m support.killed DIRECTORY at-random CASE...        killed at random moments until it ends in between
+    in tests/: python -m support.killed DIRECTORY HOW=CASE...
 
-Prints a line for each that does not come to the bytes of one that was not killed, and how many kills there were.
+before-any-write=CASE  killed before each of its writes in turn, and resumed
+at-random=CASE         killed at random moments until it ends in between
+
+Prints a line for each that does not come to the bytes of one that was not killed, and how many kills of each kind there
+were.
 """
 
 import os
@@ -107,20 +110,21 @@ def at_random(directory: Path, name: str, chance: random.Random) -> int:
 
 
 def main() -> None:
-    root, how, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    root, asked = Path(sys.argv[1]), [argument.partition("=") for argument in sys.argv[2:]]
     for module in ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "paceline.engine.train"):
         import_module(module)  # what a first run would load, for seconds, in every fork
     digits()
     saved_models._save_architecture = lambda *arguments: None  # it is the same for all, and takes longer than a run
-    kills = 0
-    for number, name in enumerate(names):
+    kills = dict.fromkeys((how for how, _, _ in asked), 0)
+    for number, (how, _, name) in enumerate(asked):
         directory = root / str(number)
         assert ended(forked(lambda: run(KNOWN[name], directory / "straight")))  # noqa: B023 - it is waited for
         if how == "at-random":
-            kills += at_random(directory, name, random.Random(number))
+            kills[how] += at_random(directory, name, random.Random(number))
         else:
-            kills += before_any_write(directory, name)
-    print(f"{kills} kills")
+            kills[how] += before_any_write(directory, name)
+    for how, count in kills.items():
+        print(f"{how}: {count} kills")
 
 
 if __name__ == "__main__":

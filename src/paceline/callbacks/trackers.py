@@ -45,7 +45,8 @@ class MLflowLogger(Callback):
     """Logs a run to MLflow: its configuration as parameters, its metrics by updates, and how it ended.
 
     experiment    the name of the experiment, made if there is none
-    tracking_uri  where MLflow keeps it; by default what MLflow itself is set to
+    tracking_uri  where MLflow keeps it; by default what MLflow itself is set to. A server (``http://``) and a folder
+                  need ``paceline[mlflow]`` alone, a database (``sqlite:///``) MLflow's full package ``mlflow``
     run_name      by default the name of the strategy
     tags          more tags of the run
 
@@ -70,7 +71,14 @@ class MLflowLogger(Callback):
         self._began = 0  # milliseconds
 
     def on_start(self, run: RunInfo) -> None:
-        self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
+        try:
+            self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
+        except self._mlflow.exceptions.MlflowException as error:
+            place = self._mlflow.get_tracking_uri() if self._uri is None else self._uri
+            raise ConfigError(
+                f"MLflowLogger cannot use tracking_uri={place!r} ({_first_sentence(error)}): give http://HOST:PORT or "
+                "a folder, or pip install mlflow, which knows databases too"
+            ) from None
         known = tracked_id(run.directory, "mlflow") if run.resumed else None
         if known is None:
             self._begin(run)
@@ -112,6 +120,10 @@ class MLflowLogger(Callback):
     def _end(self, status: str) -> None:
         run, self._run = self._run, None
         self._client.set_terminated(run, status=status)
+
+
+def _first_sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).partition(". ")[0][:200]
 
 
 def _allowed(name: str) -> str:

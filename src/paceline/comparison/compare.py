@@ -13,12 +13,12 @@ from paceline.comparison.jobs import outcomes_of, watched
 from paceline.comparison.plan import Job, Plan
 from paceline.comparison.pool import usable_cores
 from paceline.comparison.results import Comparison, comparison_of
-from paceline.config.target import target_of
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_kind, nearest, shown
 from paceline.data.partition import deal
 from paceline.engine.arguments import check_arguments, strategy_for, whole
+from paceline.engine.limits import target_of
 from paceline.engine.spec import RunSpec
 from paceline.fleets.base import Fleet
 from paceline.fleets.simulated.fleet import SimulatedFleet
@@ -148,7 +148,9 @@ def compare(
     jobs            runs at a time, each in a process of its own; by default one per core for simulated workers, and one
                     for real ones, whose times others would disturb
     progress        False: show nothing on the way
-    as_in_train     ``stop``, ``batch_size``, ``partition`` and other arguments of ``train``
+    as_in_train     ``stop``, ``batch_size``, ``partition`` and other arguments of ``train``, but not those that belong
+                    to one run: ``callbacks``, ``checkpoint``, ``resume``, ``tensorboard``. A callback keeps what it saw
+                    of its run, and the runs here are made at the same time, in several processes
 
     The result has a ``table``, a ``verdict``, ``plot()`` and ``report(path)``; ``print`` shows the first two.
     """

@@ -16,8 +16,8 @@ import cloudpickle
 from paceline.callbacks.display import LogDisplay, Status, TimeLeft, open_display
 from paceline.comparison.plan import Job, Plan
 from paceline.comparison.pool import one_thread, process_pool, shared_value, without_main
-from paceline.config.target import Target, metric_of
 from paceline.core.errors import ConfigError
+from paceline.engine.limits import Target, metric_of
 from paceline.storage.metrics import Row
 from paceline.storage.reading import SavedRun
 from paceline.trace.measure import Measures, measure

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from paceline.config.file import Config, config_table
-from paceline.config.target import Target
 from paceline.core.errors import ConfigError
 from paceline.core.fields import nearest
+from paceline.engine.limits import Target
 from paceline.fleets.simulated.fleet import SimulatedFleet
 
 if TYPE_CHECKING:

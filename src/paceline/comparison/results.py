@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.comparison.jobs import Outcome, or_infinite, or_none
 from paceline.comparison.paired import Interval, difference, ratio
 from paceline.comparison.plan import Plan
-from paceline.config.target import Target
+from paceline.engine.limits import Target
 from paceline.files import check_writable
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.fleets import AnyFleet, fleet_table, read_fleet
-from paceline.config.target import Target, target_of
 from paceline.config.tasks import AnyTask, read_task, task_table
 from paceline.config.toml import parse_tables, to_toml
 from paceline.core.errors import ConfigError
@@ -30,7 +29,7 @@ from paceline.core.fields import as_table, as_written, build, name_in, named, re
 from paceline.data.batches import Resampled, Sampling, Shuffled
 from paceline.data.partition import Dirichlet, Equal, Partition, Pathological
 from paceline.data.sizes import read_sizes
-from paceline.engine.limits import Every, Stop
+from paceline.engine.limits import Every, Stop, Target, target_of
 from paceline.files import read_text
 from paceline.pruning.rules import FineRule, RandomRule
 from paceline.randomness import LARGEST_SEED

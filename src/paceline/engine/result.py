@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
+from paceline.core.fields import nearest
 from paceline.core.messages import Ticket
+from paceline.engine.limits import target_of
 from paceline.storage.metrics import Row
 from paceline.trace.reading import Trace
 
@@ -117,9 +119,26 @@ class Run:
             facts["directory"] = self.directory
         return {name: _shortened(str(value)) for name, value in facts.items()}
 
-    def seconds_to(self, accuracy: float) -> float | None:
-        """When the model was first seen to be this accurate, if it was."""
-        return next((row.seconds for row in self.history if row.accuracy >= accuracy), None)
+    def seconds_to(
+        self,
+        accuracy: float | None = None,
+        *,
+        metric: str | None = None,
+        below: float | None = None,
+        above: float | None = None,
+    ) -> float | None:
+        """When an evaluation first found the model this accurate, or a metric at a limit; None if none did.
+
+        metric  any name that the evaluation returns, with ``below`` or ``above``, as in
+                ``run.seconds_to(metric="perplexity", below=20.0)``
+        """
+        goal = target_of(accuracy, metric, below, above)
+        if goal is None:
+            raise ConfigError("seconds_to() needs a target: an accuracy, or metric= with below= or above=")
+        known = dict.fromkeys(name for row in self.history for name in row.metrics)
+        if known and goal.metric not in known:
+            raise ConfigError(f"no evaluation of this run has a {goal.metric!r}: {nearest(goal.metric, [*known])}")
+        return next((row.seconds for row in self.history if goal.reached(row)), None)
 
 
 def _shortened(text: str) -> str:

@@ -23,13 +23,14 @@ import torch
 from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from paceline.core.errors import ConfigError
 from paceline.data.samples import Collate, Data
 from paceline.learning.task import Task
 from paceline.recording.recorder import Recorder
 
-__all__ = ["RecorderCallback", "optimizer_from", "task_from"]
+__all__ = ["RecorderCallback", "optimizer_from", "scheduler_from", "task_from"]
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same framework under two names
 # what a module may override and would not be asked for: its updates would not be those of Lightning
 REFUSED = (
@@ -126,20 +127,32 @@ def task_from(module: Any, train: Data, test: Data | None = None, *, collate: Co
 def optimizer_from(module: Any) -> Callable[[Iterable[Parameter]], Optimizer]:
     """The optimizer that ``configure_optimizers`` makes, as ``train(optimizer=)`` takes it: of a run's own parameters.
 
-    Its groups stay as they are. Several optimizers, and learning rate schedulers, are refused: give a scheduler with
-    ``train(scheduler=)``, which is stepped at each update.
+    Its groups stay as they are. Several optimizers are refused, and learning rate schedulers that Lightning would not
+    step at each update; one that it would belongs to the run too, with ``train(scheduler=scheduler_from(module))``.
     """
+    optimizer, _ = _configured(module)
+    return _OptimizerOf(optimizer, list(module.parameters()))
+
+
+def scheduler_from(module: Any) -> Callable[[Optimizer], LRScheduler] | None:
+    """The learning rate scheduler that ``configure_optimizers`` makes, as ``train(scheduler=)`` takes it; None if none.
+
+    It is stepped at each update, so that only one with ``{"scheduler": ..., "interval": "step"}`` is taken.
+    """
+    _, scheduler = _configured(module)
+    return None if scheduler is None else _SchedulerOf(scheduler)
+
+
+def _configured(module: Any) -> tuple[Optimizer, LRScheduler | None]:
+    """The one optimizer that a module makes, and its scheduler."""
     _parent(module)
-    made = module.configure_optimizers()
-    name = type(module).__name__
+    name, schedules = type(module).__name__, list[Any]()
+    made: Any = module.configure_optimizers()
     if isinstance(made, Mapping):
-        if made.get("lr_scheduler") is not None:
-            raise _no_scheduler(name)
+        schedules = [made["lr_scheduler"]] if made.get("lr_scheduler") is not None else []
         made = made.get("optimizer")
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, list) for part in made):
-        if made[1]:
-            raise _no_scheduler(name)
-        made = made[0]
+        made, schedules = made
     if isinstance(made, list | tuple):
         if len(made) > 1:
             raise ConfigError(f"configure_optimizers of {name} returns {len(made)} optimizers: a task has one")
@@ -148,7 +161,24 @@ def optimizer_from(module: Any) -> Callable[[Iterable[Parameter]], Optimizer]:
         raise ConfigError(
             f"configure_optimizers of {name} returns {type(made).__name__}: one torch optimizer is needed"
         )
-    return _OptimizerOf(made, list(module.parameters()))
+    if len(schedules) > 1:
+        raise ConfigError(f"configure_optimizers of {name} returns {len(schedules)} schedulers: a task has one")
+    return made, _at_each_update(schedules[0], name) if schedules else None
+
+
+def _at_each_update(schedule: Any, name: str) -> LRScheduler:
+    """The scheduler of Lightning's description of one, if it is to be stepped at each update."""
+    about = schedule if isinstance(schedule, Mapping) else {"scheduler": schedule}
+    scheduler, interval = about.get("scheduler"), about.get("interval", "epoch")
+    if not isinstance(scheduler, LRScheduler):
+        raise ConfigError(f"configure_optimizers of {name} returns {type(scheduler).__name__} as a scheduler of torch")
+    if interval != "step" or about.get("frequency", 1) != 1 or isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigError(
+            f"configure_optimizers of {name} returns a learning rate scheduler for every {interval}, and here it is "
+            'stepped at each update: return {"scheduler": ..., "interval": "step"}, or the optimizer alone and give '
+            "train(scheduler=...)"
+        )
+    return scheduler
 
 
 class _OptimizerOf:
@@ -169,11 +199,18 @@ def _trained(parameters: Sequence[Parameter]) -> list[Parameter]:
     return [parameter for parameter in parameters if parameter.requires_grad]
 
 
-def _no_scheduler(name: str) -> ConfigError:
-    return ConfigError(
-        f"configure_optimizers of {name} returns a learning rate scheduler: return the optimizer alone, and give the "
-        "scheduler with train(scheduler=...), which is stepped at each update"
-    )
+class _SchedulerOf:
+    """Makes a scheduler for a copy of an optimizer, as another one is for the optimizer."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self._scheduler = scheduler
+
+    def __call__(self, optimizer: Optimizer) -> LRScheduler:
+        rates = [group["lr"] for group in optimizer.param_groups]
+        LambdaLR(optimizer, lambda _: 1.0)  # lets the optimizer count its steps, which every scheduler looks at
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return copy.deepcopy(self._scheduler, {id(self._scheduler.optimizer): optimizer})
 
 
 def _parent(module: Any) -> type:

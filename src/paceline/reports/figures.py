@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, PercentFormatter
 from numpy.typing import NDArray
 
-from paceline.config.target import Target, metric_of
+from paceline.engine.limits import Target, metric_of
 from paceline.files import write_atomically
 from paceline.storage.metrics import Row
 

@@ -83,15 +83,15 @@ def page(runs: Sequence[Described], overview: Overview | None = None) -> str:
     shown = {span.kind for run in runs for span in run.picture.spans}
     kinds = [kind for kind in KINDS if kind in shown]
     names = metric_names(runs)
-    data = {
-        "kinds": kinds, "clock": _clock(runs), "metrics": names, "runs": [_data(run, kinds, names) for run in runs],
-    }  # fmt: skip
+    details = [_data(run, kinds, names) for run in runs]
+    curves = _curves(details, names)
+    data = {"kinds": kinds, "clock": _clock(runs), "curves": curves, "runs": details}
     parts = {
         "title": escape(overview.title if overview is not None else ", ".join(run.name for run in runs)),
         "subtitle": escape(_subtitle(runs)),
         "overview": "" if overview is None else overview_section(overview),
-        "runs-table": runs_table(runs),
-        "metrics": _figures(names),
+        "runs-table": runs_table(runs, curves),
+        "curves": _figures(curves),
         "settings": settings_section(runs),
         "limits": "".join(f"<p class=note>{escape(text)}</p>" for run in runs for text in limits(run)),
         "pruning": _pruning(runs),
@@ -167,11 +167,23 @@ def metric_names(runs: Sequence[Described]) -> list[str]:
     return [name for name in dict.fromkeys(last) if name not in ("loss", "accuracy")][:METRICS]
 
 
-def _figures(names: Sequence[str]) -> str:
+def _curves(details: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, str]:
+    """The names of the curves to draw: what no evaluation of any run returned has none."""
+    known = {"loss": "loss", "accuracy": "accuracy"} | {f"metric{place}": name for place, name in enumerate(names)}
+    return {
+        key: name
+        for key, name in known.items()
+        if any(value is not None for each in details for value in each["curves"][key])
+    }
+
+
+def _figures(curves: Mapping[str, str]) -> str:
+    if not curves:
+        return "<p class=note>No evaluation returned a number.</p>"
     return "".join(
-        f"<figure><figcaption>{escape(name)} against {words}</figcaption>"
-        f'<div class="chart" id="metric{number}-{across}"></div></figure>'
-        for number, name in enumerate(names)
+        f"<figure><figcaption>{escape(name.capitalize() if key == name else name)} against {words}</figcaption>"
+        f'<div class="chart" id="{key}-{across}"></div></figure>'
+        for key, name in curves.items()
         for across, words in (("seconds", "time"), ("updates", "updates"))
     )
 
@@ -309,8 +321,11 @@ def _words(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else value if isinstance(value, str) else spell(value)
 
 
-def runs_table(runs: Sequence[Described]) -> str:
-    """One row a run. The script fills in the time to the target, which the reader may change."""
+def runs_table(runs: Sequence[Described], curves: Iterable[str]) -> str:
+    """One row a run. The script fills in the time to the target, an accuracy, which the reader may change.
+
+    curves  what has a curve: without a loss or an accuracy there are no columns for them
+    """
     apart = any(run.measures.hands_in_models for run in runs)
     headings = (
         "run",
@@ -326,9 +341,14 @@ def runs_table(runs: Sequence[Described]) -> str:
         *(names := metric_names(runs)),
         *(["training / relabelling / messages"] if apart else []),
     )
+    absent = {"loss", "accuracy"}.difference(curves)
+    absent |= {"time to target"} if "accuracy" in absent else set()
+    kept = [place for place, heading in enumerate(headings) if heading not in absent]
+    headings = tuple(headings[place] for place in kept)
+    rows = [[*_run_cells(number, run, names, apart)] for number, run in enumerate(runs)]
     body = "".join(
-        f'<tr data-run="{number}">{cells(headings, _run_cells(number, run, names, apart))}</tr>'
-        for number, run in enumerate(runs)
+        f'<tr data-run="{number}">{cells(headings, [row[place] for place in kept])}</tr>'
+        for number, row in enumerate(rows)
     )
     problems = "".join(
         f"<p class=problem>{escape(run.name)}: {escape(run.saved.problem)}</p>" for run in runs if run.saved.problem

@@ -10,7 +10,7 @@ from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Work, distilled_steps, local_steps
 from paceline.strategies.aggregation import EnsembleModels
 from paceline.strategies.handing_in import check_rule, check_steps, handing_in
-from paceline.strategies.inner import check_with_inner
+from paceline.strategies.inner import Inner, check_with_inner
 from paceline.strategies.synchronous import Synchronous
 
 WEIGHTS = ("simple", "regression", "margin")
@@ -47,7 +47,7 @@ class EnsembleCompression(Strategy):
     distillation: float = 0.4
     diversity: float = 0.6
     relabel: float = 0.7
-    waits: Strategy = Synchronous()
+    waits: Inner = Synchronous()  # type: ignore[assignment]
     steps: int | None = None
     pooled: bool = False
     non_negative: bool = False

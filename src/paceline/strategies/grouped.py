@@ -11,7 +11,7 @@ from paceline.core.fields import shown
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Groups, Within
 from paceline.strategies.aggregation import Aggregation
-from paceline.strategies.inner import check_with_inner
+from paceline.strategies.inner import Inner, check_with_inner
 from paceline.strategies.synchronous import Synchronous
 
 MOST_NAMED = 16  # workers in a message
@@ -26,13 +26,13 @@ class Grouped(Strategy):
 
     where $k(t)$ is the group that is ready and $\tau_t$ the updates the others made since it downloaded the model: on
     average the number of ``groups`` less one. After its step only that group downloads the new model. ``inside`` may be
-    any strategy; the paper has ``Synchronous``.
+    any strategy, or its name, as in ``inside="lgc:quorum=3,blocks=4"``; the paper has ``Synchronous``.
 
     Gao & Chen, *Group SGD: a tradeoff between straggler and staleness*, Eqs. (4), (5), Alg. 3.1.
     """
 
     groups: Sequence[Sequence[int]]
-    inside: Strategy = Synchronous()
+    inside: Inner = Synchronous()  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         check_with_inner(self, "inside")

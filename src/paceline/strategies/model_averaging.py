@@ -10,7 +10,7 @@ from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Work, local_steps
 from paceline.strategies.aggregation import AverageModels
 from paceline.strategies.handing_in import check_rule, check_steps, handing_in
-from paceline.strategies.inner import check_with_inner
+from paceline.strategies.inner import Inner, check_with_inner
 from paceline.strategies.synchronous import Synchronous
 
 
@@ -36,7 +36,7 @@ class ModelAveraging(Strategy):
     """
 
     every: int
-    waits: Strategy = Synchronous()
+    waits: Inner = Synchronous()  # type: ignore[assignment]
     steps: int | None = None
     momentum: Literal["kept", "averaged"] = "kept"
     recalibrate: int = 0

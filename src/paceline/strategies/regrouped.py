@@ -10,7 +10,7 @@ from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Drop, Groups, Regroup, Within
 from paceline.strategies.aggregation import Aggregation
 from paceline.strategies.grouped import check_complete, disjoint, groups_by_speed
-from paceline.strategies.inner import check_with_inner
+from paceline.strategies.inner import Inner, check_with_inner
 from paceline.strategies.synchronous import Synchronous
 
 EVERYBODY: Groups = ((),)  # a worker that no group names belongs to the last one
@@ -38,7 +38,7 @@ class Regrouped(Strategy):
     tolerance: float = 0.5
     margin: float = 0.2
     window: int = 9
-    inside: Strategy = Synchronous()
+    inside: Inner = Synchronous()  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         check_with_inner(self, "inside")

@@ -10,7 +10,7 @@ from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Resize, Within
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.grouped import Grouped
-from paceline.strategies.inner import check_with_inner
+from paceline.strategies.inner import Inner, check_with_inner
 from paceline.strategies.regrouped import EVERYBODY, Regrouped
 from paceline.strategies.synchronous import Synchronous
 
@@ -41,7 +41,7 @@ class UnequalBatches(Strategy):
     every size.
     """
 
-    inside: Strategy = Synchronous()
+    inside: Inner = Synchronous()  # type: ignore[assignment]
     total: int = field(kw_only=True)
     margin: float = 0.1
     window: int = 9

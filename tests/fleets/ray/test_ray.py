@@ -26,6 +26,7 @@ from support.digits import digits_task, linear
 from support.own_rules import Together
 from support.ray_cluster import HERE, Nodes, nodes
 from support.resumable import PROCESSES, replayed
+from support.stepping import CASES, trained
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -85,6 +86,15 @@ class OnCluster(FleetContract):
     def test_workers_hand_in_models(self, strategy: pl.strategy.Strategy) -> None:
         """To the bit those that processes hand in."""
         runs = [train(digits_task(), strategy, fleet, 4) for fleet in (self.fleet, pl.ProcessFleet(3, threads=1))]
+        ours, theirs = (run.model.state_dict() for run in runs)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    @pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.ModelAveraging(every=2)], ids=["gradients", "models"])
+    def test_a_step_on_batches_of_ones_own_kind(self, strategy: pl.strategy.Strategy) -> None:
+        """To the bit what processes come to: padded texts, which go through the model in pieces."""
+        case = CASES["padded text in dicts"]
+        fleets = (self.fleet, pl.ProcessFleet(3, threads=1))
+        runs = [trained(case, fleet, strategy=strategy, batch_size=7, micro_batches=3).run for fleet in fleets]
         ours, theirs = (run.model.state_dict() for run in runs)
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 

@@ -111,7 +111,7 @@ function curve(across, up) {
     return [[...last.keys()], [...last.values()]];
   });
   if (tables.every(([places]) => !places.length)) {
-    host.append(element("div", { class: "nothing" }, `No ${up} was recorded.`));
+    host.append(element("div", { class: "nothing" }, `No ${report.curves[up]} was recorded.`));
     return;
   }
   const format = (u, splits) => splits.map((v) => (v === null ? "" : value.format(v)));

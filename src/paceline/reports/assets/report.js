@@ -2,7 +2,7 @@
 // Puts the page together: legends, target, theme, size, print.
 function render() {
   for (const chart of charts.splice(0)) chart.destroy();
-  for (const up of ["loss", "accuracy", ...report.metrics.map((name, i) => `metric${i}`)]) for (const across of ["seconds", "updates"]) curve(across, up);
+  for (const up of Object.keys(report.curves)) for (const across of ["seconds", "updates"]) curve(across, up);
   timelines();
   histograms();
   hideRuns();
@@ -67,6 +67,10 @@ function verdict(times, best) {
 }
 
 function startTarget() {
+  if (!("accuracy" in report.curves)) {
+    document.getElementById("target-row").hidden = true;
+    return;
+  }
   const input = document.getElementById("target");
   const known = report.runs.map((run) => run.target).filter((target) => target !== null);
   if (known.length) input.value = +(100 * Math.max(...known)).toFixed(2);
