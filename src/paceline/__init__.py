@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.pruning.samplers import WithIndices as WithIndices
     from paceline.recording.recorder import record as record
     from paceline.storage.saved_models import load as load
+    from paceline.strategies.aggregation import OuterSGD as OuterSGD
     from paceline.strategies.asynchronous import Asynchronous as Asynchronous
     from paceline.strategies.ensemble_compression import EnsembleCompression as EnsembleCompression
     from paceline.strategies.ensemble_compression import FinalEnsemble as FinalEnsemble
@@ -68,6 +69,12 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.strategies.grouped import groups_by_speed as groups_by_speed
     from paceline.strategies.live_compensation import LiveCompensation as LiveCompensation
     from paceline.strategies.model_averaging import ModelAveraging as ModelAveraging
+    from paceline.strategies.model_rules import BMUF as BMUF
+    from paceline.strategies.model_rules import DiLoCo as DiLoCo
+    from paceline.strategies.model_rules import PostLocalSGD as PostLocalSGD
+    from paceline.strategies.model_rules import SlowMo as SlowMo
+    from paceline.strategies.pulling import EASGD as EASGD
+    from paceline.strategies.pulling import FedAsync as FedAsync
     from paceline.strategies.regrouped import Regrouped as Regrouped
     from paceline.strategies.synchronous import Synchronous as Synchronous
     from paceline.strategies.unequal_batches import UnequalBatches as UnequalBatches
@@ -106,12 +113,15 @@ _NAMES = {
     "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning", "WithIndices"),
     "paceline.recording.recorder": ("record",),
     "paceline.storage.saved_models": ("load",),
+    "paceline.strategies.aggregation": ("OuterSGD",),
     "paceline.strategies.asynchronous": ("Asynchronous",),
     "paceline.strategies.ensemble_compression": ("EnsembleCompression", "FinalEnsemble"),
     "paceline.strategies.fastest_k": ("FastestK",),
     "paceline.strategies.grouped": ("Grouped", "groups_by_label", "groups_by_speed"),
     "paceline.strategies.live_compensation": ("LiveCompensation",),
     "paceline.strategies.model_averaging": ("ModelAveraging",),
+    "paceline.strategies.model_rules": ("BMUF", "DiLoCo", "PostLocalSGD", "SlowMo"),
+    "paceline.strategies.pulling": ("EASGD", "FedAsync"),
     "paceline.strategies.regrouped": ("Regrouped",),
     "paceline.strategies.synchronous": ("Synchronous",),
     "paceline.strategies.unequal_batches": ("UnequalBatches", "sizes_by_speed"),

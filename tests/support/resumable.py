@@ -266,6 +266,19 @@ CASES: Mapping[str, Case] = {
     "judged by seconds": Case(pl.Asynchronous(), every=pl.Every(seconds=0.04)),
 }
 
+
+@dataclass(frozen=True)
+class InABuffer(pl.strategy.Strategy):
+    """A buffer: workers go on at once, and an update uses so many contributions, also several of one worker."""
+
+    size: int
+
+    def decide(self, ledger: pl.strategy.Ledger) -> Sequence[pl.strategy.Decision]:
+        if len(ledger.handed_in) >= self.size:
+            return [pl.strategy.Step(pl.strategy.mean(tuple(ledger.handed_in)[: self.size]))]
+        return [pl.strategy.Assign(worker) for worker in ledger.workers if worker not in ledger.running]
+
+
 EC = pl.EnsembleCompression
 COSTLY = replace(FLEET, network=pl.Network(latency=0.003, bandwidth=1e6))
 # workers hand in models
@@ -287,6 +300,18 @@ MODELS: Mapping[str, Case] = {
     "averages, busy server": Case(
         pl.ModelAveraging(2, waits=pl.FastestK(3, stop_late=False)), replace(COSTLY, server_seconds=0.05)
     ),
+    "diloco": Case(
+        pl.DiLoCo(2, waits=pl.FastestK(3, stop_late=False)), COSTLY, model=normalised, optimizer=sgd(momentum=0.9)
+    ),
+    "diloco, asynchronous": Case(
+        pl.ModelAveraging(
+            2, pl.Asynchronous(), outer=lambda p: torch.optim.Adam(p, lr=0.01), weights="age", warm_up=2
+        ),
+        replace(FLEET, changes=CHANGES), sampling=pl.ReassignShards(),
+    ),
+    "buffer of models": Case(pl.ModelAveraging(2, InABuffer(6)), model=dropout, optimizer=sgd(momentum=0.9)),
+    "mixed models": Case(pl.FedAsync(2), model=normalised, optimizer=sgd(momentum=0.9)),
+    "elastic models": Case(pl.EASGD(2), COSTLY, model=normalised, optimizer=sgd(momentum=0.9)),
     "averages, watchful": Case(pl.ModelAveraging(2), sampling=Hardest()),
     "ensembles": Case(EC(4, compression_steps=2), COSTLY, model=dropout, optimizer=sgd(momentum=0.9)),
     "ensembles of the fastest": Case(

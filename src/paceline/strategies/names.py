@@ -14,6 +14,7 @@ On the command line a strategy is ``name:option=value,option=value``::
     unequal:total=128,margin=0.2,inside=k-sgd:quorum=7   the same, another rule inside
     ma:every=16    ec-dnn-s:every=500,relabel=0.5    e-dnn:steps=2000
     ma:every=16,waits=k-sgd:quorum=6      models of the fastest six are averaged
+    diloco:every=16,outer_lr=0.7,waits=asgd      an outer optimizer on the server, nobody waits
 
 ``inside`` and ``waits`` come last: the rest of the text is the inner strategy. In TOML the same is a table, these
 tables of their own and ``groups`` a list of lists or "labels", or simply the same text.
@@ -34,6 +35,8 @@ from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped, groups_by_label, groups_by_speed
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
+from paceline.strategies.model_rules import BMUF, DiLoCo, PostLocalSGD, SlowMo
+from paceline.strategies.pulling import EASGD, FedAsync
 from paceline.strategies.regrouped import Regrouped
 from paceline.strategies.synchronous import Synchronous
 from paceline.strategies.unequal_batches import UnequalBatches
@@ -113,7 +116,37 @@ HAND_IN_MODELS = (
     Named(
         ModelAveraging, ("model-averaging", "ma", "ma-dnn", "local-sgd"), "MA-DNN, local SGD",
         "every worker trains a model of its own; every so many steps their parameters are averaged",
-        f"{EC_DNN}, Eq. (1)", "ma:every=16",
+        f"{EC_DNN}, Eq. (1)", "ma:every=16", (("outer", None), ("warm_up", 0)),
+    ),
+    Named(
+        PostLocalSGD, ("post-local-sgd", "post-local"), "post-local SGD",
+        "one local step before each of the first warm_up averages, then every so many",
+        "Lin et al., Don't use large mini-batches, use local SGD, 2020", "post-local:every=16,warm_up=200",
+    ),
+    Named(
+        DiLoCo, ("distributed-low-communication", "diloco"), "DiLoCo",
+        "what the models moved is a gradient for Nesterov's momentum on the server",
+        "Douillard et al., DiLoCo, 2023, Alg. 1", "diloco:every=16,outer_lr=0.7,outer_momentum=0.9",
+    ),
+    Named(
+        BMUF, ("block-momentum", "bmuf"), "BMUF",
+        "the averages have a momentum, unless given of 1 - 1/workers",
+        "Chen & Huo, Scalable training of deep learning machines, 2016", "bmuf:every=16,outer_momentum=0.875",
+    ),
+    Named(
+        SlowMo, ("slow-momentum", "slowmo"), "SlowMo",
+        "the averages have a momentum, whatever optimizer the workers have",
+        "Wang et al., SlowMo, 2020, Alg. 1", "slowmo:every=16,outer_momentum=0.5",
+    ),
+    Named(
+        FedAsync, ("mixed-models", "fedasync"), "FedAsync",
+        "each model is mixed into the server's as it arrives, the less the older it is",
+        "Xie et al., Asynchronous federated optimization, 2019, Alg. 1", "fedasync:every=16,mixing=0.6",
+    ),
+    Named(
+        EASGD, ("elastic-averaging", "easgd"), "EASGD",
+        "an elastic force between the server's model and each worker's, which goes on from its own",
+        "Zhang et al., Deep learning with elastic averaging SGD, 2015, Alg. 1", "easgd:every=16",
     ),
     Named(
         EnsembleCompression, ("ensemble-compression", "ec-dnn-s", "ec-dnn"), "EC-DNN-S",
@@ -195,15 +228,23 @@ class StrategyChoice:
 
 
 def choice_of(strategy: Strategy) -> StrategyChoice | None:
-    """What the command line calls a strategy: its name, and the options that are not as usual; None if it has none."""
-    for named in STRATEGIES:
-        if named.kind is type(strategy) and all(getattr(strategy, name) == value for name, value in named.preset):
-            break
-    else:
+    """What the command line calls a strategy: its name, and the options that are not as usual; None if it has none.
+
+    Of several names, the one that leaves the fewest options to tell.
+    """
+    found = [choice for named in STRATEGIES if (choice := _as_named(strategy, named)) is not None]
+    return min(found, key=lambda choice: len(choice.options), default=None)
+
+
+def _as_named(strategy: Strategy, named: Named) -> StrategyChoice | None:
+    if isinstance(named.kind, type):
+        if named.kind is not type(strategy) or any(getattr(strategy, k) != value for k, value in named.preset):
+            return None
+    elif not _is_made_by(strategy, named.kind):
         return None
     options: dict[str, Any] = {}
     for name, parameter in signature(named.kind).parameters.items():
-        value = getattr(strategy, name)
+        value = _option(strategy, name)
         if name in dict(named.preset) or value == parameter.default:
             continue
         if callable(getattr(value, "decide", None)):
@@ -213,6 +254,23 @@ def choice_of(strategy: Strategy) -> StrategyChoice | None:
         options[name] = value
     last = {name: value for name, value in options.items() if isinstance(value, StrategyChoice)}
     return StrategyChoice(named.names[0], {**{n: v for n, v in options.items() if n not in last}, **last})
+
+
+def _is_made_by(strategy: Strategy, make: Callable[..., Strategy]) -> bool:
+    """Does a function that makes strategies of one kind make this one, of the values that can be read from it?"""
+    if get_type_hints(make)["return"] is not type(strategy):
+        return False
+    try:
+        return make(**{name: _option(strategy, name) for name in signature(make).parameters}) == strategy
+    except (AttributeError, ConfigError):
+        return False
+
+
+def _option(strategy: Strategy, name: str) -> Any:
+    """An option by its name: a field of the strategy, or, as in ``outer_lr``, one of its outer optimizer."""
+    if hasattr(strategy, name):
+        return getattr(strategy, name)
+    return getattr(getattr(strategy, "outer", None), name.removeprefix("outer_"))
 
 
 def parse_strategy(text: str, depth: int = 0) -> StrategyChoice:

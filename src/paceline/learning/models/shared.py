@@ -29,6 +29,8 @@ from paceline.learning.models.training import (
     adopt,
     compute,
     local_work,
+    pack_trained,
+    unpack_trained,
 )
 from paceline.learning.workload import Workload
 
@@ -76,9 +78,13 @@ class SharedModels(ModelContributions):
         outcome: Outcome = self._blobs.get(slot, ticket.serial)
         return adopt(self._trainers[ticket.worker], _values(self._arena[slot]), outcome)
 
+    def _kept(self, ticket: Ticket) -> Sequence[Tensor]:
+        return _values(self._arena[self._promises[ticket].slot])
+
     def settle(self, tickets: Iterable[Ticket]) -> None:
+        tickets = list(tickets)
+        super().settle(tickets)
         for ticket in tickets:
-            del self._batches[ticket]
             self._taken.discard(self._promises.pop(ticket).slot)
 
     def detach(self) -> None:
@@ -93,6 +99,7 @@ class SharedModels(ModelContributions):
             "tickets": pack_tickets(self._promises),
             "rows": [[promise.slot, promise.handed_in] for promise in self._promises.values()],
             "handed in": {str(slot): self._handed_in(ticket, slot) for ticket, slot in handed_in},
+            **({"aside": pack_tickets(self._aside)} if self._aside else {}),
         }
 
     def _handed_in(self, ticket: Ticket, slot: int) -> State:
@@ -100,14 +107,12 @@ class SharedModels(ModelContributions):
         return {
             "values": _values(self._arena[slot]),
             "aside": outcome.carried,
-            "losses": outcome.trained.losses,
-            "sums": [list(each) for each in outcome.trained.sums],
-            "finite": outcome.trained.finite,
-            "logged": [{name: list(sums) for name, sums in each.items()} for each in outcome.trained.logged],
+            **pack_trained(outcome.trained),
         }
 
     def restore(self, state: State) -> None:
         workers = len(self._trainers)
+        aside = {*unpack_tickets(state.get("aside", ()))}
         for ticket, (slot, handed_in) in zip(unpack_tickets(state["tickets"]), state["rows"], strict=True):
             if slot in self._taken or whole(slot) < workers or (slot - workers) % workers != ticket.worker:
                 raise ValueError(f"{ticket} cannot have the slot {slot}")
@@ -117,14 +122,10 @@ class SharedModels(ModelContributions):
             if promise.handed_in:
                 own, saved = _values(self._arena[slot]), state["handed in"][str(slot)]
                 _copy(own, like(own, saved["values"]))
-                losses = list(saved["losses"])
-                sums = saved.get("sums", [[float(each.sum(dtype=np.float64)), len(each)] for each in losses])
-                logged = [
-                    {name: (float(total), float(samples)) for name, (total, samples) in each.items()}
-                    for each in saved.get("logged", [{}] * len(losses))
-                ]
-                trained = Trained(losses, [(float(s), float(w)) for s, w in sums], bool(saved["finite"]), logged)
+                trained = unpack_trained(saved)
                 self._blobs.put(slot, ticket.serial, Outcome(trained, saved["aside"]))
+                if ticket in aside:
+                    self._aside[ticket] = own, trained
 
 
 def compute_shared(

@@ -1,0 +1,83 @@
+"""Rules of the field that are settings of ``ModelAveraging``, by their names."""
+
+from typing import Literal
+
+from paceline.core.coordinator import Strategy
+from paceline.strategies.aggregation import OuterSGD
+from paceline.strategies.model_averaging import ModelAveraging
+from paceline.strategies.synchronous import Synchronous
+
+
+def DiLoCo(  # noqa: N802 - a named choice
+    every: int, outer_lr: float = 0.7, outer_momentum: float = 0.9, *, waits: Strategy = Synchronous(),
+    weights: Literal["waits", "tokens", "age"] = "waits", steps: int | None = None, warm_up: int = 0,
+) -> ModelAveraging:  # fmt: skip
+    r"""Let workers train apart for many steps, and the server step along what they moved, with Nesterov's momentum.
+
+    $$\Delta = \frac1K \sum_{k=1}^K (w - w_k), \qquad b \leftarrow \mu b + \Delta, \qquad
+    w \leftarrow w - \eta\,(\Delta + \mu b),$$
+
+    after ``every`` ($H$) inner steps of each of $K$ workers, with ``outer_lr`` ($\eta$) and ``outer_momentum`` ($\mu$).
+    The paper's inner optimizer is AdamW, whose state stays with each worker, and $H = 500$. It wins where exchanging
+    models is what takes time, and loses where $H$ is so long that the workers' models drift apart. With
+    ``waits=Asynchronous()`` momentum along stale differences can swing: choose less of it. The server holds two more
+    copies of the model than under averaging: the momentum, and $\Delta$ during a step.
+
+    Douillard et al., *DiLoCo: distributed low-communication training of language models*, 2023, Alg. 1.
+    """
+    return ModelAveraging(
+        every, waits, steps, outer=OuterSGD(outer_lr, outer_momentum), weights=weights, warm_up=warm_up
+    )
+
+
+def BMUF(  # noqa: N802 - a named choice
+    every: int, outer_lr: float = 1.0, outer_momentum: float | None = None, *, nesterov: bool = False,
+    waits: Strategy = Synchronous(), steps: int | None = None,
+) -> ModelAveraging:  # fmt: skip
+    r"""Average models, and let the averages have a momentum (blockwise model-update filtering).
+
+    $$G = \bar w - w, \qquad \Delta \leftarrow \mu \Delta + \eta\, G, \qquad w \leftarrow w + \Delta$$
+
+    (with ``nesterov``, the next block begins at $w + \mu \Delta$), with ``outer_lr`` ($\eta$, the block learning rate)
+    and ``outer_momentum`` ($\mu$, the block momentum; unless given $1 - 1/N$ for $N$ workers, which makes up for the
+    averaging: $N$ workers then move the model as far as one would with their mini-batches one after the other).
+
+    Chen & Huo, *Scalable training of deep learning machines by incremental block training with intra-block parallel
+    optimization and blockwise model-update filtering*, ICASSP 2016.
+    """
+    return ModelAveraging(every, waits, steps, outer=OuterSGD(outer_lr, outer_momentum, nesterov))
+
+
+def SlowMo(  # noqa: N802 - a named choice
+    every: int, outer_lr: float = 1.0, outer_momentum: float = 0.5, *, momentum: Literal["kept", "averaged"] = "kept",
+    waits: Strategy = Synchronous(), steps: int | None = None,
+) -> ModelAveraging:  # fmt: skip
+    r"""Average models after some steps of any optimizer, and step along the difference with a slow momentum.
+
+    $$u \leftarrow \beta u + \frac1\gamma\,(w - \bar w), \qquad w \leftarrow w - \alpha \gamma\, u,$$
+
+    with ``outer_lr`` ($\alpha$), ``outer_momentum`` ($\beta$) and the learning rate $\gamma$ of the workers' optimizer.
+    While $\gamma$ stays the same it drops out, and this is what is done: where a scheduler changes it, the momentum
+    keeps its size here, and is scaled along in the paper. ``momentum`` is about the workers' own: each keeps it, or it
+    is averaged (the paper also resets it, which is left out). Larger fleets want a larger $\beta$, up to about 0.8;
+    FairScale's default is 0.5.
+
+    Wang et al., *SlowMo: improving communication-efficient distributed SGD with slow momentum*, ICLR 2020, Alg. 1.
+    """
+    return ModelAveraging(every, waits, steps, momentum, outer=OuterSGD(outer_lr, outer_momentum, nesterov=False))
+
+
+def PostLocalSGD(  # noqa: N802 - a named choice
+    every: int, warm_up: int, *, waits: Strategy = Synchronous(), steps: int | None = None
+) -> ModelAveraging:
+    r"""Synchronous SGD for the first ``warm_up`` updates, then averages after every ``every`` local steps.
+
+    $$H_t = 1 \text{ for } t < t', \qquad H_t = H \text{ from then on.}$$
+
+    The first updates, in which models would drift apart most, are those of one large batch; the paper goes local when
+    the learning rate is first lowered. It is slower than local SGD during the warm-up, and generalises better than the
+    large batch afterwards.
+
+    Lin et al., *Don't use large mini-batches, use local SGD*, ICLR 2020.
+    """
+    return ModelAveraging(every, waits, steps, warm_up=warm_up)

@@ -1,0 +1,106 @@
+"""Rules under which models are averaged with other weights, or pull each other: what they decide and refuse."""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import pytest
+
+import paceline as pl
+from paceline.core.coordinator import Coordinator, Strategy
+from paceline.core.messages import Arrived, Joined, Start, Step
+from paceline.strategies.names import choice_of, parse_strategy
+
+FLEET = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(1.7), pl.delays.Constant(3.1)])
+
+
+def updates(strategy: Strategy, count: int = 12, batch_size: Sequence[int] | None = None) -> list[Step]:
+    trace = pl.simulate(strategy, FLEET, pl.Stop(updates=count), batch_size=batch_size)
+    return [fact for fact in trace if isinstance(fact, Step)]
+
+
+def test_models_weigh_by_their_samples_times_those_of_a_local_step() -> None:
+    """With 4 local steps each, of 2, 4 and 6 samples: 8 * 2, 16 * 4 and 24 * 6."""
+    rule = pl.ModelAveraging(4, weights="tokens")
+    (step, *_) = updates(rule, 1, batch_size=[2, 4, 6])
+    assert [step.weights[ticket] for ticket in sorted(step.weights)] == [Fraction(n, 224) for n in (16, 64, 144)]
+    (plain, *_) = updates(pl.ModelAveraging(4), 1, batch_size=[2, 4, 6])
+    assert [plain.weights[ticket] for ticket in sorted(plain.weights)] == [Fraction(n, 12) for n in (2, 4, 6)]
+    (equal, *_) = updates(rule, 1)
+    assert {*equal.weights.values()} == {Fraction(1, 3)}
+
+
+def test_models_weigh_less_with_age() -> None:
+    steps = updates(pl.ModelAveraging(2, pl.Asynchronous(), weights="age"), 30)
+    found = {number - ticket.version: w for number, step in enumerate(steps) for ticket, w in step.weights.items()}
+    assert found.keys() >= {0, 1, 2, 3}
+    assert [found[age] for age in range(4)] == [Fraction(n, 10**6) for n in (1_000_000, 707_107, 577_350, 500_000)]
+
+
+@pytest.mark.parametrize(
+    "rule", [pl.ModelAveraging(2, pl.Asynchronous(), weights="age"), pl.FedAsync(2, 1.0)], ids=repr
+)
+def test_models_that_arrive_at_one_instant_make_each_other_older(rule: Strategy) -> None:
+    coordinator = Coordinator(rule)
+    started = coordinator.receive(Joined(0.0, 0), Joined(0.0, 1))
+    tickets = [each.ticket for each in started if isinstance(each, Start)]
+    steps = [s for s in coordinator.receive(*(Arrived(1.0, t, 2) for t in tickets)) if isinstance(s, Step)]
+    assert [*steps[0].weights.values(), *steps[1].weights.values()] == [1, Fraction(707_107, 10**6)]
+
+
+def test_an_elasticity_is_for_each_of_those_at_hand() -> None:
+    assert {*updates(pl.EASGD(2), 1)[0].weights.values()} == {Fraction(3, 10)}
+    assert {*updates(pl.EASGD(2, 0.25), 1)[0].weights.values()} == {Fraction(1, 4)}
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("diloco:every=16", pl.DiLoCo(16)),
+        ("diloco:every=16,outer_lr=0.5,outer_momentum=0,weights=age,waits=asgd",
+         pl.DiLoCo(16, 0.5, 0.0, weights="age", waits=pl.Asynchronous())),
+        ("bmuf:every=8", pl.ModelAveraging(8, outer=pl.OuterSGD(1.0, None, nesterov=False))),
+        ("bmuf:every=8,outer_momentum=0.875,nesterov=true", pl.BMUF(8, 1.0, 0.875, nesterov=True)),
+        ("slowmo:every=8,outer_momentum=0.7,momentum=averaged", pl.SlowMo(8, 1.0, 0.7, momentum="averaged")),
+        ("post-local:every=8,warm_up=20", pl.ModelAveraging(8, warm_up=20)),
+        ("ma:every=8,weights=tokens,waits=k-sgd:quorum=2", pl.ModelAveraging(8, pl.FastestK(2), weights="tokens")),
+        ("fedasync:every=4,mixing=0.6,decay=0", pl.FedAsync(4, 0.6, 0.0)),
+        ("easgd:every=4,elasticity=0.1,waits=ssgd", pl.EASGD(4, 0.1, pl.Synchronous())),
+    ],
+)  # fmt: skip
+def test_the_command_line_has_a_name_for_it(text: str, rule: Strategy) -> None:
+    choice = parse_strategy(text)
+    assert choice.strategy(()) == rule
+    assert parse_strategy(choice.short) == parse_strategy(choice.text) == choice
+    named = choice_of(rule)
+    assert named is not None
+    assert named.strategy(()) == rule
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: pl.OuterSGD(0.0), r"an outer learning rate of 0.0 is not possible: above 0, such as 0\.7"),
+        (lambda: pl.OuterSGD(momentum=1.0), r"an outer momentum of 1.0 .* below 1 \(nearest 0\.99\)"),
+        (lambda: pl.DiLoCo(4, outer_momentum=-0.5), r"an outer momentum of -0.5 .* \(nearest 0\)"),
+        (lambda: pl.OuterSGD("fast"), "OuterSGD cannot have lr='fast': give a number"),  # type: ignore[arg-type]
+        (lambda: pl.ModelAveraging(4, outer=0.7), "outer=0.7 is no outer optimizer: give OuterSGD"),  # type: ignore[arg-type]
+        (lambda: pl.ModelAveraging(4, warm_up=-1), "a warm-up of -1 updates is not possible: at least 0"),
+        (lambda: pl.ModelAveraging(4, weights="loss"),  # type: ignore[arg-type]
+         "weights='loss' are unknown: choose one of waits, tokens, age"),
+        (lambda: pl.ModelAveraging(4, pl.Asynchronous(), weights="tokens"), "'tokens' has no effect with Asynchronous"),
+        (lambda: pl.ModelAveraging(4, pl.FastestK(2), weights="age"), "weights='age' has no effect with FastestK"),
+        (lambda: pl.DiLoCo(4, waits=pl.LiveCompensation(2)), "cannot wait by LiveCompensation"),
+        (lambda: pl.FedAsync(0), "FedAsync cannot communicate every 0 steps: at least 1"),
+        (lambda: pl.FedAsync(4, 1.5), r"mixing=1.5 is not possible: above 0 and at most 1 \(nearest 1\)"),
+        (lambda: pl.FedAsync(4, decay=-1.0), r"decay=-1.0 is not possible: at least 0 \(nearest 0\)"),
+        (lambda: pl.FedAsync(4, waits=pl.EASGD(2)), "cannot wait by EASGD, which itself says what is handed in"),
+        (lambda: pl.EASGD(4, 1.0), r"elasticity=1.0 is not possible: above 0 and below 1 \(nearest 0.99\)"),
+        (lambda: pl.EASGD(4, 0.5, pl.Synchronous()).check(4, 8), "0.5 of 4 workers at once .* at most 0.25, or"),
+        (lambda: parse_strategy("ma:every=4,outer=sgd"), "unknown key 'outer'"),
+        (lambda: parse_strategy("diloco:outer_lr=0.7"), "every is missing: give a whole number, as in diloco"),
+        (lambda: parse_strategy("diloco:every=4,outer_lr=0").strategy(()), "an outer learning rate of 0"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_with_its_reason(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(pl.ConfigError, match=said):
+        make()
