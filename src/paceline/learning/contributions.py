@@ -62,6 +62,7 @@ class Evaluated:
     buffers: list[BufferChange] = field(default_factory=list)  # by the workers' passes; none without buffers
     non_finite: list[Ticket] = field(default_factory=list)  # left out
     norm: float = 0.0  # of the sum of gradients
+    mean_square: float = 0.0  # the weighted sum of their squared norms, of those computed now; only if it is measured
     finite: bool = True
     unused: Collection[int] = ()  # parameters that no contribution has a gradient of, by number
 

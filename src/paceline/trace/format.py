@@ -12,13 +12,15 @@ One JSON array a line, after a first line that describes the run:
     ["regroup", [parts], [[workers], ...], why]
     ["resize", [[worker, samples], ...], why]
     ["computed", ticket, seconds]
+    ["reported", at, {name: number}]
 
 Instructions follow at the time of the event before them. A ``start`` has ``samples`` only where workers have
 mini-batches of sizes of their own, and ``resize`` says which from now on, and why. ``spoiled`` (``NonFinite``) says
 that the contribution was not finite, and was left out of the step before. ``billed`` (``WorkCost``) says which part of
 the work that was just started does not go into training, in seconds, where that differs from ticket to ticket; else it
 is ``transfer_seconds`` (first line) each way. ``regroup`` says which workers each part has from now on, and why.
-``computed`` is written by a profile: what the worker itself took for the work that is about to arrive.
+``computed`` is written by a profile: what the worker itself took for the work that is about to arrive. ``reported`` is
+what learning told of the step before, where the strategy asks for it.
 
 Reading is strict, since a trace may come from anybody and may be damaged. A number is a number of the right kind and
 size, a text a text; what is longer or deeper than any run writes is refused with ``ValueError``, before memory is taken
@@ -35,6 +37,7 @@ from typing import Any
 
 from paceline.core.codec import MOST_WORKERS, plain_ticket, real, ticket_from
 from paceline.core.messages import (
+    REPORTS,
     Arrived,
     Drop,
     Event,
@@ -46,6 +49,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Reported,
     Resize,
     Start,
     Step,
@@ -164,6 +168,10 @@ def _encode_resize(resize: Resize) -> str:
     return json.dumps(["resize", [[worker, size] for worker, size in resize.sizes.items()], resize.why]) + "\n"
 
 
+def _encode_reported(reported: Reported) -> str:
+    return json.dumps(["reported", reported.at, dict(reported.numbers)]) + "\n"
+
+
 _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Arrived: lambda e: f'["arrived",{e.at!r},{e.ticket.serial},{e.done}]\n',
     Start: _encode_start,
@@ -171,6 +179,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Joined: lambda e: f'["joined",{e.at!r},{e.worker}]\n',
     Left: lambda e: f'["left",{e.at!r},{e.worker}]\n',
     Rang: lambda e: f'["rang",{e.at!r}]\n',
+    Reported: _encode_reported,
     Halt: lambda i: f'["halt",{i.ticket.serial}]\n',
     Drop: lambda i: f'["drop",{i.ticket.serial}]\n',
     Recall: lambda i: f'["recall",{i.ticket.serial}]\n',
@@ -292,6 +301,13 @@ def _resize(record: Sequence[Any], tickets: dict[int, Ticket]) -> Resize:
     return Resize(sizes, _text(why))
 
 
+def _reported(record: Sequence[Any], tickets: dict[int, Ticket]) -> Reported:
+    _, at, numbers = record
+    if type(numbers) is not dict or not numbers.keys() <= REPORTS.keys():
+        raise ValueError(f"{str(numbers)[:40]!r} are no numbers of an update")
+    return Reported(_time(at), {name: real(number) for name, number in numbers.items()})
+
+
 def _text(value: Any) -> str:
     if type(value) is not str or len(value) > LONGEST_NAME:
         raise ValueError(f"{str(value)[:40]!r} is no text of up to {LONGEST_NAME} characters")
@@ -337,6 +353,7 @@ DECODERS: Mapping[str, Callable[[list[Any], dict[int, Ticket]], Fact]] = {
     "joined": _of_worker(Joined),
     "left": _of_worker(Left),
     "rang": _at_a_time(Rang),
+    "reported": _reported,
     "halt": _about_one(Halt),
     "drop": _about_one(Drop),
     "recall": _about_one(Recall),

@@ -47,28 +47,39 @@ HALF = (torch.bfloat16, torch.float16)
 PLANS = 1000  # are kept; a strategy comes back to the same few
 MODEL_SLOTS = 2
 LONGEST_STEP = 1e12  # a longer one might itself overflow
-LEVELS = 8  # gradient slots a worker: how many of its contributions can be unsettled at once
+LEVELS = 8  # gradient slots a worker, unless the strategy asks for more: how many contributions can be unsettled
 
 
-def slots_needed(workers: int) -> int:
-    """Two for the model; for each worker a spare one to read from and ``LEVELS`` to write to."""
-    return MODEL_SLOTS + workers + LEVELS * workers
+def slots_needed(workers: int, levels: int = LEVELS) -> int:
+    """Two for the model; for each worker a spare one to read from and ``levels`` to write to.
+
+    Only those that are used take memory.
+    """
+    return MODEL_SLOTS + workers + levels * workers
 
 
-def free_slot(worker: int, workers: int, first: int, taken: Collection[int]) -> int:
+def free_slot(worker: int, workers: int, first: int, taken: Collection[int], levels: int = LEVELS) -> int:
     """A slot of a worker, to write to, that is not taken."""
-    for level in range(LEVELS):
+    for level in range(levels):
         slot = first + level * workers + worker
         if slot not in taken:
             return slot
-    raise PacelineError(f"worker {worker} has {LEVELS} contributions that the strategy neither uses nor drops")
+    raise PacelineError(
+        f"worker {worker} has {levels} contributions that the strategy neither uses nor drops: a strategy that holds "
+        "more says how many by a method unsettled(workers)"
+    )
 
 
 class SharedGradients:
     """Gives every ticket weights to read and a slot to write to, and sums gradients up."""
 
-    def __init__(self, state: ModelState, arena: ParameterArena, workers: int, logged: Sequence[str] = ()) -> None:
+    measure_spread = False  # whether the norms of single gradients are told
+
+    def __init__(
+        self, state: ModelState, arena: ParameterArena, workers: int, logged: Sequence[str] = (), levels: int = LEVELS
+    ) -> None:
         self._state = state
+        self._levels = levels
         self._logged = logged  # the names of what a step logs
         self._arena = arena
         self._workers = workers
@@ -95,7 +106,7 @@ class SharedGradients:
 
     def promise(self, ticket: Ticket, batches: Sequence[Indices], number: int) -> None:
         (indices,) = batches
-        slot = free_slot(ticket.worker, self._workers, self._first_row, self._taken)
+        slot = free_slot(ticket.worker, self._workers, self._first_row, self._taken, self._levels)
         self._taken.add(slot)
         if not self._published:
             self._publish_buffers()
@@ -261,6 +272,11 @@ class SharedGradients:
             result.unused = sorted(set(every[0]).intersection(*every[1:]))
         result.norm = norm(self._state.gradients)
         result.finite = result.norm < math.inf or all_finite(self._state.gradients)
+        if self.measure_spread:
+            for ticket, weight in weights.items():
+                promise = self._promises[ticket]
+                own = self._norms[promise.slot - self._first_row] * len(promise.indices) / promise.samples
+                result.mean_square += float(weight) * own**2
         return result
 
     def _parts(self, weights: Weights, factor: float = 1.0) -> Parts:

@@ -37,9 +37,9 @@ from paceline.learning.workload import Workload
 NO_INDICES: Indices = np.zeros(0, dtype=np.int64)  # they are in the blob
 
 
-def slots_needed(workers: int) -> int:
-    """One to begin with and ``LEVELS`` to hand in for each worker. Only those that are used take memory."""
-    return workers + LEVELS * workers
+def slots_needed(workers: int, levels: int = LEVELS) -> int:
+    """One to begin with and ``levels`` to hand in for each worker. Only those that are used take memory."""
+    return workers + levels * workers
 
 
 class SharedModels(ModelContributions):
@@ -51,10 +51,11 @@ class SharedModels(ModelContributions):
         self._blobs = blobs
         self._promises: dict[Ticket, Promise] = {}
         self._taken: set[int] = set()
+        self._levels = workload.levels
 
     def promise(self, ticket: Ticket, batches: Sequence[Indices], number: int) -> None:
         super().promise(ticket, batches, number)
-        slot = free_slot(ticket.worker, len(self._trainers), len(self._trainers), self._taken)
+        slot = free_slot(ticket.worker, len(self._trainers), len(self._trainers), self._taken, self._levels)
         self._taken.add(slot)
         self._promises[ticket] = Promise(NO_INDICES, slot, source=ticket.worker)
         values, work = local_work(self._trainers[ticket.worker], batches, self._aggregation.beginning(ticket))
