@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.pruning.samplers import WithIndices as WithIndices
     from paceline.recording.recorder import record as record
     from paceline.storage.saved_models import load as load
+    from paceline.strategies.adacomm import AdaComm as AdaComm
     from paceline.strategies.aggregation import OuterSGD as OuterSGD
     from paceline.strategies.asynchronous import Asynchronous as Asynchronous
     from paceline.strategies.ensemble_compression import EnsembleCompression as EnsembleCompression
@@ -113,6 +114,7 @@ _NAMES = {
     "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning", "WithIndices"),
     "paceline.recording.recorder": ("record",),
     "paceline.storage.saved_models": ("load",),
+    "paceline.strategies.adacomm": ("AdaComm",),
     "paceline.strategies.aggregation": ("OuterSGD",),
     "paceline.strategies.asynchronous": ("Asynchronous",),
     "paceline.strategies.ensemble_compression": ("EnsembleCompression", "FinalEnsemble"),

@@ -1,5 +1,6 @@
 """Rules under which models are averaged with other weights, or pull each other: what they decide and refuse."""
 
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
@@ -7,8 +8,10 @@ import pytest
 
 import paceline as pl
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.messages import Arrived, Joined, Start, Step
+from paceline.core.messages import Arrived, Joined, Reported, Start, Step
 from paceline.strategies.names import choice_of, parse_strategy
+from support.digits import digits_task
+from support.local_models import fleet, mlp, sgd
 
 FLEET = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(1.7), pl.delays.Constant(3.1)])
 
@@ -47,6 +50,38 @@ def test_models_that_arrive_at_one_instant_make_each_other_older(rule: Strategy)
     assert [*steps[0].weights.values(), *steps[1].weights.values()] == [1, Fraction(707_107, 10**6)]
 
 
+@pytest.mark.parametrize("waits", [pl.Synchronous(), pl.Asynchronous()], ids=repr)
+def test_local_steps_by_speed_let_all_hand_in_together(waits: Strategy) -> None:
+    """Workers of 1, 2 and 4 seconds a mini-batch, the first of which becomes slow after 40 seconds."""
+    slower = pl.delays.Empirical([1.0] * 64 + [4.0] * 400, in_order=True)
+    fleet = pl.SimulatedFleet([slower, pl.delays.Constant(2.0), pl.delays.Constant(4.0)])
+    rule = pl.ModelAveraging(8, waits, by_speed=True)
+    starts = [fact.ticket for fact in pl.simulate(rule, fleet, pl.Stop(updates=60)) if isinstance(fact, Start)]
+    units = [[ticket.work.units for ticket in starts if ticket.worker == worker] for worker in range(3)]
+    assert [each[:3] for each in units] == [[8, 8, 8]] * 3  # nothing is known
+    assert units[1][3] == 4
+    assert units[2][3] == 2
+    assert [each[-1] for each in units] == [4, 8, 4]  # the second is the fastest now
+
+
+def test_averages_become_more_frequent_as_the_loss_falls() -> None:
+    task = digits_task(mlp())
+    run = pl.train(
+        task, strategy=pl.AdaComm(8, interval=3), fleet=fleet(2), optimizer=sgd(0.5), stop=pl.Stop(updates=14),
+        progress=False,
+    )  # fmt: skip
+    losses = [fact.numbers["loss"] for fact in run.trace if isinstance(fact, Reported)]
+    means = [sum(losses[begin : begin + 3]) / 3 for begin in range(0, 12, 3)]
+    steps = [{ticket.work.units for ticket in fact.weights} for fact in run.trace if isinstance(fact, Step)]
+    expected = [8] * 7  # told after the update, when the next work was given out
+    for mean in means[1:]:
+        expected += [math.ceil(8 * math.sqrt(mean / means[0]))] * 3
+    assert steps == [{each} for each in expected[:14]]
+    assert expected[13] < 8
+    with pytest.raises(pl.ConfigError, match="AdaComm goes by numbers that learning tells after each update"):
+        pl.simulate(pl.AdaComm(8), fleet(2), pl.Stop(updates=3))
+
+
 def test_an_elasticity_is_for_each_of_those_at_hand() -> None:
     assert {*updates(pl.EASGD(2), 1)[0].weights.values()} == {Fraction(3, 10)}
     assert {*updates(pl.EASGD(2, 0.25), 1)[0].weights.values()} == {Fraction(1, 4)}
@@ -63,6 +98,8 @@ def test_an_elasticity_is_for_each_of_those_at_hand() -> None:
         ("slowmo:every=8,outer_momentum=0.7,momentum=averaged", pl.SlowMo(8, 1.0, 0.7, momentum="averaged")),
         ("post-local:every=8,warm_up=20", pl.ModelAveraging(8, warm_up=20)),
         ("ma:every=8,weights=tokens,waits=k-sgd:quorum=2", pl.ModelAveraging(8, pl.FastestK(2), weights="tokens")),
+        ("diloco:every=8,by_speed=true,waits=asgd", pl.DiLoCo(8, by_speed=True, waits=pl.Asynchronous())),
+        ("adacomm:every=8,interval=5", pl.AdaComm(8, 5)),
         ("fedasync:every=4,mixing=0.6,decay=0", pl.FedAsync(4, 0.6, 0.0)),
         ("easgd:every=4,elasticity=0.1,waits=ssgd", pl.EASGD(4, 0.1, pl.Synchronous())),
     ],
@@ -90,6 +127,9 @@ def test_the_command_line_has_a_name_for_it(text: str, rule: Strategy) -> None:
         (lambda: pl.ModelAveraging(4, pl.Asynchronous(), weights="tokens"), "'tokens' has no effect with Asynchronous"),
         (lambda: pl.ModelAveraging(4, pl.FastestK(2), weights="age"), "weights='age' has no effect with FastestK"),
         (lambda: pl.DiLoCo(4, waits=pl.LiveCompensation(2)), "cannot wait by LiveCompensation"),
+        (lambda: pl.ModelAveraging(4, pl.Grouped([[0], [1]]), by_speed=True), "by_speed=True cannot wait by Grouped"),
+        (lambda: pl.ModelAveraging(4, steps=8, by_speed=True), "different numbers of local steps, and steps= counts"),
+        (lambda: pl.AdaComm(4, interval=0), r"an interval of 0 updates is not possible: at least 1 \(nearest 1\)"),
         (lambda: pl.FedAsync(0), "FedAsync cannot communicate every 0 steps: at least 1"),
         (lambda: pl.FedAsync(4, 1.5), r"mixing=1.5 is not possible: above 0 and at most 1 \(nearest 1\)"),
         (lambda: pl.FedAsync(4, decay=-1.0), r"decay=-1.0 is not possible: at least 0 \(nearest 0\)"),

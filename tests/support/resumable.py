@@ -310,6 +310,8 @@ MODELS: Mapping[str, Case] = {
         replace(FLEET, changes=CHANGES), sampling=pl.ReassignShards(),
     ),
     "buffer of models": Case(pl.ModelAveraging(2, InABuffer(6)), model=dropout, optimizer=sgd(momentum=0.9)),
+    "averages by speed": Case(pl.ModelAveraging(4, pl.Asynchronous(), by_speed=True), pl.SimulatedFleet(DELAYS)),
+    "averages by loss": Case(pl.AdaComm(4, interval=1), optimizer=sgd(momentum=0.9)),
     "mixed models": Case(pl.FedAsync(2), model=normalised, optimizer=sgd(momentum=0.9)),
     "elastic models": Case(pl.EASGD(2), COSTLY, model=normalised, optimizer=sgd(momentum=0.9)),
     "averages, watchful": Case(pl.ModelAveraging(2), sampling=Hardest()),

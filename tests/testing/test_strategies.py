@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.coordinator import Strategy
+from paceline.strategies.adacomm import AdaComm
 from paceline.strategies.aggregation import OuterSGD
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
@@ -63,6 +64,10 @@ STRATEGIES: list[Strategy] = [
     ModelAveraging(every=3, waits=FastestK(quorum=3), weights="tokens", warm_up=2),
     ModelAveraging(every=3, waits=Grouped(PAIR_AND_THREE), weights="tokens", outer=OuterSGD()),
     DiLoCo(every=4, waits=Asynchronous(), weights="age"),
+    ModelAveraging(every=6, waits=Asynchronous(), by_speed=True),
+    ModelAveraging(every=6, by_speed=True, weights="tokens"),
+    AdaComm(every=6, interval=2),
+    AdaComm(every=6, waits=Grouped(PAIR_AND_THREE)),
     FedAsync(every=2),
     FedAsync(every=2, waits=Grouped(PAIR_AND_THREE)),
     EASGD(every=2),

@@ -125,7 +125,7 @@ class Ledger(Protocol):
 
     @property
     def seconds(self) -> Mapping[int, float]:
-        """Worker -> the median duration of its last ``window`` pieces of work, of those who did so many.
+        """Worker -> the median of what its last ``window`` pieces took for a mini-batch, of those who did so many.
 
         Pieces of another size than the worker has now do not count.
 
@@ -134,7 +134,7 @@ class Ledger(Protocol):
         """
 
     def timed(self, window: int) -> Mapping[int, float]:
-        """Worker -> the median duration of its last ``window`` pieces of work, of those who did so many.
+        """Worker -> the median of what its last ``window`` pieces took for a mini-batch, of those who did so many.
 
         For rules that do not split the ledger, and read the seconds of one worker at a time. To be asked in every call
         of ``decide``, and first before any work is given out: from then on the work of this ledger is timed.

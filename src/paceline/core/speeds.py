@@ -10,9 +10,10 @@ from paceline.core.messages import Ticket
 
 
 class Speeds(Mapping[int, float]):
-    """Worker -> the median of what its last ``window`` pieces of work took, of those who did so many.
+    """Worker -> the median of what its last ``window`` pieces of work took for a mini-batch, of those who did so many.
 
-    A piece lasts from the hand-out to the arrival. Reading one worker's costs the same in every fleet.
+    A piece lasts from the hand-out to the arrival; local steps take a mini-batch each. Reading one worker's costs the
+    same in every fleet.
 
     A piece of which only some units came counts as if the others had taken as long each; one without any, or
     that took no time, is not counted, nor is one of another size than the worker has now (``sizes``). ``news`` are the
@@ -37,7 +38,7 @@ class Speeds(Mapping[int, float]):
         if done and at > began and ticket.work.samples == self._sizes.get(ticket.worker, 0):
             if (last := self._last.get(ticket.worker)) is None:
                 last = self._last[ticket.worker] = deque(maxlen=self.window)
-            last.append((at - began) * ticket.work.units / done)
+            last.append((at - began) * ticket.work.units / done / ticket.work.mini_batches)
             self.news += 1
 
     def cut(self, worker: int) -> None:

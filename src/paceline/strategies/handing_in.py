@@ -23,8 +23,8 @@ def handing_in(
 ) -> list[Decision]:  # fmt: skip
     """The decisions of a rule with other work than it assigns, and maybe other weights than it gives.
 
-    ``work(ledger, worker)`` is asked about the ledger of the part that a decision is within. ``weigh(ledger, step,
-    ahead)`` is asked about each step; so many other steps are ``ahead`` of it, which the ledger does not count yet.
+    ``work(part, worker)`` is asked about the ledger of the part that a decision is within, ``weigh(ledger, step,
+    ahead)`` about the whole; so many other steps are ``ahead`` of the one, which the ledger does not count yet.
     """
     changed: list[Decision] = []
     ahead = 0
@@ -36,7 +36,7 @@ def handing_in(
         if isinstance(inner, Assign):
             inner = replace(inner, work=work(part, inner.worker))
         elif isinstance(inner, Step):
-            inner = inner if weigh is None else Step(weigh(part, inner, ahead), inner.keep)
+            inner = inner if weigh is None else Step(weigh(ledger, inner, ahead), inner.keep)
             ahead += 1
         for number in reversed(path):
             inner = Within(number, inner)

@@ -1,6 +1,6 @@
 """MA-DNN and its kin: every worker trains a model of its own, and now and then they are averaged."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -11,15 +11,20 @@ from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Decision, Step, Work, local_steps
+from paceline.core.messages import Assign, Decision, Remember, Step, Work, local_steps
 from paceline.strategies.aggregation import AverageModels, Outer, OuterSGD
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
+from paceline.strategies.grouped import Grouped
 from paceline.strategies.handing_in import MILLION, Weights, check_rule, check_steps, handing_in, innermost
 from paceline.strategies.inner import check_with_inner
+from paceline.strategies.regrouped import Regrouped
 from paceline.strategies.synchronous import Synchronous
 
 WEIGHTS = ("waits", "tokens", "age")
+WINDOW = 3  # models of a worker that its speed is measured by
+TINY = 1e-9  # a rounding error does not cost a step
+WHO, FASTEST = "fastest worker", "fastest mini-batch"  # what is remembered
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,12 @@ class ModelAveraging(Strategy):
     The first ``warm_up`` updates follow one local step each (*post-local SGD*): with plain SGD as the optimizer, as
     well with momentum, they are those of ``Synchronous``.
 
+    With ``by_speed``, a worker makes $H_i = \max(1, \lfloor H v_i / \max_j v_j \rfloor)$ local steps, so that all hand
+    in at about the same time: $H$ is ``every``, and the speed $v_i$ in mini-batches a second is that of the median of
+    its last 3 models. Before there are so many it makes ``every``. (Liu et al., *Asynchronous local-SGD training for
+    language modeling*, 2024: dynamic local updates. Their delayed Nesterov momentum is left out.) Give such models
+    ``weights="tokens"``, so that each local step counts alike.
+
     Each worker's momentum, and whatever else its optimizer keeps, is its own and continues (``kept``), or is averaged
     with the models (``averaged``). Buffers move as the parameters do, counters by whole numbers, without an outer
     optimizer; with ``recalibrate``, the statistics of batch normalisation are found anew from so many mini-batches
@@ -69,6 +80,7 @@ class ModelAveraging(Strategy):
     outer: Outer | None = None
     weights: Literal["waits", "tokens", "age"] = "waits"
     warm_up: int = 0
+    by_speed: bool = False
 
     def __post_init__(self) -> None:
         check_with_inner(self, "waits")
@@ -86,6 +98,17 @@ class ModelAveraging(Strategy):
                 "from parameters to a torch optimizer"
             )
         self._check_weights()
+        if self.by_speed:
+            self._check_by_speed()
+
+    def _check_by_speed(self) -> None:
+        if isinstance(self.waits, Grouped | Regrouped):
+            raise ConfigError(
+                f"by_speed=True cannot wait by {type(self.waits).__name__}: it lets workers of all speeds hand in at "
+                "the same time, so that groups are not needed; choose Synchronous or Asynchronous"
+            )
+        if self.steps is not None:
+            raise ConfigError("by_speed=True gives workers different numbers of local steps, and steps= counts them")
 
     def _check_weights(self) -> None:
         if self.weights not in WEIGHTS:
@@ -116,6 +139,10 @@ class ModelAveraging(Strategy):
         reason = "momentum='averaged' is that of one round's models" if self.momentum == "averaged" else reason
         return AverageModels(self.momentum, self.recalibrate, reason, self.outer)
 
+    @property
+    def weight_sum(self) -> str:
+        return "at most 1" if self.weights == "age" else "1"
+
     def check(self, workers: int, batch_size: int | None) -> None:
         check_fits(self.waits, workers, batch_size)
 
@@ -129,11 +156,40 @@ class ModelAveraging(Strategy):
     def weigh(self, ledger: Ledger, step: Step, ahead: int) -> Weights:
         if self.weights == "tokens":
             return by_tokens(step)
-        return {t: weight * by_age(ledger.round + ahead - t.version) for t, weight in step.weights.items()}
+        return {t: weight * by_age(ledger.age(t) + ahead) for t, weight in step.weights.items()}
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
         weigh = None if self.weights == "waits" else self.weigh
-        return handing_in(lambda part, worker: self.work(part.round), ledger, self.waits.decide(ledger), weigh)
+        if not self.by_speed:
+            return handing_in(lambda part, worker: self.work(part.round), ledger, self.waits.decide(ledger), weigh)
+        seconds = ledger.timed(WINDOW)
+        decisions = self.waits.decide(ledger)
+        assigned = [each.worker for each in decisions if isinstance(each, Assign)]
+        fastest = _fastest(ledger, seconds, assigned)
+
+        def work(part: Ledger, worker: int) -> Work:
+            usual = self.work(part.round)
+            if fastest is None or worker not in seconds:
+                return usual
+            return local_steps(max(1, int(usual.units * fastest[1] / seconds[worker] + TINY)))
+
+        changed = handing_in(work, ledger, decisions, weigh)
+        known = ledger.memory.get(WHO), ledger.memory.get(FASTEST)
+        if fastest is None or fastest == known:
+            return changed
+        return [Remember(WHO, fastest[0]), Remember(FASTEST, fastest[1]), *changed]
+
+
+def _fastest(ledger: Ledger, seconds: Mapping[int, float], assigned: Sequence[int]) -> tuple[int, float] | None:
+    """The fastest worker, and its seconds for a mini-batch: the one that is remembered, or one of those assigned now.
+
+    Its own seconds are looked at whenever it is assigned work. So nobody has to loop over the fleet.
+    """
+    measured = [(worker, seconds[worker]) for worker in assigned if worker in seconds]
+    who = ledger.memory.get(WHO)
+    if who is not None and who in ledger.workers and all(worker != who for worker, _ in measured):
+        measured.append((int(who), ledger.memory[FASTEST]))
+    return min(measured, key=lambda pair: (pair[1], pair[0]), default=None)
 
 
 def by_tokens(step: Step) -> Weights:

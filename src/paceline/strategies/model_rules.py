@@ -11,6 +11,7 @@ from paceline.strategies.synchronous import Synchronous
 def DiLoCo(  # noqa: N802 - a named choice
     every: int, outer_lr: float = 0.7, outer_momentum: float = 0.9, *, waits: Strategy = Synchronous(),
     weights: Literal["waits", "tokens", "age"] = "waits", steps: int | None = None, warm_up: int = 0,
+    by_speed: bool = False,
 ) -> ModelAveraging:  # fmt: skip
     r"""Let workers train apart for many steps, and the server step along what they moved, with Nesterov's momentum.
 
@@ -20,14 +21,16 @@ def DiLoCo(  # noqa: N802 - a named choice
     after ``every`` ($H$) inner steps of each of $K$ workers, with ``outer_lr`` ($\eta$) and ``outer_momentum`` ($\mu$).
     The paper's inner optimizer is AdamW, whose state stays with each worker, and $H = 500$. It wins where exchanging
     models is what takes time, and loses where $H$ is so long that the workers' models drift apart. With
-    ``waits=Asynchronous()`` momentum along stale differences can swing: choose less of it. The server holds two more
-    copies of the model than under averaging: the momentum, and $\Delta$ during a step.
+    ``waits=Asynchronous()`` momentum along stale differences can swing: choose less of it; ``by_speed`` lets slow
+    workers make fewer steps, so that nothing is as stale. The server holds two more copies of the model than under
+    averaging: the momentum, and $\Delta$ during a step.
 
     Douillard et al., *DiLoCo: distributed low-communication training of language models*, 2023, Alg. 1.
     """
     return ModelAveraging(
-        every, waits, steps, outer=OuterSGD(outer_lr, outer_momentum), weights=weights, warm_up=warm_up
-    )
+        every, waits, steps, outer=OuterSGD(outer_lr, outer_momentum), weights=weights, warm_up=warm_up,
+        by_speed=by_speed,
+    )  # fmt: skip
 
 
 def BMUF(  # noqa: N802 - a named choice

@@ -29,6 +29,7 @@ from paceline.core.codec import MOST_WORKERS
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_table, as_written, described, nearest, read_value, refuse_unknown
+from paceline.strategies.adacomm import AdaComm
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
@@ -137,6 +138,11 @@ HAND_IN_MODELS = (
         SlowMo, ("slow-momentum", "slowmo"), "SlowMo",
         "the averages have a momentum, whatever optimizer the workers have",
         "Wang et al., SlowMo, 2020, Alg. 1", "slowmo:every=16,outer_momentum=0.5",
+    ),
+    Named(
+        AdaComm, ("adaptive-communication", "adacomm"), "AdaComm",
+        "models are averaged the more often the lower the training loss",
+        "Wang & Joshi, Adaptive communication strategies, 2019", "adacomm:every=16,interval=10",
     ),
     Named(
         FedAsync, ("mixed-models", "fedasync"), "FedAsync",

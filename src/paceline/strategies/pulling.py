@@ -40,6 +40,7 @@ class FedAsync(Strategy):
     waits: Strategy = Asynchronous()
 
     aggregation: ClassVar[AverageModels] = AverageModels(combines="models")
+    weight_sum: ClassVar[str] = "mixing, and less with age"
 
     def __post_init__(self) -> None:
         check_with_inner(self, "waits")
@@ -55,7 +56,7 @@ class FedAsync(Strategy):
         check_fits(self.waits, workers, batch_size)
 
     def weigh(self, ledger: Ledger, step: Step, ahead: int) -> Weights:
-        ages = {ticket: ledger.round + ahead - ticket.version for ticket in step.weights}
+        ages = {ticket: ledger.age(ticket) + ahead for ticket in step.weights}
         mixed = {
             t: Fraction(round(MILLION * self.mixing * (1 + age) ** -self.decay), MILLION) for t, age in ages.items()
         }
@@ -89,6 +90,7 @@ class EASGD(Strategy):
     waits: Strategy = Asynchronous()
 
     aggregation: ClassVar[AverageModels] = AverageModels(combines="elastic")
+    weight_sum: ClassVar[str] = "the elasticity of each model"
 
     def __post_init__(self) -> None:
         check_with_inner(self, "waits")

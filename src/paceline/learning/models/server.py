@@ -82,6 +82,7 @@ class ModelServer(Server):
     """
 
     handed_in = "model"
+    reportable: Collection[str] = ("loss",)
     contributions: ModelContributions
 
     def __init__(
@@ -92,6 +93,7 @@ class ModelServer(Server):
         self.aggregation = aggregation
         self.kinds = aggregation.kinds
         self._workload = workload
+        self._loss = math.nan  # of the last update
 
     @property
     def model(self) -> nn.Module:
@@ -117,7 +119,7 @@ class ModelServer(Server):
         if only_last and len({ticket.worker for ticket in tickets}) < len(tickets):
             raise IllegalDecision(f"cannot use two models of one worker in one step: {only_last}")
         result = self.contributions.evaluate(step.weights, ())
-        self._observe(result)
+        self._loss = self._observe(result)
         self._count_non_finite(tickets, result.non_finite)
         weights = share_out(step.weights, result.non_finite)
         self.aggregation.combine(weights, result.non_finite, self.contributions.model)
@@ -126,6 +128,9 @@ class ModelServer(Server):
         self.contributions.settle(tickets)
         self.updates += 1
         return result.non_finite
+
+    def report(self) -> Mapping[str, float]:
+        return {"loss": self._loss} if math.isfinite(self._loss) else {}
 
     def evaluated(self, loss: float, accuracy: float) -> None:
         """The model was evaluated: schedulers that wait for that may lower the workers' learning rates."""
