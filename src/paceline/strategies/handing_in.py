@@ -9,8 +9,8 @@ from paceline.core.ledger import Ledger
 from paceline.core.messages import Assign, Decision, Within, Work
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.grouped import Grouped
-from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.regrouped import Regrouped
+from paceline.strategies.traits import said
 
 
 def handing_in(work: Callable[[int], Work], ledger: Ledger, decisions: Sequence[Decision]) -> list[Decision]:
@@ -33,17 +33,15 @@ def check_rule(rule: Strategy, named: str, *, needs_rounds: str = "") -> None:
     inner = rule
     while isinstance(inner, Grouped | Regrouped):
         inner = inner.inside
-    if isinstance(inner, LiveCompensation):
-        raise ConfigError(
-            f"{named} cannot wait by LiveCompensation: a model cannot be handed in by parts, nor made up for one round "
-            "later; choose Synchronous or FastestK"
-        )
+    if why := said(inner, "gradients_only"):
+        raise ConfigError(f"{named} cannot wait by {type(inner).__name__}: {why}; choose Synchronous or FastestK")
     if hasattr(inner, "waits"):
         raise ConfigError(
             f"{named} cannot wait by {type(inner).__name__}, which itself says what is handed in; choose Synchronous "
             "or FastestK"
         )
-    if needs_rounds and isinstance(rule, Grouped | Regrouped | Asynchronous):
+    own_rounds = isinstance(rule, Grouped | Regrouped | Asynchronous) or said(inner, "rounds_of_its_own")
+    if needs_rounds and own_rounds:
         raise ConfigError(
             f"{named} cannot wait by {type(rule).__name__}, which has no common rounds: {needs_rounds}; choose "
             "Synchronous or FastestK"

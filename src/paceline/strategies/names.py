@@ -11,6 +11,7 @@ On the command line a strategy is ``name:option=value,option=value``::
     gsgd-measured:groups=labels,window=15 the same, the groups to begin with by labels
     gsgd:tolerance=0.5,inside=lgc:quorum=3,blocks=4     another rule inside the groups
     unequal:total=128                     mini-batches by measured speed, 128 samples an update
+    buffered:size=8    ringmaster:threshold=16,stop=false    replicated:groups=0-1/2-3/4-5
     unequal:total=128,margin=0.2,inside=k-sgd:quorum=7   the same, another rule inside
     ma:every=16    ec-dnn-s:every=500,relabel=0.5    e-dnn:steps=2000
     ma:every=16,waits=k-sgd:quorum=6      models of the fastest six are averaged
@@ -28,13 +29,24 @@ from paceline.core.codec import MOST_WORKERS
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_table, as_written, described, nearest, read_value, refuse_unknown
+from paceline.strategies.adaptive_quorum import AdaptiveQuorum
+from paceline.strategies.anytime import Anytime
 from paceline.strategies.asynchronous import Asynchronous
+from paceline.strategies.bounded_staleness import BoundedStaleness
+from paceline.strategies.buffered import Buffered, StalenessAware
+from paceline.strategies.delay_adaptive import DelayAdaptive
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped, groups_by_label, groups_by_speed
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
+from paceline.strategies.newest_of_each import NewestOfEach
+from paceline.strategies.quorum_grace import QuorumGrace
 from paceline.strategies.regrouped import Regrouped
+from paceline.strategies.rennala import Malenia, Rennala
+from paceline.strategies.replicated import Replicated
+from paceline.strategies.rescaled import Rescaled
+from paceline.strategies.ringmaster import Ringmaster
 from paceline.strategies.synchronous import Synchronous
 from paceline.strategies.unequal_batches import UnequalBatches
 
@@ -107,6 +119,71 @@ HAND_IN_GRADIENTS = (
         UnequalBatches, ("unequal-batches", "unequal"), "unequal mini-batches",
         "mini-batches by measured speed, so that all hand in together; one update from the mean over all samples",
         "the criterion is Paceline's own", "unequal:total=128",
+    ),
+    Named(
+        QuorumGrace, ("quorum-grace", "grace"), "quorum and grace window",
+        "wait for a quorum, then so many seconds for more; late ones count in the next update",
+        "Douillard et al., Decoupled DiLoCo (its waiting)", "quorum-grace:quorum=8,grace=0.5",
+    ),
+    Named(
+        AdaptiveQuorum, ("adaptive-quorum", "adaptive-k"), "adaptive fastest-k",
+        "as fastest-k, with a quorum that is raised when successive gradients point against each other",
+        "Kas Hanna et al., Adaptive Distributed Stochastic Gradient Descent", "adaptive-quorum:quorum=2",
+    ),
+    Named(
+        Anytime, ("anytime", "anytime-minibatch"), "Anytime Minibatch",
+        "rounds of so many seconds; each worker counts by the samples that it has done by then",
+        "Ferdinand et al., Anytime Minibatch", "anytime:seconds=1.0,blocks=8",
+    ),
+    Named(
+        Replicated, ("replicated", "gradient-coding"), "gradient coding, fractional repetition",
+        "workers of a group compute the same mini-batches; the first answer of each group counts",
+        "Tandon et al., Gradient Coding", "replicated:groups=0-1/2-3",
+    ),
+    Named(
+        Buffered, ("buffered", "softsync", "k-batch-async"), "softsync, K-batch-async, FedBuff on gradients",
+        "nobody waits: every size gradients, however old, their mean is an update",
+        "Zhang et al., Staleness-aware Async-SGD; Nguyen et al., FedBuff", "buffered:size=8",
+    ),
+    Named(
+        StalenessAware, ("staleness-aware", "sasgd"), "staleness-aware ASGD",
+        "as buffered, each gradient divided by its staleness",
+        "Zhang et al., Staleness-aware Async-SGD", "staleness-aware:size=8",
+    ),
+    Named(
+        BoundedStaleness, ("bounded-staleness", "ssp"), "SSP",
+        "each gradient is an update; who is more than slack pieces ahead of the slowest waits",
+        "Ho et al., Stale Synchronous Parallel Parameter Server", "bounded-staleness:slack=3",
+    ),
+    Named(
+        DelayAdaptive, ("delay-adaptive", "delay-adaptive-asgd"), "delay-adaptive ASGD",
+        "each gradient is an update; one older than the number of workers counts less",
+        "Koloskova et al., Sharper Convergence Guarantees; Mishchenko et al.", "delay-adaptive",
+    ),
+    Named(
+        Ringmaster, ("ringmaster", "ringmaster-asgd"), "Ringmaster ASGD",
+        "each gradient younger than threshold is an update; older work is stopped and dropped",
+        "Maranjyan et al., Ringmaster ASGD, Algs. 4, 5", "ringmaster:threshold=16",
+    ),
+    Named(
+        Rennala, ("rennala", "rennala-sgd"), "Rennala SGD",
+        "all compute at the same weights, as often as they can, until batch gradients are there",
+        "Tyurin & Richtárik, Optimal Time Complexities", "rennala:batch=32",
+    ),
+    Named(
+        Malenia, ("malenia", "malenia-sgd"), "Malenia SGD",
+        "the same, every worker counting alike however many gradients it has handed in",
+        "Tyurin & Richtárik, Optimal Time Complexities", "malenia:batch=32",
+    ),
+    Named(
+        Rescaled, ("rescaled", "rescaled-asgd"), "Rescaled ASGD",
+        "each gradient is an update, weighed by the time that it took: all workers count alike",
+        "Mahran et al., Rescaled Asynchronous SGD", "rescaled",
+    ),
+    Named(
+        NewestOfEach, ("newest-of-each", "iag", "mifa"), "IAG, MIFA",
+        "keep the newest gradient of each worker; on each arrival step along the mean of all",
+        "Blatt et al., IAG; Gu et al., MIFA", "newest-of-each",
     ),
 )  # fmt: skip
 HAND_IN_MODELS = (
