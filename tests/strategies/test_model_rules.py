@@ -50,6 +50,28 @@ def test_models_that_arrive_at_one_instant_make_each_other_older(rule: Strategy)
     assert [*steps[0].weights.values(), *steps[1].weights.values()] == [1, Fraction(707_107, 10**6)]
 
 
+def test_a_buffer_takes_several_models_of_one_worker_the_older_the_less() -> None:
+    steps = updates(pl.FedBuff(2, 4), 12)
+    assert max(len(step.weights) - len({ticket.worker for ticket in step.weights}) for step in steps) > 0
+    for number, step in enumerate(steps):
+        for ticket, weight in step.weights.items():
+            age = number - ticket.version
+            assert weight == Fraction(1, 4) * Fraction(round(10**6 / math.sqrt(1 + age)), 10**6)
+    assert pl.FedBuff(2, 4).weight_sum == "at most 1"
+
+
+def test_decoupled_diloco_is_a_composition() -> None:
+    rule = pl.DecoupledDiLoCo(4, quorum=2, grace=0.3)
+    outer = pl.OuterSGD(0.7, 0.9)
+    assert rule == pl.ModelAveraging(4, waits=pl.QuorumGrace(2, 0.3), outer=outer, weights="tokens")
+    steps = updates(rule, 12, batch_size=[2, 4, 6])
+    late = [step for number, step in enumerate(steps) for ticket in step.weights if ticket.version < number]
+    assert late
+    assert all(sum(step.weights.values()) == 1 for step in steps)
+    (weights,) = {tuple(step.weights.values()) for step in steps[:1]}
+    assert [*weights] == [Fraction(1, 5), Fraction(4, 5)]  # 4 * 2 * 2 and 4 * 4 * 4 of 80
+
+
 @pytest.mark.parametrize("waits", [pl.Synchronous(), pl.Asynchronous()], ids=repr)
 def test_local_steps_by_speed_let_all_hand_in_together(waits: Strategy) -> None:
     """Workers of 1, 2 and 4 seconds a mini-batch, the first of which becomes slow after 40 seconds."""
@@ -99,6 +121,8 @@ def test_an_elasticity_is_for_each_of_those_at_hand() -> None:
         ("post-local:every=8,warm_up=20", pl.ModelAveraging(8, warm_up=20)),
         ("ma:every=8,weights=tokens,waits=k-sgd:quorum=2", pl.ModelAveraging(8, pl.FastestK(2), weights="tokens")),
         ("diloco:every=8,by_speed=true,waits=asgd", pl.DiLoCo(8, by_speed=True, waits=pl.Asynchronous())),
+        ("fedbuff:every=8,size=4", pl.FedBuff(8, 4)),
+        ("decoupled-diloco:every=8,quorum=2,grace=0.5", pl.DecoupledDiLoCo(8, 2, 0.5)),
         ("adacomm:every=8,interval=5", pl.AdaComm(8, 5)),
         ("fedasync:every=4,mixing=0.6,decay=0", pl.FedAsync(4, 0.6, 0.0)),
         ("easgd:every=4,elasticity=0.1,waits=ssgd", pl.EASGD(4, 0.1, pl.Synchronous())),
@@ -130,6 +154,10 @@ def test_the_command_line_has_a_name_for_it(text: str, rule: Strategy) -> None:
         (lambda: pl.ModelAveraging(4, pl.Grouped([[0], [1]]), by_speed=True), "by_speed=True cannot wait by Grouped"),
         (lambda: pl.ModelAveraging(4, steps=8, by_speed=True), "different numbers of local steps, and steps= counts"),
         (lambda: pl.AdaComm(4, interval=0), r"an interval of 0 updates is not possible: at least 1 \(nearest 1\)"),
+        (lambda: pl.FedBuff(4, 0), r"Buffered cannot have size=0: at least 1"),
+        (lambda: pl.DecoupledDiLoCo(4, 9, 0.5).check(4, 8), r"a quorum of 9 does not fit 4 workers.*nearest 4"),
+        (lambda: pl.ModelAveraging(4, pl.Buffered(4), steps=8), "cannot wait by Buffered, which has no common rounds"),
+        (lambda: pl.ModelAveraging(4, pl.Rennala(4)), "cannot wait by Rennala"),
         (lambda: pl.FedAsync(0), "FedAsync cannot communicate every 0 steps: at least 1"),
         (lambda: pl.FedAsync(4, 1.5), r"mixing=1.5 is not possible: above 0 and at most 1 \(nearest 1\)"),
         (lambda: pl.FedAsync(4, decay=-1.0), r"decay=-1.0 is not possible: at least 0 \(nearest 0\)"),

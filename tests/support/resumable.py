@@ -267,18 +267,6 @@ CASES: Mapping[str, Case] = {
 }
 
 
-@dataclass(frozen=True)
-class InABuffer(pl.strategy.Strategy):
-    """A buffer: workers go on at once, and an update uses so many contributions, also several of one worker."""
-
-    size: int
-
-    def decide(self, ledger: pl.strategy.Ledger) -> Sequence[pl.strategy.Decision]:
-        if len(ledger.handed_in) >= self.size:
-            return [pl.strategy.Step(pl.strategy.mean(tuple(ledger.handed_in)[: self.size]))]
-        return [pl.strategy.Assign(worker) for worker in ledger.workers if worker not in ledger.running]
-
-
 EC = pl.EnsembleCompression
 COSTLY = replace(FLEET, network=pl.Network(latency=0.003, bandwidth=1e6))
 # workers hand in models
@@ -309,7 +297,8 @@ MODELS: Mapping[str, Case] = {
         ),
         replace(FLEET, changes=CHANGES), sampling=pl.ReassignShards(),
     ),
-    "buffer of models": Case(pl.ModelAveraging(2, InABuffer(6)), model=dropout, optimizer=sgd(momentum=0.9)),
+    "buffer of models": Case(pl.FedBuff(2, 6), model=dropout, optimizer=sgd(momentum=0.9)),
+    "decoupled diloco": Case(pl.DecoupledDiLoCo(2, 3, 0.02), optimizer=sgd(momentum=0.9)),
     "averages by speed": Case(pl.ModelAveraging(4, pl.Asynchronous(), by_speed=True), pl.SimulatedFleet(DELAYS)),
     "averages by loss": Case(pl.AdaComm(4, interval=1), optimizer=sgd(momentum=0.9)),
     "mixed models": Case(pl.FedAsync(2), model=normalised, optimizer=sgd(momentum=0.9)),

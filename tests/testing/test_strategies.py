@@ -13,7 +13,7 @@ from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
-from paceline.strategies.model_rules import DiLoCo
+from paceline.strategies.model_rules import DecoupledDiLoCo, DiLoCo, FedBuff
 from paceline.strategies.pulling import EASGD, FedAsync
 from paceline.strategies.regrouped import Regrouped
 from paceline.strategies.synchronous import Synchronous
@@ -68,6 +68,8 @@ STRATEGIES: list[Strategy] = [
     ModelAveraging(every=6, by_speed=True, weights="tokens"),
     AdaComm(every=6, interval=2),
     AdaComm(every=6, waits=Grouped(PAIR_AND_THREE)),
+    FedBuff(every=2, size=3),
+    DecoupledDiLoCo(every=2, quorum=3, grace=0.5, by_speed=True),
     FedAsync(every=2),
     FedAsync(every=2, waits=Grouped(PAIR_AND_THREE)),
     EASGD(every=2),

@@ -3,7 +3,7 @@
 
 def strategies() -> None:
     """List the strategies: the names that --strategy takes, the rule of each, an example, and its paper."""
-    from paceline.strategies.names import STRATEGIES
+    from paceline.strategies.catalogue import STRATEGIES
     from paceline.terminal import Column, console, print_table
 
     columns = [

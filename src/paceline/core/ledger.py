@@ -4,10 +4,16 @@ The coordinator keeps every reading up to date (``state.LedgerState``), so that 
 reading costs the same with 16 workers as with 10,000.
 """
 
-from collections.abc import Collection, KeysView, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Reversible, Sequence
+from typing import Protocol, TypeVar
 
 from paceline.core.messages import Groups, Ticket
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Ordered(Collection[T_co], Reversible[T_co], Protocol[T_co]):
+    """A collection in an order that can be read from both ends."""
 
 
 class Ledger(Protocol):
@@ -21,11 +27,11 @@ class Ledger(Protocol):
         """Who is here."""
 
     @property
-    def idle(self) -> KeysView[int]:
+    def idle(self) -> Collection[int]:
         """Who is here, computes nothing, and has handed in nothing for the current round."""
 
     @property
-    def free(self) -> KeysView[int]:
+    def free(self) -> Ordered[int]:
         """Who is here and computes nothing, also those that handed something in; the last to become free comes last.
 
         For rules under which a worker need not wait for the update that uses its work.
@@ -36,7 +42,7 @@ class Ledger(Protocol):
         """Worker -> the ticket that it computes."""
 
     @property
-    def behind(self) -> KeysView[Ticket]:
+    def behind(self) -> Collection[Ticket]:
         """The running tickets that were given out before the last update of this ledger, in that order."""
 
     @property
@@ -52,7 +58,7 @@ class Ledger(Protocol):
         """Ticket -> units done: handed in, unused, given out before the last update."""
 
     @property
-    def handed_in(self) -> KeysView[Ticket]:
+    def handed_in(self) -> Ordered[Ticket]:
         """What is fresh and what is late together, in the order of arrival."""
 
     @property
@@ -79,6 +85,10 @@ class Ledger(Protocol):
 
         A worker that joins begins with the ``least_count``, so that nobody has to wait for it to catch up.
         """
+
+    @property
+    def tally(self) -> Mapping[int, int]:
+        """Count -> how many workers have it, of the ``counts``."""
 
     @property
     def least_count(self) -> int:

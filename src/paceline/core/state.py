@@ -3,7 +3,7 @@
 A ticket moves from one index to the next at most once, so that following costs the same with 16 workers as with 10,000.
 """
 
-from collections.abc import Collection, Iterator, KeysView, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -34,7 +34,7 @@ class LedgerState:
         "_kept", "_late", "_memory", "_parts", "_recalled", "_report", "_running", "_sizes", "_tally", "_workers",
         "alarms", "behind", "counts", "current", "free", "fresh", "groups", "handed_in", "holding", "idle", "is_split",
         "kept", "late", "least_count", "memory", "moving", "now", "part_of", "recalled", "report", "reports", "round",
-        "running", "sizes", "speeds", "timing", "touched", "updated_at", "workers",
+        "running", "sizes", "speeds", "tally", "timing", "touched", "updated_at", "workers",
     )  # fmt: skip
 
     def __init__(self, sizes: dict[int, int] | None = None, *, part: bool = False) -> None:
@@ -59,19 +59,20 @@ class LedgerState:
         self._memory: dict[str, float] = {}
 
         self.workers: Set[int] = self._workers.keys()
-        self.idle: KeysView[int] = self._idle.keys()
-        self.free: KeysView[int] = self._free.keys()
+        self.idle: Set[int] = self._idle.keys()
+        self.free = self._free.keys()
         self.counts: Mapping[int, int] = MappingProxyType(self._counts)
+        self.tally: Mapping[int, int] = MappingProxyType(self._tally)
         self.least_count = 0
         self.report: Mapping[str, float] = MappingProxyType(self._report)
         self.reports = 0
         self.running: Mapping[int, Ticket] = MappingProxyType(self._running)
         self.current: Set[Ticket] = self._current.keys()
-        self.behind: KeysView[Ticket] = self._behind.keys()
+        self.behind: Set[Ticket] = self._behind.keys()
         self.recalled: Set[Ticket] = self._recalled.keys()
         self.fresh: Mapping[Ticket, int] = MappingProxyType(self._fresh)
         self.late: Mapping[Ticket, int] = MappingProxyType(self._late)
-        self.handed_in: KeysView[Ticket] = self._handed_in.keys()
+        self.handed_in = self._handed_in.keys()
         self.kept: Mapping[Ticket, int] = MappingProxyType(self._kept)
         self.holding: Mapping[int, int] = MappingProxyType(self._holding)
         self.alarms: Set[float] = self._alarms.keys()

@@ -10,8 +10,8 @@ from paceline.core.ledger import Ledger
 from paceline.core.messages import Assign, Decision, Step, Ticket, Within, Work
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.grouped import Grouped
-from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.regrouped import Regrouped
+from paceline.strategies.traits import said
 
 Weights = dict[Ticket, Fraction]
 MILLION = 10**6  # weights that are no fractions are rounded to a millionth, and so are the same on every machine
@@ -50,17 +50,15 @@ def check_rule(rule: Strategy, named: str, *, needs_rounds: str = "") -> None:
     ``needs_rounds`` says why all models of an update have to be of one round, if so.
     """
     inner = innermost(rule)
-    if isinstance(inner, LiveCompensation):
-        raise ConfigError(
-            f"{named} cannot wait by LiveCompensation: a model cannot be handed in by parts, nor made up for one round "
-            "later; choose Synchronous or FastestK"
-        )
+    if why := said(inner, "gradients_only"):
+        raise ConfigError(f"{named} cannot wait by {type(inner).__name__}: {why}; choose Synchronous or FastestK")
     if hasattr(inner, "waits"):
         raise ConfigError(
             f"{named} cannot wait by {type(inner).__name__}, which itself says what is handed in; choose Synchronous "
             "or FastestK"
         )
-    if needs_rounds and isinstance(rule, Grouped | Regrouped | Asynchronous):
+    own_rounds = isinstance(rule, Grouped | Regrouped | Asynchronous) or said(inner, "rounds_of_its_own")
+    if needs_rounds and own_rounds:
         raise ConfigError(
             f"{named} cannot wait by {type(rule).__name__}, which has no common rounds: {needs_rounds}; choose "
             "Synchronous or FastestK"

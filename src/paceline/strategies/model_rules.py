@@ -4,7 +4,9 @@ from typing import Literal
 
 from paceline.core.coordinator import Strategy
 from paceline.strategies.aggregation import OuterSGD
+from paceline.strategies.buffered import Buffered
 from paceline.strategies.model_averaging import ModelAveraging
+from paceline.strategies.quorum_grace import QuorumGrace
 from paceline.strategies.synchronous import Synchronous
 
 
@@ -84,3 +86,46 @@ def PostLocalSGD(  # noqa: N802 - a named choice
     Lin et al., *Don't use large mini-batches, use local SGD*, ICLR 2020.
     """
     return ModelAveraging(every, waits, steps, warm_up=warm_up)
+
+
+def FedBuff(  # noqa: N802 - a named choice
+    every: int, size: int, outer_lr: float = 1.0, *, weights: Literal["waits", "tokens", "age"] = "age"
+) -> ModelAveraging:
+    r"""Collect the changes of ``size`` models, and step along their mean; nobody waits (buffered aggregation).
+
+    $$w \leftarrow w + \frac{\eta}{B} \sum_{k=1}^{B} \frac{w_k - w^{(k)}}{\sqrt{1 + a_k}},$$
+
+    where the $k$-th of ``size`` ($B$) models began with $w^{(k)}$, $a_k$ updates ago, and made ``every`` local steps; a
+    fast worker may have several of them. ``outer_lr`` is $\eta$. With ``weights="waits"`` the age does not matter.
+
+    **Wins** where no worker may wait, and single stale models would swing. **Loses** where workers have unlike data:
+    fast ones count more often. **Memory**: the models in the buffer, up to ``size`` of them, besides the workers' own.
+
+    Nguyen et al., *Federated learning with buffered asynchronous aggregation*, AISTATS 2022.
+    """
+    return ModelAveraging(every, Buffered(size), outer=OuterSGD(outer_lr, 0.0, nesterov=False), weights=weights)
+
+
+def DecoupledDiLoCo(  # noqa: N802 - a named choice
+    every: int, quorum: int, grace: float, outer_lr: float = 0.7, outer_momentum: float = 0.9, *,
+    by_speed: bool = False,
+) -> ModelAveraging:  # fmt: skip
+    r"""DiLoCo that waits for a quorum and a window of grace, and weighs models by their tokens.
+
+    $$\Delta = \sum_{k \in M} \frac{\omega_k}{\sum_{j \in M} \omega_j}\,(w^{(k)} - w_k), \qquad
+    \omega_k = c_k \cdot \frac{c_k}{h_k},$$
+
+    over the models $M$ that were handed in when the window closes, $c_k$ being the samples that model $k$ was trained
+    on and $h_k$ its local steps: ``ModelAveraging(every, waits=QuorumGrace(quorum, grace), outer=OuterSGD(outer_lr,
+    outer_momentum), weights="tokens")``. A late model counts in the next update, by what it learnt from the model
+    $w^{(k)}$ that it began with. Samples are taken to have the same number of tokens.
+
+    Two parts of the paper are left out. Its learners exchange fragments of the parameters in turn, and go on computing
+    while these are sent: here a model is sent as a whole, and its worker waits for the update. Its window of grace
+    adapts itself; here it is given in seconds.
+
+    Douillard et al., *Decoupled DiLoCo for resilient distributed pre-training*, 2026.
+    """
+    return ModelAveraging(
+        every, QuorumGrace(quorum, grace), outer=OuterSGD(outer_lr, outer_momentum), weights="tokens", by_speed=by_speed
+    )

@@ -1,4 +1,4 @@
-"""The strategies by name: what the command line and a TOML file call them, the rule in a sentence, the paper.
+"""Strategies from texts and tables: how the command line and a TOML file spell them.
 
 On the command line a strategy is ``name:option=value,option=value``::
 
@@ -11,6 +11,7 @@ On the command line a strategy is ``name:option=value,option=value``::
     gsgd-measured:groups=labels,window=15 the same, the groups to begin with by labels
     gsgd:tolerance=0.5,inside=lgc:quorum=3,blocks=4     another rule inside the groups
     unequal:total=128                     mini-batches by measured speed, 128 samples an update
+    buffered:size=8    ringmaster:threshold=16,stop=false    replicated:groups=0-1/2-3/4-5
     unequal:total=128,margin=0.2,inside=k-sgd:quorum=7   the same, another rule inside
     ma:every=16    ec-dnn-s:every=500,relabel=0.5    e-dnn:steps=2000
     ma:every=16,waits=k-sgd:quorum=6      models of the fastest six are averaged
@@ -22,161 +23,19 @@ tables of their own and ``groups`` a list of lists or "labels", or simply the sa
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any, get_type_hints
 
 from paceline.core.codec import MOST_WORKERS
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_table, as_written, described, nearest, read_value, refuse_unknown
-from paceline.strategies.adacomm import AdaComm
-from paceline.strategies.asynchronous import Asynchronous
-from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
-from paceline.strategies.fastest_k import FastestK
+from paceline.strategies.catalogue import BY_NAME, GROUPED, STRATEGIES, Named
 from paceline.strategies.grouped import Grouped, groups_by_label, groups_by_speed
-from paceline.strategies.live_compensation import LiveCompensation
-from paceline.strategies.model_averaging import ModelAveraging
-from paceline.strategies.model_rules import BMUF, DiLoCo, PostLocalSGD, SlowMo
-from paceline.strategies.pulling import EASGD, FedAsync
-from paceline.strategies.regrouped import Regrouped
-from paceline.strategies.synchronous import Synchronous
-from paceline.strategies.unequal_batches import UnequalBatches
 
 TOLERANCE = 0.25
 DEEPEST = 8  # rules inside rules
 LABELS = "labels"  # as groups: those of the fleet
-GROUPED = {"groups": Sequence[Sequence[int]], "tolerance": float, "inside": Strategy}
-EC_DNN = "Sun & Liu, EC-DNN: a new method for parallel training of deep neural networks"
-
-
-@dataclass(frozen=True)
-class Named:
-    """A strategy as people call it."""
-
-    kind: Callable[..., Strategy]
-    names: tuple[str, ...]  # the first is the one that is shown
-    acronyms: str
-    rule: str
-    paper: str
-    example: str
-    preset: tuple[tuple[str, Any], ...] = ()  # options that the name stands for
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What can be chosen: each option's type."""
-        if self.kind is Grouped:
-            return GROUPED
-        hints, chosen = get_type_hints(self.kind), dict(self.preset)
-        return {name: hints[name] for name in signature(self.kind).parameters if name not in chosen}
-
-    @property
-    def required(self) -> list[str]:
-        """Options without a default; groups can be formed by speed."""
-        parameters = signature(self.kind).parameters.values()
-        return [each.name for each in parameters if each.default is Parameter.empty and self.kind is not Grouped]
-
-
-HAND_IN_GRADIENTS = (
-    Named(
-        Synchronous, ("synchronous", "ssgd", "full-sgd", "sync"), "SSGD, Full-SGD",
-        "everybody waits for everybody: one update from the mean of all gradients",
-        "Gao & Chen, Group SGD, Eq. (2); Xu, Live Gradient Compensation, Eq. (3)", "ssgd",
-    ),
-    Named(
-        Asynchronous, ("asynchronous", "asgd", "async"), "ASGD",
-        "nobody waits: each gradient is an update as it arrives, however old its model is by then",
-        "Gao & Chen, Group SGD, Eq. (3)", "asgd",
-    ),
-    Named(
-        FastestK, ("fastest-k", "k-sgd", "ksgd"), "K-SGD, backup workers",
-        "wait for the first quorum gradients of a round; stop the late workers and drop their work",
-        "Xu, Live Gradient Compensation, Sec. I; Chen et al., Revisiting Distributed Synchronous SGD", "k-sgd:quorum=7",
-    ),
-    Named(
-        LiveCompensation, ("live-compensation", "lgc", "lgc-sgd"), "LGC-SGD",
-        "wait for the first quorum; late workers hand in the blocks they have, which count one update later",
-        "Xu, Live Gradient Compensation for Evading Stragglers, Alg. 1", "lgc:quorum=7,blocks=4",
-    ),
-    Named(
-        Grouped, ("grouped", "gsgd", "group-sgd"), "GSGD",
-        "wait inside groups of like speed, not between them; any strategy can be the rule inside a group",
-        "Gao & Chen, Group SGD: a tradeoff between straggler and staleness, Alg. 3.1", "gsgd:groups=0-3/4-7/8-15",
-    ),
-    Named(
-        Regrouped, ("regrouped", "gsgd-measured", "adaptive-gsgd"), "GSGD, adaptive",
-        "the same with groups by measured speed, formed anew when speeds change by more than a margin",
-        "Gao & Chen, Group SGD, Alg. 3.1; the criterion is Paceline's own", "gsgd-measured:tolerance=0.5,margin=0.2",
-    ),
-    Named(
-        UnequalBatches, ("unequal-batches", "unequal"), "unequal mini-batches",
-        "mini-batches by measured speed, so that all hand in together; one update from the mean over all samples",
-        "the criterion is Paceline's own", "unequal:total=128",
-    ),
-)  # fmt: skip
-HAND_IN_MODELS = (
-    Named(
-        ModelAveraging, ("model-averaging", "ma", "ma-dnn", "local-sgd"), "MA-DNN, local SGD",
-        "every worker trains a model of its own; every so many steps their parameters are averaged",
-        f"{EC_DNN}, Eq. (1)", "ma:every=16", (("outer", None), ("warm_up", 0)),
-    ),
-    Named(
-        PostLocalSGD, ("post-local-sgd", "post-local"), "post-local SGD",
-        "one local step before each of the first warm_up averages, then every so many",
-        "Lin et al., Don't use large mini-batches, use local SGD, 2020", "post-local:every=16,warm_up=200",
-    ),
-    Named(
-        DiLoCo, ("distributed-low-communication", "diloco"), "DiLoCo",
-        "what the models moved is a gradient for Nesterov's momentum on the server",
-        "Douillard et al., DiLoCo, 2023, Alg. 1", "diloco:every=16,outer_lr=0.7,outer_momentum=0.9",
-    ),
-    Named(
-        BMUF, ("block-momentum", "bmuf"), "BMUF",
-        "the averages have a momentum, unless given of 1 - 1/workers",
-        "Chen & Huo, Scalable training of deep learning machines, 2016", "bmuf:every=16,outer_momentum=0.875",
-    ),
-    Named(
-        SlowMo, ("slow-momentum", "slowmo"), "SlowMo",
-        "the averages have a momentum, whatever optimizer the workers have",
-        "Wang et al., SlowMo, 2020, Alg. 1", "slowmo:every=16,outer_momentum=0.5",
-    ),
-    Named(
-        AdaComm, ("adaptive-communication", "adacomm"), "AdaComm",
-        "models are averaged the more often the lower the training loss",
-        "Wang & Joshi, Adaptive communication strategies, 2019", "adacomm:every=16,interval=10",
-    ),
-    Named(
-        FedAsync, ("mixed-models", "fedasync"), "FedAsync",
-        "each model is mixed into the server's as it arrives, the less the older it is",
-        "Xie et al., Asynchronous federated optimization, 2019, Alg. 1", "fedasync:every=16,mixing=0.6",
-    ),
-    Named(
-        EASGD, ("elastic-averaging", "easgd"), "EASGD",
-        "an elastic force between the server's model and each worker's, which goes on from its own",
-        "Zhang et al., Deep learning with elastic averaging SGD, 2015, Alg. 1", "easgd:every=16",
-    ),
-    Named(
-        EnsembleCompression, ("ensemble-compression", "ec-dnn-s", "ec-dnn"), "EC-DNN-S",
-        "the models' outputs are averaged, not their parameters, and distilled back into each model",
-        f"{EC_DNN}, Alg. 1, Eq. (5)", "ec-dnn-s:every=500", (("weights", "simple"),),
-    ),
-    Named(
-        EnsembleCompression, ("ec-regression", "ec-dnn-r"), "EC-DNN-R",
-        "the same, the outputs weighed by least squares on the labels",
-        f"{EC_DNN}, Eq. (7)", "ec-dnn-r:every=500,pooled=true", (("weights", "regression"),),
-    ),
-    Named(
-        EnsembleCompression, ("ec-margin", "ec-dnn-m"), "EC-DNN-M",
-        "the same, the outputs weighed sample by sample, by how sure each model is of the right class",
-        f"{EC_DNN}, Eq. (8)", "ec-dnn-m:every=500", (("weights", "margin"),),
-    ),
-    Named(
-        FinalEnsemble, ("final-ensemble", "e-dnn"), "E-DNN; S-DNN on one worker",
-        "the models are trained apart; their outputs are averaged once, at the end",
-        f"{EC_DNN}, Sec. 4.2", "e-dnn:steps=2000",
-    ),
-)  # fmt: skip
-STRATEGIES = (*HAND_IN_GRADIENTS, *HAND_IN_MODELS)
-BY_NAME = {name: named for named in STRATEGIES for name in named.names}
 
 
 @dataclass(frozen=True)
@@ -239,7 +98,7 @@ def choice_of(strategy: Strategy) -> StrategyChoice | None:
     Of several names, the one that leaves the fewest options to tell.
     """
     found = [choice for named in STRATEGIES if (choice := _as_named(strategy, named)) is not None]
-    return min(found, key=lambda choice: len(choice.options), default=None)
+    return min(found, key=lambda choice: choice.text.count("="), default=None)
 
 
 def _as_named(strategy: Strategy, named: Named) -> StrategyChoice | None:
@@ -273,10 +132,12 @@ def _is_made_by(strategy: Strategy, make: Callable[..., Strategy]) -> bool:
 
 
 def _option(strategy: Strategy, name: str) -> Any:
-    """An option by its name: a field of the strategy, or, as in ``outer_lr``, one of its outer optimizer."""
+    """An option by its name: a field of the strategy, of the rule that it waits by, or of its outer optimizer."""
     if hasattr(strategy, name):
         return getattr(strategy, name)
-    return getattr(getattr(strategy, "outer", None), name.removeprefix("outer_"))
+    if name.startswith("outer_") or name == "nesterov":
+        return getattr(getattr(strategy, "outer", None), name.removeprefix("outer_"))
+    return getattr(getattr(strategy, "waits", None), name)
 
 
 def parse_strategy(text: str, depth: int = 0) -> StrategyChoice:

@@ -28,7 +28,7 @@ from paceline.core.messages import (
 
 INDICES = (
     "workers", "idle", "free", "running", "behind", "recalled", "fresh", "holding", "late", "handed_in", "kept",
-    "counts", "alarms", "memory", "sizes",
+    "counts", "tally", "alarms", "memory", "sizes",
 )  # fmt: skip
 NUMBERS = ("round", "now", "updated_at", "least_count")
 Fact = Event | Instruction
@@ -70,6 +70,7 @@ def recount(facts: Sequence[Fact]) -> dict[str, object]:
         "handed_in": [ticket for ticket in held if ticket not in used],
         "kept": sorted((ticket, done) for ticket, done in held.items() if ticket in used),
         "counts": sorted(counts.items()),
+        "tally": sorted(Counter(counts.values()).items()),
         "least_count": least,
         "ages": sorted((ticket, sum(i > given_out[ticket] for i in steps)) for ticket in (*running, *held)),
         "round": len(steps),

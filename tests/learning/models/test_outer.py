@@ -95,7 +95,10 @@ def test_an_outer_sgd_with_a_learning_rate_of_1_is_averaging_bit_for_bit(waits: 
         assert torch.equal(weights(other.model), weights(plain.model))
 
 
-@pytest.mark.parametrize("waits", [pl.Asynchronous(), pl.Grouped([[0, 2], [1]]), pl.FastestK(2)], ids=repr)
+WAITS = [pl.Asynchronous(), pl.Grouped([[0, 2], [1]]), pl.FastestK(2), pl.Buffered(4), pl.QuorumGrace(2, 0.5)]
+
+
+@pytest.mark.parametrize("waits", WAITS, ids=repr)
 def test_the_outer_optimizer_follows_any_waiting_rule(waits: Strategy) -> None:
     record, place = Noted(), nn.Parameter(weights(mlp()))
     outer = Adam([place], lr=0.02)
