@@ -49,7 +49,7 @@ class AverageModels:
     needs_rounds  why all models of an update have to be of one round, if they have to
     combines      what an update does with its weights: it adds the ``changes`` of the models since their
                   download; or pulls the model towards the ``models`` themselves, as in ``FedAsync``; or, ``elastic``,
-                  does so and pulls each of them back, which then goes on from there, as in ``EASGD``
+                  does so and pulls each of them back, which then continues from there, as in ``EASGD``
     """
 
     momentum: Literal["kept", "averaged"] = "kept"

@@ -211,7 +211,7 @@ HAND_IN_MODELS = (
     ),
     Named(
         EASGD, ("elastic-averaging", "easgd"), "EASGD",
-        "an elastic force between the server's model and each worker's, which goes on from its own",
+        "an elastic force between the server's model and each worker's, which continues from its own",
         "Zhang et al., Deep learning with elastic averaging SGD, 2015, Alg. 1", "easgd:every=16",
     ),
     Named(

@@ -120,7 +120,7 @@ def DecoupledDiLoCo(  # noqa: N802 - a named choice
     outer_momentum), weights="tokens")``. A late model counts in the next update, by what it learnt from the model
     $w^{(k)}$ that it began with. Samples are taken to have the same number of tokens.
 
-    Two parts of the paper are left out. Its learners exchange fragments of the parameters in turn, and go on computing
+    Two parts of the paper are left out. Its learners exchange fragments of the parameters in turn, and keep computing
     while these are sent: here a model is sent as a whole, and its worker waits for the update. Its window of grace
     adapts itself; here it is given in seconds.
 

@@ -240,7 +240,7 @@ def test_several_models_of_one_worker_are_averaged() -> None:
 
 
 def test_what_needs_the_last_model_of_a_worker_refuses_a_buffer() -> None:
-    with pytest.raises(IllegalDecision, match="cannot give worker 0 new work before its last model is used: the elast"):
+    with pytest.raises(IllegalDecision, match="cannot give worker 0 new work before its last model is used"):
         run(pl.EASGD(2, waits=Twice()), on=fleet(2), updates=2)
     with pytest.raises(IllegalDecision, match="two models of one worker in one step: an ensemble has one member a wor"):
         run(pl.EnsembleCompression(2, waits=Twice()), on=fleet(2), updates=2)

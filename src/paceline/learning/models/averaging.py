@@ -26,7 +26,7 @@ from paceline.strategies.aggregation import AverageModels
 class Averaging:
     r"""Keeps the average, and the earlier averages that somebody still works on.
 
-    | ``combines`` | new model | a worker goes on from |
+    | ``combines`` | new model | a worker continues from |
     |---|---|---|
     | ``changes`` | $w + \sum_k \alpha_k (w_k - w^{(k)})$, worker $k$ having begun with $w^{(k)}$ | the new model |
     | ``models`` | $(1 - \sum_k \alpha_k)\, w + \sum_k \alpha_k w_k$ | the new model |
@@ -61,7 +61,7 @@ class Averaging:
 
     @property
     def only_last(self) -> str:
-        return "the elastic force pulls the model that it goes on from" if self._elastic else ""
+        return "the elastic force pulls the model that it continues from" if self._elastic else ""
 
     @property
     def _elastic(self) -> bool:
@@ -71,7 +71,7 @@ class Averaging:
         if self._elastic and ticket.worker in self._open:
             raise IllegalDecision(
                 f"cannot give worker {ticket.worker} new work before its last model is used: the elastic force pulls "
-                "the model that it goes on from; let EASGD wait by Synchronous, FastestK or Asynchronous"
+                "the model that it continues from; let EASGD wait by Synchronous, FastestK or Asynchronous"
             )
         self._open.add(ticket.worker)
         self._users[ticket.version] += 1

@@ -26,7 +26,7 @@ class OuterOptimizer:
     r"""Steps the global model along $\Delta = \sum_k \alpha_k (w - w_k)$; its state is kept in checkpoints.
 
     A parameter that no worker changed has no gradient until the optimizer knows it, and one of 0 from then on, so that
-    its momentum goes on and a parameter that no loss depends on never moves.
+    its momentum continues, and a parameter that no loss depends on never moves.
     """
 
     def __init__(self, outer: Outer, named: Sequence[tuple[str, Parameter]], workers: int) -> None:
