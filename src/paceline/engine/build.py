@@ -20,8 +20,9 @@ from paceline.learning.learner import Learner
 from paceline.learning.model_state import message_bytes
 from paceline.learning.models.averaging import Averaging
 from paceline.learning.models.compression import Ensembling
+from paceline.learning.models.contributions import ModelContributions
 from paceline.learning.models.server import Aggregation, ModelServer
-from paceline.learning.models.training import LocalTrainer, ModelContributions
+from paceline.learning.models.training import LocalTrainer
 from paceline.learning.optimizers import Recipe
 from paceline.learning.step import StepLoss
 from paceline.learning.workload import Workload

@@ -30,7 +30,7 @@ from paceline.engine.settings import settings_of
 from paceline.engine.setup import Setup, set_up
 from paceline.engine.signals import end_by
 from paceline.engine.spec import RunSpec
-from paceline.fleets.base import Fleet
+from paceline.fleets.base import Announcing, Fleet
 from paceline.fleets.replayed import Replayed, ReplayedWorkers
 from paceline.fleets.simulated.fleet import SimulatedFleet, SimulatedWorkers
 from paceline.learning.generators import Generators
@@ -150,6 +150,8 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
         stack.callback(writer.release)
         if isinstance(setup.workers, SimulatedWorkers | ReplayedWorkers):
             setup.workers.announce = writer.note
+        if isinstance(contributions := setup.server.contributions, Announcing):
+            contributions.announce = writer.note
         loop = Loop(spec.strategy, setup.workers, setup.server, writer, spec.stop.seconds, sizes=spec.sizes.unequal)
         hooks = Hooks(_callbacks(output, opened))
         stack.callback(hooks.close)

@@ -12,7 +12,7 @@ One JSON array a line, after a first line that describes the run:
     ["regroup", [parts], [[workers], ...], why]
     ["resize", [[worker, samples], ...], why]
     ["computed", ticket, seconds]
-    ["reported", at, {name: number}]
+    ["reported", at, {name: number}]       ["fresh", ticket]
 
 Instructions follow at the time of the event before them. A ``start`` has ``samples`` only where workers have
 mini-batches of sizes of their own, and ``resize`` says which from now on, and why. ``spoiled`` (``NonFinite``) says
@@ -20,7 +20,8 @@ that the contribution was not finite, and was left out of the step before. ``bil
 the work that was just started does not go into training, in seconds, where that differs from ticket to ticket; else it
 is ``transfer_seconds`` (first line) each way. ``regroup`` says which workers each part has from now on, and why.
 ``computed`` is written by a profile: what the worker itself took for the work that is about to arrive. ``reported`` is
-what learning told of the step before, where the strategy asks for it.
+what learning told of the step before, where the strategy asks for it. ``fresh`` (``FreshState``) says that the worker
+of work that was just started has lost its optimizer's state, and begins it anew: where that stays with workers.
 
 Reading is strict, since a trace may come from anybody and may be damaged. A number is a number of the right kind and
 size, a text a text; what is longer or deeper than any run writes is refused with ``ValueError``, before memory is taken
@@ -97,7 +98,14 @@ class Computed:
     seconds: float
 
 
-Fact = Event | Instruction | NonFinite | WorkCost | Computed
+@dataclass(frozen=True, slots=True)
+class FreshState:
+    """The worker of a piece of work begins it with a fresh optimizer, having lost the state of its own."""
+
+    ticket: Ticket
+
+
+Fact = Event | Instruction | NonFinite | WorkCost | Computed | FreshState
 
 
 def encode(facts: Iterable[Fact]) -> str:
@@ -117,7 +125,7 @@ def tickets_of(fact: Fact) -> Collection[Ticket]:
     """The tickets that a fact names."""
     if isinstance(fact, Step):
         return fact.weights.keys()
-    about_one = Start | Halt | Drop | Recall | Arrived | NonFinite | WorkCost | Computed
+    about_one = Start | Halt | Drop | Recall | Arrived | NonFinite | WorkCost | Computed | FreshState
     return (fact.ticket,) if isinstance(fact, about_one) else ()
 
 
@@ -187,6 +195,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     NonFinite: lambda i: f'["spoiled",{i.ticket.serial}]\n',
     WorkCost: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
     Computed: lambda c: f'["computed",{c.ticket.serial},{c.seconds!r}]\n',
+    FreshState: lambda f: f'["fresh",{f.ticket.serial}]\n',
     Remember: _encode_remember,
     Regroup: _encode_regroup,
     Resize: _encode_resize,
@@ -359,6 +368,7 @@ DECODERS: Mapping[str, Callable[[list[Any], dict[int, Ticket]], Fact]] = {
     "recall": _about_one(Recall),
     "wake": _at_a_time(WakeAt),
     "spoiled": _about_one(NonFinite),
+    "fresh": _about_one(FreshState),
     "billed": _work_cost,
     "computed": _computed,
     "remember": _remember,

@@ -28,7 +28,7 @@ from paceline.core.messages import (
     WakeAt,
     Within,
 )
-from paceline.trace.format import Computed, Fact, NonFinite, WorkCost
+from paceline.trace.format import Computed, Fact, FreshState, NonFinite, WorkCost
 
 INSTANT = 1e-9  # seconds; two times that differ by less are one
 
@@ -184,6 +184,7 @@ class History:
             NonFinite: self._non_finite,
             WorkCost: self._cost,
             Computed: self._computed,
+            FreshState: self._fresh_state,
             WakeAt: self._nothing,
             Remember: self._nothing,
             Regroup: self._nothing,
@@ -260,6 +261,9 @@ class History:
         times.plain = False
         for tell in self._on_cost:
             tell(times)
+
+    def _fresh_state(self, fact: FreshState) -> None:
+        self._runs(fact.ticket)
 
     def _computed(self, fact: Computed) -> None:
         times = self._runs(fact.ticket)

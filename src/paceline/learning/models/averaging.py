@@ -16,8 +16,9 @@ from paceline.core.stateful import State
 from paceline.data.samples import to_device
 from paceline.learning.cost import Cost
 from paceline.learning.model_state import BufferChange, like
+from paceline.learning.models.contributions import Models, in_order
 from paceline.learning.models.outer import OuterOptimizer
-from paceline.learning.models.training import Beginning, LocalTrainer, Models, in_order
+from paceline.learning.models.training import Beginning, LocalTrainer
 from paceline.learning.task import device_of
 from paceline.learning.workload import Workload
 from paceline.strategies.aggregation import AverageModels
@@ -58,6 +59,10 @@ class Averaging:
     @property
     def made(self) -> Mapping[str, Any]:
         return {} if self._outer is None else self._outer.made
+
+    @property
+    def needs_state(self) -> str:
+        return "momentum='averaged' averages it on the server" if self._settings.momentum == "averaged" else ""
 
     @property
     def only_last(self) -> str:

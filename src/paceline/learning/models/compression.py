@@ -16,8 +16,9 @@ from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
 from paceline.learning.cost import Cost
+from paceline.learning.models.contributions import Models
 from paceline.learning.models.ensemble import Ensemble, Relabelled, Weighing, relabel
-from paceline.learning.models.training import Beginning, Models
+from paceline.learning.models.training import Beginning
 from paceline.learning.workload import Workload
 from paceline.strategies.aggregation import EnsembleModels
 
@@ -112,6 +113,7 @@ class Ensembling:
 
     kinds: Collection[str] = ("local_steps", "distilled_steps")
     made: Mapping[str, Any] = MappingProxyType({})
+    needs_state = ""
     only_last = "an ensemble has one member a worker"
 
     def __init__(self, workload: Workload, settings: EnsembleModels) -> None:

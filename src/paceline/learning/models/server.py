@@ -18,7 +18,8 @@ from paceline.learning.contributions import pack_samples, share_out, unpack_samp
 from paceline.learning.cost import Cost
 from paceline.learning.learner import Server
 from paceline.learning.loss import SampleLoss
-from paceline.learning.models.training import Beginning, LocalTrainer, ModelContributions, Models
+from paceline.learning.models.contributions import ModelContributions, Models
+from paceline.learning.models.training import Beginning, LocalTrainer
 from paceline.learning.task import EVALUATED_AT_ONCE, eval_mode, evaluated_on
 from paceline.learning.workload import Workload
 
@@ -43,6 +44,11 @@ class Aggregation(Protocol):
     @property
     def made(self) -> Mapping[str, Any]:
         """The settings that it was made with, and that must be the same when a run is resumed."""
+        ...
+
+    @property
+    def needs_state(self) -> str:
+        """Why the state of the workers' optimizers has to be on the server, if so."""
         ...
 
     @property

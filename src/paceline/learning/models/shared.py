@@ -5,6 +5,7 @@ writes its model to another slot, and the rest to that one's blob; they are read
 may write for a worker that is still at work that was halted: what that one reads then is never used.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.codec import whole
+from paceline.core.errors import ConfigError
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
@@ -20,20 +22,12 @@ from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import Promise, pack_tickets, unpack_tickets
 from paceline.learning.gradients.shared import LEVELS, free_slot
 from paceline.learning.model_state import like
-from paceline.learning.models.training import (
-    LocalTrainer,
-    LocalWork,
-    ModelContributions,
-    Outcome,
-    Trained,
-    adopt,
-    compute,
-    local_work,
-    pack_trained,
-    unpack_trained,
-)
+from paceline.learning.models.contributions import ModelContributions, pack_trained, unpack_trained
+from paceline.learning.models.training import LocalTrainer, LocalWork, Outcome, Trained, adopt, compute, local_work
 from paceline.learning.workload import Workload
+from paceline.trace.format import FreshState
 
+log = logging.getLogger("paceline")
 NO_INDICES: Indices = np.zeros(0, dtype=np.int64)  # they are in the blob
 
 
@@ -52,13 +46,25 @@ class SharedModels(ModelContributions):
         self._promises: dict[Ticket, Promise] = {}
         self._taken: set[int] = set()
         self._levels = workload.levels
+        self._own_state = workload.state_with_workers
+        self._fresh: set[int] = set()  # workers whose optimizers' state is lost
+        self._told: set[int] = set()
+        self.announce: Callable[[FreshState], None] = lambda fact: None
+        if self._own_state and (why := self._aggregation.needs_state):
+            raise ConfigError(f"state='worker' keeps the optimizers' state with the workers, and {why}: use 'server'")
 
     def promise(self, ticket: Ticket, batches: Sequence[Indices], number: int) -> None:
         super().promise(ticket, batches, number)
         slot = free_slot(ticket.worker, len(self._trainers), len(self._trainers), self._taken, self._levels)
         self._taken.add(slot)
         self._promises[ticket] = Promise(NO_INDICES, slot, source=ticket.worker)
-        values, work = local_work(self._trainers[ticket.worker], batches, self._aggregation.beginning(ticket))
+        trainer, fresh = self._trainers[ticket.worker], ticket.worker in self._fresh
+        if fresh:
+            self._fresh.discard(ticket.worker)
+            self._tell(ticket)
+        values, work = local_work(
+            trainer, batches, self._aggregation.beginning(ticket), own_state=self._own_state, fresh=fresh
+        )
         _copy(_values(self._arena[ticket.worker]), values)
         self._blobs.put(ticket.worker, ticket.serial, work)
 
@@ -70,9 +76,25 @@ class SharedModels(ModelContributions):
 
     def halt(self, ticket: Ticket) -> None:
         """Its worker may still read and write for it, in places that nobody else uses before its next work."""
+        self.forget_worker(ticket.worker)
 
     def forget_worker(self, worker: int) -> None:
-        """Nothing depends on which process it is."""
+        """Only an optimizer's state depends on which process it is, if it stays there."""
+        if self._own_state:
+            self._fresh.add(worker)
+
+    def _tell(self, ticket: Ticket) -> None:
+        """A worker that had an optimizer's state begins with a fresh one."""
+        if not self._trainers[ticket.worker].begun:
+            return
+        self.announce(FreshState(ticket))
+        if ticket.worker not in self._told:
+            self._told.add(ticket.worker)
+            log.warning(
+                "worker %d begins with a fresh optimizer: its state stayed with the worker (state='worker'), and was "
+                "lost with the process or with work that was halted; from now on only the trace tells",
+                ticket.worker,
+            )
 
     def _train(self, ticket: Ticket) -> Trained:
         slot = self._promises[ticket].slot
@@ -137,7 +159,7 @@ def compute_shared(
     work: LocalWork | None = blobs.get(source, serial)
     if work is None:
         return False  # it was halted, and the next one is being written
-    outcome = compute(trainer, _values(arena[source]), work, go_on)
+    outcome = compute(trainer, source, _values(arena[source]), work, go_on)
     if outcome is None:
         return False
     _copy(_values(arena[slot]), list(trainer.values()))
