@@ -43,6 +43,7 @@ class Case:
     every: pl.Every | None = None
     clip_norm: float | None = None
     batch_size: int | Sequence[int] = 8
+    compensate_delay: float = 0.0
 
     def exact(self) -> "Case":
         assert isinstance(self.fleet, pl.SimulatedFleet)
@@ -68,6 +69,7 @@ class Case:
             clip_norm=self.clip_norm,
             stop=stop,
             batch_size=self.batch_size,
+            compensate_delay=self.compensate_delay,
             seed=seed,
             directory=directory,
             checkpoint=checkpoint,
@@ -94,6 +96,7 @@ def replayed(case: Case, directory: Path, seed: int = 3) -> Replay:
         partition=case.partition,
         clip_norm=case.clip_norm,
         batch_size=case.batch_size,
+        compensate_delay=case.compensate_delay,
         seed=seed,
     )
 
