@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.strategies.names import STRATEGIES
+from paceline.strategies.catalogue import STRATEGIES
 
 ROOT = Path(__file__).parent.parent
 MODULES = ("callbacks", "delays", "integrations", "strategy", "testing", "theory")

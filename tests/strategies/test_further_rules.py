@@ -12,7 +12,8 @@ import paceline as pl
 from paceline.core.coordinator import Strategy
 from paceline.core.messages import Arrived, Joined, Left, Reported, Start, Step, Ticket
 from paceline.delays import Constant, LogNormal, ShiftedExponential
-from paceline.strategies.names import STRATEGIES, choice_of, parse_strategy
+from paceline.strategies.catalogue import STRATEGIES
+from paceline.strategies.names import choice_of, parse_strategy
 from paceline.testing import Rehearsal
 from paceline.trace.measure import measure
 from paceline.trace.reading import Trace

@@ -14,12 +14,10 @@ from paceline.storage import saved_models
 from paceline.storage.checkpoint import read_checkpoint
 from paceline.trace.format import FreshState
 from support.digits import weights
-from support.resumable import Case, dropout, replayed
+from support.resumable import Case, dropout, replayed, sgd
 
 HELD = pl.ProcessFleet(workers=3, threads=1, state="worker")
-CASE = Case(
-    pl.ModelAveraging(2), HELD, model=dropout, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01)
-)
+CASE = Case(pl.ModelAveraging(2), HELD, model=dropout, optimizer=sgd(momentum=0.9))
 
 
 @pytest.fixture(autouse=True)
