@@ -59,7 +59,15 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.pruning.samplers import WithIndices as WithIndices
     from paceline.recording.recorder import record as record
     from paceline.storage.saved_models import load as load
+    from paceline.strategies.adacomm import AdaComm as AdaComm
+    from paceline.strategies.adaptive_quorum import AdaptiveQuorum as AdaptiveQuorum
+    from paceline.strategies.aggregation import OuterSGD as OuterSGD
+    from paceline.strategies.anytime import Anytime as Anytime
     from paceline.strategies.asynchronous import Asynchronous as Asynchronous
+    from paceline.strategies.bounded_staleness import BoundedStaleness as BoundedStaleness
+    from paceline.strategies.buffered import Buffered as Buffered
+    from paceline.strategies.buffered import StalenessAware as StalenessAware
+    from paceline.strategies.delay_adaptive import DelayAdaptive as DelayAdaptive
     from paceline.strategies.ensemble_compression import EnsembleCompression as EnsembleCompression
     from paceline.strategies.ensemble_compression import FinalEnsemble as FinalEnsemble
     from paceline.strategies.fastest_k import FastestK as FastestK
@@ -68,7 +76,22 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.strategies.grouped import groups_by_speed as groups_by_speed
     from paceline.strategies.live_compensation import LiveCompensation as LiveCompensation
     from paceline.strategies.model_averaging import ModelAveraging as ModelAveraging
+    from paceline.strategies.model_rules import BMUF as BMUF
+    from paceline.strategies.model_rules import DecoupledDiLoCo as DecoupledDiLoCo
+    from paceline.strategies.model_rules import DiLoCo as DiLoCo
+    from paceline.strategies.model_rules import FedBuff as FedBuff
+    from paceline.strategies.model_rules import PostLocalSGD as PostLocalSGD
+    from paceline.strategies.model_rules import SlowMo as SlowMo
+    from paceline.strategies.newest_of_each import NewestOfEach as NewestOfEach
+    from paceline.strategies.pulling import EASGD as EASGD
+    from paceline.strategies.pulling import FedAsync as FedAsync
+    from paceline.strategies.quorum_grace import QuorumGrace as QuorumGrace
     from paceline.strategies.regrouped import Regrouped as Regrouped
+    from paceline.strategies.rennala import Malenia as Malenia
+    from paceline.strategies.rennala import Rennala as Rennala
+    from paceline.strategies.replicated import Replicated as Replicated
+    from paceline.strategies.rescaled import Rescaled as Rescaled
+    from paceline.strategies.ringmaster import Ringmaster as Ringmaster
     from paceline.strategies.synchronous import Synchronous as Synchronous
     from paceline.strategies.unequal_batches import UnequalBatches as UnequalBatches
     from paceline.strategies.unequal_batches import sizes_by_speed as sizes_by_speed
@@ -106,13 +129,28 @@ _NAMES = {
     "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning", "WithIndices"),
     "paceline.recording.recorder": ("record",),
     "paceline.storage.saved_models": ("load",),
+    "paceline.strategies.adacomm": ("AdaComm",),
+    "paceline.strategies.aggregation": ("OuterSGD",),
+    "paceline.strategies.adaptive_quorum": ("AdaptiveQuorum",),
+    "paceline.strategies.anytime": ("Anytime",),
     "paceline.strategies.asynchronous": ("Asynchronous",),
+    "paceline.strategies.bounded_staleness": ("BoundedStaleness",),
+    "paceline.strategies.buffered": ("Buffered", "StalenessAware"),
+    "paceline.strategies.delay_adaptive": ("DelayAdaptive",),
     "paceline.strategies.ensemble_compression": ("EnsembleCompression", "FinalEnsemble"),
     "paceline.strategies.fastest_k": ("FastestK",),
     "paceline.strategies.grouped": ("Grouped", "groups_by_label", "groups_by_speed"),
     "paceline.strategies.live_compensation": ("LiveCompensation",),
     "paceline.strategies.model_averaging": ("ModelAveraging",),
+    "paceline.strategies.model_rules": ("BMUF", "DecoupledDiLoCo", "DiLoCo", "FedBuff", "PostLocalSGD", "SlowMo"),
+    "paceline.strategies.pulling": ("EASGD", "FedAsync"),
+    "paceline.strategies.newest_of_each": ("NewestOfEach",),
+    "paceline.strategies.quorum_grace": ("QuorumGrace",),
     "paceline.strategies.regrouped": ("Regrouped",),
+    "paceline.strategies.rennala": ("Malenia", "Rennala"),
+    "paceline.strategies.replicated": ("Replicated",),
+    "paceline.strategies.rescaled": ("Rescaled",),
+    "paceline.strategies.ringmaster": ("Ringmaster",),
     "paceline.strategies.synchronous": ("Synchronous",),
     "paceline.strategies.unequal_batches": ("UnequalBatches", "sizes_by_speed"),
     "paceline.trace.reading": ("read_trace",),

@@ -107,6 +107,17 @@ def test_the_number_of_processes_changes_nothing(tiny: Path) -> None:
     assert Path("one.json").read_text() == Path("two.json").read_text()
 
 
+def test_rules_that_hand_in_models_are_compared_with_the_others(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["buffered:size=8", "ringmaster:threshold=16", "diloco:every=16", "easgd:every=4"]
+    tiny.write_text(TINY.replace("seconds = 12", "updates = 3").replace("lr = [0.1, 0.5]", "lr = [0.1]"))
+    chosen = [argument for text in texts for argument in ("--strategy", text)]
+    assert main(["compare", str(tiny), *chosen, "--seeds", "1", "--jobs", "1", "--json", "out.json"]) == 0
+    told = json.loads(Path("out.json").read_text())
+    assert {"diloco:every=16", "easgd:every=4"} <= {row["strategy"] for row in told["rows"]}
+    assert {"name": "distributed-low-communication", "every": 16} in told["settings"]["strategy"]
+    assert "diloco:every=16" in capsys.readouterr().out
+
+
 def test_a_strategy_that_diverged_is_shown_as_such(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny.write_text(DIVERGING)
     assert main(["compare", str(tiny), "--strategy", "ssgd", "--seeds", "1", "--jobs", "1"]) == 0

@@ -14,12 +14,13 @@ from paceline.engine.limits import Stop, Target
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.simulated.fleet import SimulatedFleet
+from paceline.strategies.catalogue import BY_NAME, HAND_IN_GRADIENTS, STRATEGIES
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
-from paceline.strategies.names import BY_NAME, HAND_IN_GRADIENTS, STRATEGIES, StrategyChoice, parse_strategy
+from paceline.strategies.names import StrategyChoice, parse_strategy
 from paceline.strategies.regrouped import Regrouped
 from paceline.strategies.synchronous import Synchronous
 from paceline.strategies.unequal_batches import UnequalBatches

@@ -77,7 +77,13 @@ def test_a_simulated_run_is_replayed_bit_for_bit(name: str, tmp_path: Path) -> N
 # Real processes
 
 
-@pytest.mark.parametrize("name", ["averages of the fastest", "averages, asynchronous", "ensembles of the fastest"])
+ON_PROCESSES = [
+    "averages of the fastest", "averages, asynchronous", "ensembles of the fastest", "diloco, asynchronous",
+    "buffer of models", "elastic models",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ON_PROCESSES)
 def test_a_run_on_processes_is_resumed_and_follows_from_its_trace_bit_for_bit(name: str, tmp_path: Path) -> None:
     """What was handed in before the break counts after it, and what was under way is dropped and put back."""
     case = replace(MODELS[name], fleet=PROCESSES.fleet)

@@ -158,7 +158,8 @@ def averaged_by_paceline(*models: nn.Module) -> nn.Module:
     for ticket, trainer, model in zip(tickets, workers, models, strict=True):
         averaging.started(ticket)
         trainer.load([parameter.detach() for parameter in model.parameters()])
-    averaging.combine(dict.fromkeys(tickets, Fraction(1, len(models))), [])
+    share = Fraction(1, len(models))
+    averaging.combine(dict.fromkeys(tickets, share), [], lambda ticket: list(workers[ticket.worker].values()))
     return averaging.model
 
 

@@ -4,7 +4,8 @@ import pytest
 
 import paceline
 from paceline.core.coordinator import Strategy
-from paceline.strategies.names import STRATEGIES, choice_of, parse_strategy
+from paceline.strategies.catalogue import STRATEGIES
+from paceline.strategies.names import choice_of, parse_strategy
 
 GROUPS = [[0, 1], [2, 3]]
 

@@ -43,6 +43,7 @@ class Case:
     every: pl.Every | None = None
     clip_norm: float | None = None
     batch_size: int | Sequence[int] = 8
+    compensate_delay: float = 0.0
 
     def exact(self) -> "Case":
         assert isinstance(self.fleet, pl.SimulatedFleet)
@@ -68,6 +69,7 @@ class Case:
             clip_norm=self.clip_norm,
             stop=stop,
             batch_size=self.batch_size,
+            compensate_delay=self.compensate_delay,
             seed=seed,
             directory=directory,
             checkpoint=checkpoint,
@@ -94,6 +96,7 @@ def replayed(case: Case, directory: Path, seed: int = 3) -> Replay:
         partition=case.partition,
         clip_norm=case.clip_norm,
         batch_size=case.batch_size,
+        compensate_delay=case.compensate_delay,
         seed=seed,
     )
 
@@ -266,6 +269,7 @@ CASES: Mapping[str, Case] = {
     "judged by seconds": Case(pl.Asynchronous(), every=pl.Every(seconds=0.04)),
 }
 
+
 EC = pl.EnsembleCompression
 COSTLY = replace(FLEET, network=pl.Network(latency=0.003, bandwidth=1e6))
 # workers hand in models
@@ -287,6 +291,21 @@ MODELS: Mapping[str, Case] = {
     "averages, busy server": Case(
         pl.ModelAveraging(2, waits=pl.FastestK(3, stop_late=False)), replace(COSTLY, server_seconds=0.05)
     ),
+    "diloco": Case(
+        pl.DiLoCo(2, waits=pl.FastestK(3, stop_late=False)), COSTLY, model=normalised, optimizer=sgd(momentum=0.9)
+    ),
+    "diloco, asynchronous": Case(
+        pl.ModelAveraging(
+            2, pl.Asynchronous(), outer=lambda p: torch.optim.Adam(p, lr=0.01), weights="age", warm_up=2
+        ),
+        replace(FLEET, changes=CHANGES), sampling=pl.ReassignShards(),
+    ),
+    "buffer of models": Case(pl.FedBuff(2, 6), model=dropout, optimizer=sgd(momentum=0.9)),
+    "decoupled diloco": Case(pl.DecoupledDiLoCo(2, 3, 0.02), optimizer=sgd(momentum=0.9)),
+    "averages by speed": Case(pl.ModelAveraging(4, pl.Asynchronous(), by_speed=True), pl.SimulatedFleet(DELAYS)),
+    "averages by loss": Case(pl.AdaComm(4, interval=1), optimizer=sgd(momentum=0.9)),
+    "mixed models": Case(pl.FedAsync(2), model=normalised, optimizer=sgd(momentum=0.9)),
+    "elastic models": Case(pl.EASGD(2), COSTLY, model=normalised, optimizer=sgd(momentum=0.9)),
     "averages, watchful": Case(pl.ModelAveraging(2), sampling=Hardest()),
     "ensembles": Case(EC(4, compression_steps=2), COSTLY, model=dropout, optimizer=sgd(momentum=0.9)),
     "ensembles of the fastest": Case(

@@ -5,12 +5,16 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.coordinator import Strategy
+from paceline.strategies.adacomm import AdaComm
+from paceline.strategies.aggregation import OuterSGD
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
+from paceline.strategies.model_rules import DecoupledDiLoCo, DiLoCo, FedBuff
+from paceline.strategies.pulling import EASGD, FedAsync
 from paceline.strategies.regrouped import Regrouped
 from paceline.strategies.synchronous import Synchronous
 from paceline.testing import StrategyContract
@@ -57,6 +61,19 @@ STRATEGIES: list[Strategy] = [
     ModelAveraging(every=3, waits=FastestK(quorum=3, stop_late=False)),
     ModelAveraging(every=3, waits=REGROUPED),
     ModelAveraging(every=3, waits=Grouped(PAIR_AND_THREE, inside=FastestK(quorum=2))),
+    ModelAveraging(every=3, waits=FastestK(quorum=3), weights="tokens", warm_up=2),
+    ModelAveraging(every=3, waits=Grouped(PAIR_AND_THREE), weights="tokens", outer=OuterSGD()),
+    DiLoCo(every=4, waits=Asynchronous(), weights="age"),
+    ModelAveraging(every=6, waits=Asynchronous(), by_speed=True),
+    ModelAveraging(every=6, by_speed=True, weights="tokens"),
+    AdaComm(every=6, interval=2),
+    AdaComm(every=6, waits=Grouped(PAIR_AND_THREE)),
+    FedBuff(every=2, size=3),
+    DecoupledDiLoCo(every=2, quorum=3, grace=0.5, by_speed=True),
+    FedAsync(every=2),
+    FedAsync(every=2, waits=Grouped(PAIR_AND_THREE)),
+    EASGD(every=2),
+    EASGD(every=2, waits=Synchronous()),
     EnsembleCompression(every=4, compression_steps=1),
     EnsembleCompression(every=4, steps=9, waits=FastestK(quorum=3)),
     FinalEnsemble(steps=5),

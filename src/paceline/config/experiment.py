@@ -120,6 +120,7 @@ def prepared(config: Config, choice: StrategyChoice, seed: int, lr: float | None
         sampling=config.sampling,
         clip_norm=config.clip_norm,
         micro_batches=config.micro_batches,
+        compensate_delay=config.compensate_delay,
         every=config.every,
         seed=seed,
     )

@@ -87,6 +87,7 @@ class Config:
     batch_size: int | tuple[int, ...] = 32
     micro_batches: int = 1
     clip_norm: float | None = None
+    compensate_delay: float = 0.0
     seeds: tuple[int, ...] = (0,)
     target: float | None = None
     metric: str | None = None
@@ -133,7 +134,7 @@ class Config:
 
 PLAIN: Mapping[str, Any] = {
     "seeds": tuple[int, ...], "batch_size": int, "micro_batches": int, "target": float, "metric": str,
-    "below": float, "above": float, "clip_norm": float,
+    "below": float, "above": float, "clip_norm": float, "compensate_delay": float,
 }  # fmt: skip
 KEYS = (
     *PLAIN, "task", "fleet", "strategy", "optimizer", "scheduler", "tune",

@@ -36,10 +36,11 @@ AnyFleet = SimulatedFleet | ProcessFleet | RayFleet
 SIMULATED_CHOICES = ("recall", "ties", "evaluation")
 PROCESS_CHOICES: Mapping[str, Any] = {
     "workers": int, "threads": int, "replace": bool, "min_workers": int, "labels": tuple[str, ...],
+    "state": str,
 }  # fmt: skip
 RAY_CHOICES: Mapping[str, Any] = {
-    "workers": int, "address": str, "placement": str, "share_memory": bool, "shards": int, "wire": str, "replace": bool, "min_workers": int,
-    "labels": tuple[str, ...],
+    "workers": int, "address": str, "placement": str, "share_memory": bool, "shards": int, "wire": str,
+    "replace": bool, "min_workers": int, "labels": tuple[str, ...], "state": str,
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def check_coordinator(coordinator: Coordinator) -> None:
         bool(ledger.sizes) or not any(ticket.work.samples for ticket in tickets),
         "a piece of work has a size, and no worker has",
     )
-    _check(ledger, ledger.now)
+    _check(ledger, ledger.now, whole=True)
     _touch(ledger)
     decisions = coordinator.strategy.decide(ledger)
     _agree(not decisions, f"the strategy would have decided something: {str(decisions[:1])[:80]}")
@@ -39,7 +39,7 @@ def check_coordinator(coordinator: Coordinator) -> None:
         ledger.mark_asked()
 
 
-def _check(ledger: LedgerState, now: float) -> None:
+def _check(ledger: LedgerState, now: float, *, whole: bool = False) -> None:
     """Check the indices of one ledger, then those of its parts."""
     running = [*ledger.behind, *ledger.current]
     workers, at_work = ledger.workers, ledger.running.keys()
@@ -48,6 +48,10 @@ def _check(ledger: LedgerState, now: float) -> None:
     own = Counter(ticket.worker for ticket in ledger.fresh)
     _agree(own == ledger.holding and all(ledger.holding.values()), "who handed in does not fit what is fresh")
     _agree(ledger.idle == workers - at_work - own.keys(), "who is idle does not fit who is at work")
+    _agree(ledger.free == workers - at_work, "who is free does not fit who is at work")
+    counts = ledger.counts
+    _agree(counts.keys() == workers, "whose pieces are counted does not fit who is here")
+    _agree(not counts or min(counts.values()) == ledger.least_count, "the least of the counts is another one")
     held = [*ledger.fresh.items(), *ledger.late.items(), *ledger.kept.items()]
     _agree(
         len({ticket for ticket, _ in held} | {*running}) == len(held) + len(running), "a piece of work is in two places"
@@ -55,10 +59,13 @@ def _check(ledger: LedgerState, now: float) -> None:
     _agree(all(0 <= done <= ticket.work.units for ticket, done in held), "more was done of a piece of work than it has")
     _agree(0 <= ledger.updated_at <= ledger.now <= now, "its times are in no order")
     _agree(all(alarm >= ledger.now for alarm in ledger.alarms), "an alarm did not ring")
-    if ledger.speeds is not None:
-        _agree(ledger.speeds.window >= 1, "speeds are measured over no pieces of work")
-        _agree(all(size >= 1 for size, _ in ledger.speeds.former.values()), "a mini-batch had no samples")
-        _agree(ledger.speeds.timed == at_work, "who is timed does not fit who is at work")
+    ages = {ledger.age(ticket) for ticket, _ in held} | {ledger.age(ticket) for ticket in running}
+    _agree(all(0 <= age <= ledger.round for age in ages), "a piece of work is of a round yet to come")
+    for speeds in (ledger.speeds, ledger.timing if whole else None):
+        if speeds is not None:
+            _agree(speeds.window >= 1, "speeds are measured over no pieces of work")
+            _agree(all(size >= 1 for size, _ in speeds.former.values()), "a mini-batch had no samples")
+            _agree(speeds.timed == at_work, "who is timed does not fit who is at work")
     if ledger.is_split or ledger.groups:
         _check_parts(ledger)
 

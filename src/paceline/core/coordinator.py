@@ -20,6 +20,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Reported,
     Resize,
     Start,
     Step,
@@ -44,6 +45,8 @@ class Strategy(Protocol):
     def check(self, workers: int, batch_size: int | None, /) -> None:
         """Raise ``ConfigError`` if the rule does not fit that many workers, or mini-batches of that size. Optional."""
         return None  # noqa: RET501 - a body, so that a rule need not have one
+
+    # What else a rule may say of itself, by attributes: see paceline.strategies.traits.
 
 
 def check_fits(strategy: Strategy, workers: int, batch_size: int | Sequence[int] | None) -> None:
@@ -132,6 +135,9 @@ class Coordinator:
                 instructions.append(Halt(running))
             if self._regrouping:
                 self._move_on(event.worker)
+        elif isinstance(event, Reported):
+            self.ledger.now = at
+            self.ledger.take_report(event.numbers)
         else:
             self.ledger.ring(at)
 

@@ -210,6 +210,14 @@ def table_of(value: Any) -> dict[str, Any]:
     return table
 
 
+def check_least(value: object, least: int, *names: str) -> None:
+    """Raise ``ConfigError`` for the first of these fields of a strategy that is smaller than possible."""
+    for name in names:
+        if (given := getattr(value, name)) < least:
+            kind = type(value).__name__
+            raise ConfigError(f"{kind} cannot have {name}={given}: at least {least} (nearest {name}={least})")
+
+
 def check_quorum(quorum: int, workers: int) -> None:
     if not 1 <= quorum <= workers:
         nearest = min(max(quorum, 1), workers)

@@ -4,10 +4,16 @@ The coordinator keeps every reading up to date (``state.LedgerState``), so that 
 reading costs the same with 16 workers as with 10,000.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping, Reversible, Sequence
+from typing import Protocol, TypeVar
 
 from paceline.core.messages import Groups, Ticket
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Ordered(Collection[T_co], Reversible[T_co], Protocol[T_co]):
+    """A collection in an order that can be read from both ends."""
 
 
 class Ledger(Protocol):
@@ -25,12 +31,19 @@ class Ledger(Protocol):
         """Who is here, computes nothing, and has handed in nothing for the current round."""
 
     @property
+    def free(self) -> Ordered[int]:
+        """Who is here and computes nothing, also those that handed something in; the last to become free comes last.
+
+        For rules under which a worker need not wait for the update that uses its work.
+        """
+
+    @property
     def running(self) -> Mapping[int, Ticket]:
         """Worker -> the ticket that it computes."""
 
     @property
     def behind(self) -> Collection[Ticket]:
-        """The running tickets that were given out before the last update of this ledger."""
+        """The running tickets that were given out before the last update of this ledger, in that order."""
 
     @property
     def recalled(self) -> Collection[Ticket]:
@@ -45,8 +58,12 @@ class Ledger(Protocol):
         """Ticket -> units done: handed in, unused, given out before the last update."""
 
     @property
-    def handed_in(self) -> Collection[Ticket]:
+    def handed_in(self) -> Ordered[Ticket]:
         """What is fresh and what is late together, in the order of arrival."""
+
+    @property
+    def holding(self) -> Mapping[int, int]:
+        """Worker -> how many of the fresh tickets are its own; only those who have one."""
 
     @property
     def kept(self) -> Mapping[Ticket, int]:
@@ -55,6 +72,27 @@ class Ledger(Protocol):
     @property
     def round(self) -> int:
         """How many updates this ledger has made."""
+
+    def age(self, ticket: Ticket) -> int:
+        """How many updates this ledger has made since a ticket, which is not settled, was given out.
+
+        Of the whole, that is the ticket's staleness if it were used next. In a part the part's own rounds are counted.
+        """
+
+    @property
+    def counts(self) -> Mapping[int, int]:
+        """Worker -> how many of its pieces of work an update has used, of those who are here.
+
+        A worker that joins begins with the ``least_count``, so that nobody has to wait for it to catch up.
+        """
+
+    @property
+    def tally(self) -> Mapping[int, int]:
+        """Count -> how many workers have it, of the ``counts``."""
+
+    @property
+    def least_count(self) -> int:
+        """The smallest of the ``counts``."""
 
     @property
     def now(self) -> float:
@@ -73,6 +111,18 @@ class Ledger(Protocol):
         """What the strategy asked to remember."""
 
     @property
+    def report(self) -> Mapping[str, float]:
+        """Numbers that learning told of the last update: those that the rule asks for by its attribute ``reports``.
+
+        Empty before the first update, and in a part. A number that is not known, such as the inner product of the first
+        gradient with the one before, is left out.
+        """
+
+    @property
+    def reports(self) -> int:
+        """How many times learning has told numbers; a rule that counts them sees by it that there are new ones."""
+
+    @property
     def sizes(self) -> Mapping[int, int]:
         """Worker -> the samples of its mini-batches, where workers have sizes of their own; in a part as in the whole.
 
@@ -85,12 +135,19 @@ class Ledger(Protocol):
 
     @property
     def seconds(self) -> Mapping[int, float]:
-        """Worker -> the median duration of its last ``window`` pieces of work, of those who did so many.
+        """Worker -> the median of what its last ``window`` pieces took for a mini-batch, of those who did so many.
 
         Pieces of another size than the worker has now do not count.
 
         Empty unless the ledger was split with a ``window``, and as many pieces as there are workers came in since the
         strategy was shown it last.
+        """
+
+    def timed(self, window: int) -> Mapping[int, float]:
+        """Worker -> the median of what its last ``window`` pieces took for a mini-batch, of those who did so many.
+
+        For rules that do not split the ledger, and read the seconds of one worker at a time. To be asked in every call
+        of ``decide``, and first before any work is given out: from then on the work of this ledger is timed.
         """
 
     @property

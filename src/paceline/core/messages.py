@@ -92,7 +92,23 @@ class Rang:
     at: float
 
 
-Event = Joined | Left | Arrived | Rang
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """Learning tells ``numbers`` of the update that was just made, for rules that ask for them: see ``REPORTS``."""
+
+    at: float
+    numbers: Mapping[str, float]
+
+
+Event = Joined | Left | Arrived | Rang | Reported
+
+# What learning can tell of an update, where a rule asks for it by its attribute ``reports``.
+REPORTS = {
+    "loss": "the mean training loss of the samples that the update used for the first time",
+    "norm": "the Euclidean norm of the combined gradient, before clipping",
+    "inner": "its inner product with the combined gradient of the update before",
+    "spread": "the root of the weighted mean of |g_i - g|^2 over the contributions g_i of their weighted mean g",
+}
 
 
 # Decisions: what a strategy wants.

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from paceline.core.errors import IllegalDecision, ImpossibleEvent
 from paceline.core.messages import (
+    REPORTS,
     Arrived,
     Assign,
     Decision,
@@ -16,6 +17,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Reported,
     Resize,
     Step,
     Ticket,
@@ -57,6 +59,9 @@ def check_events(ledger: LedgerState, events: Sequence[Event]) -> None:
                 raise ImpossibleEvent(f"worker {event.worker} cannot leave: it is not here")
             came.discard(event.worker)
             gone.add(event.worker)
+        elif isinstance(event, Reported):
+            if not (event.numbers.keys() <= REPORTS.keys() and all(map(math.isfinite, event.numbers.values()))):
+                raise ImpossibleEvent(f"{event} cannot happen: the numbers {', '.join(REPORTS)} are told, if finite")
         elif not any(alarm <= now for alarm in ledger.alarms):
             raise ImpossibleEvent(f"{event} cannot happen: nobody asked to be woken by then")
 

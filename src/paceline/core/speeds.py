@@ -1,7 +1,7 @@
 """How long workers take, as far as it was seen: for rules that go by measured speeds."""
 
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from statistics import median
 from typing import Any
 
@@ -9,8 +9,11 @@ from paceline.core.codec import real, whole
 from paceline.core.messages import Ticket
 
 
-class Speeds:
-    """What each worker took for its last ``window`` pieces of work, from the hand-out to the arrival.
+class Speeds(Mapping[int, float]):
+    """Worker -> the median of what its last ``window`` pieces of work took for a mini-batch, of those who did so many.
+
+    A piece lasts from the hand-out to the arrival; local steps take a mini-batch each. Reading one worker's costs the
+    same in every fleet.
 
     A piece of which only some units came counts as if the others had taken as long each; one without any, or
     that took no time, is not counted, nor is one of another size than the worker has now (``sizes``). ``news`` are the
@@ -35,7 +38,7 @@ class Speeds:
         if done and at > began and ticket.work.samples == self._sizes.get(ticket.worker, 0):
             if (last := self._last.get(ticket.worker)) is None:
                 last = self._last[ticket.worker] = deque(maxlen=self.window)
-            last.append((at - began) * ticket.work.units / done)
+            last.append((at - began) * ticket.work.units / done / ticket.work.mini_batches)
             self.news += 1
 
     def cut(self, worker: int) -> None:
@@ -50,9 +53,17 @@ class Speeds:
             if former is None or _apart(before, now) >= _apart(former[0], now):
                 self.former[worker] = before, median(last)
 
-    def seconds(self) -> Mapping[int, float]:
-        """The median of the last ``window`` pieces, of each worker that did so many."""
-        return {worker: median(last) for worker, last in self._last.items() if len(last) == self.window}
+    def __getitem__(self, worker: int) -> float:
+        last = self._last[worker]
+        if len(last) < self.window:
+            raise KeyError(worker)
+        return median(last)
+
+    def __iter__(self) -> Iterator[int]:
+        return (worker for worker, last in self._last.items() if len(last) == self.window)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
     @property
     def timed(self) -> Set[int]:

@@ -14,6 +14,7 @@ from paceline.randomness import LARGEST_SEED
 from paceline.storage.run_directory import RunDirectory
 from paceline.strategies.aggregation import EnsembleModels
 from paceline.strategies.names import parse_strategy
+from paceline.strategies.traits import check_without_model
 from paceline.strategies.unequal_batches import UnequalBatches, check_total, sizes_by_speed
 
 SOME_FLEET = "SimulatedFleet(Constant(1.0), workers={0}) or ProcessFleet({0})"
@@ -35,6 +36,7 @@ NUMBERS: Mapping[str, tuple[type, ...]] = {
     "micro_batches": (int,),
     "seed": (int,),
     "clip_norm": (float, type(None)),
+    "compensate_delay": (float,),
     "seconds": (float,),
     "resume": (bool,),
     "tensorboard": (bool,),
@@ -91,6 +93,7 @@ def first_sizes(strategy: UnequalBatches, workers: int) -> tuple[int, ...]:
 
 def simulated_sizes(strategy: Strategy, workers: int, batch_size: int | Sequence[int] | None) -> BatchSizes | None:
     """The same where there is no model: without a batch size, that of ``UnequalBatches`` if there is one."""
+    check_without_model(strategy)
     if batch_size is not None:
         return sizes_for(strategy, workers, batch_size_of(batch_size, workers))
     check_fits(strategy, workers, None)

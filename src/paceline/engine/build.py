@@ -5,6 +5,7 @@ function of its ledger, so it can be asked before the launch: everybody has join
 """
 
 import logging
+import os
 from dataclasses import replace
 
 from paceline.core.coordinator import Coordinator, Strategy
@@ -12,12 +13,16 @@ from paceline.core.errors import ConfigError
 from paceline.core.messages import Groups, Joined, Start
 from paceline.data.batches import Batches
 from paceline.fleets.base import Fleet, WorkerGroup
+from paceline.fleets.replayed import Replayed
+from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.learning.gradients.server import GradientServer
 from paceline.learning.learner import Learner
+from paceline.learning.model_state import message_bytes
 from paceline.learning.models.averaging import Averaging
 from paceline.learning.models.compression import Ensembling
+from paceline.learning.models.contributions import ModelContributions
 from paceline.learning.models.server import Aggregation, ModelServer
-from paceline.learning.models.training import LocalTrainer, ModelContributions
+from paceline.learning.models.training import LocalTrainer
 from paceline.learning.optimizers import Recipe
 from paceline.learning.step import StepLoss
 from paceline.learning.workload import Workload
@@ -26,6 +31,7 @@ from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.regrouped import Regrouped
+from paceline.strategies.traits import held_of, reports_of, unsettled_of
 from paceline.strategies.unequal_batches import UnequalBatches
 
 KINDS = ("gradient", "local_steps", "distilled_steps")
@@ -33,15 +39,20 @@ log = logging.getLogger("paceline")
 
 
 def launch(
-    strategy: Strategy, fleet: Fleet, workload: Workload, recipe: Recipe, *, batches: Batches, seed: int
-) -> tuple[WorkerGroup, Learner]:
+    strategy: Strategy, fleet: Fleet, workload: Workload, recipe: Recipe, *, batches: Batches, seed: int,
+    compensate_delay: float = 0.0,
+) -> tuple[WorkerGroup, Learner]:  # fmt: skip
     """The workers of a run, and what carries instructions out on the model: by gradients, or by models of their own."""
     kind, groups = first_work(strategy, fleet.workers)
-    workload = replace(workload, kind=kind, recipe=recipe)
+    workload = replace(workload, kind=kind, recipe=recipe, levels=unsettled_of(strategy, fleet.workers))
+    _check_memory(strategy, fleet, workload)
     if not workload.hands_in_models:
         workers, contributions = fleet.launch(workload, seed)
         server = GradientServer(workload.state, recipe, batches, contributions, fleet.workers)
         server.logged_names = workload.logged
+        server.ask_for(reports_of(strategy), _name(strategy))
+        if compensate_delay:
+            server.compensate(compensate_delay)
         return workers, server
     workload, aggregation = _with_trainers(strategy, workload, fleet.workers, groups, seed)
     workers, contributions = fleet.launch(workload, seed)
@@ -53,7 +64,23 @@ def launch(
         )
     models = ModelServer(workload, batches, aggregation, contributions)
     models.logged_names = workload.logged
+    models.ask_for(reports_of(strategy), _name(strategy))
     return workers, models
+
+
+def _check_memory(strategy: Strategy, fleet: Fleet, workload: Workload) -> None:
+    """Refuse a rule that may hold more contributions of real workers than the server's memory has room for."""
+    own = fleet.fleet if isinstance(fleet, Replayed) else fleet
+    if isinstance(own, SimulatedFleet):
+        return  # computes a contribution when an update needs it
+    held, each = held_of(strategy, fleet.workers), message_bytes(workload.state.model)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if held * each > memory:
+        raise ConfigError(
+            f"{_name(strategy)} may hold {held:,} contributions of {each / 1e9:.3g} GB at once, "
+            f"{held * each / 1e9:,.0f} GB in all, and this machine has {memory / 1e9:,.0f} GB: choose it so that at "
+            f"most {memory // each:,} are held"
+        )
 
 
 def first_work(strategy: Strategy, workers: int) -> tuple[str, Groups]:

@@ -22,6 +22,7 @@ from paceline.core.messages import (
     Left,
     Rang,
     Recall,
+    Reported,
     Resize,
     Start,
     Step,
@@ -30,6 +31,8 @@ from paceline.core.messages import (
 )
 from paceline.core.rules import check_events
 from paceline.fleets.base import RealTime, WorkerGroup
+from paceline.fleets.replayed import ReplayedWorkers
+from paceline.strategies.traits import reports_of
 from paceline.trace.format import facts_from, plain_facts, tickets_of
 from paceline.trace.writing import TraceWriter
 
@@ -58,6 +61,9 @@ class NoLearner:
 
     def step(self, step: Step) -> list[Ticket]:
         return []
+
+    def report(self) -> Mapping[str, float]:
+        return {}
 
 
 @runtime_checkable
@@ -137,6 +143,9 @@ class Loop:
         self._instructions: Sequence[Instruction] = ()
         self._rest: Iterator[Instruction] = iter(())  # those of them that are still to be carried out
         self._too_late: Sequence[Event] = ()
+        # a trace tells them again
+        self._reporting = bool(reports_of(strategy)) and not isinstance(workers, ReplayedWorkers)
+        self._reports: list[Reported] = []  # of updates that were made, to be told when all is carried out
         if isinstance(workers, RealTime):
             workers.end_waiting(self._seconds, self._is_asked_to_end)
 
@@ -177,7 +186,7 @@ class Loop:
                     workers.wake_at(instruction.at)
                 elif isinstance(instruction, Resize):
                     learner.resize(instruction.sizes)
-            events = self._too_late or workers.wait()
+            events = (self._reports.pop(0),) if self._reports else self._too_late or workers.wait()
             if not events:
                 if self._has_ended_waiting():
                     return
@@ -219,6 +228,8 @@ class Loop:
             raise
         if non_finite:
             self._trace.non_finite(non_finite)
+        if self._reporting:
+            self._reports.append(Reported(at, self._learner.report()))
         if self.watch is not None:
             self.watch.stepped(step, self.version, at)
 
@@ -231,6 +242,7 @@ class Loop:
             "version": self.version,
             "pending": plain_facts(self._pending()),
             "too late": plain_facts(self._too_late),
+            **({"reports": plain_facts(self._reports)} if self._reports else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -239,6 +251,8 @@ class Loop:
         self._instructions = [fact for fact in facts_from(state["pending"]) if isinstance(fact, Instruction)]
         self._rest = iter(self._instructions)
         self._too_late = [fact for fact in facts_from(state["too late"]) if isinstance(fact, Event)]
+        if "reports" in state:
+            self._reports = [fact for fact in facts_from(state["reports"]) if isinstance(fact, Reported)]
 
     def check_restored(self) -> None:
         """Raise ``ValueError`` or ``ImpossibleEvent`` unless what was restored of all that it knows fits together."""
@@ -249,6 +263,8 @@ class Loop:
         updates = {self.version, ledger.round - len(steps), getattr(self._learner, "updates", self.version)}
         updates.add(getattr(contributions, "version", self.version))
         _agree(len(updates) == 1, f"the number of updates is {' or '.join(map(str, sorted(updates)))}")
+        if self._reports:
+            check_events(ledger, self._reports)
         if self._too_late:
             check_events(ledger, self._too_late)
         number = self._workers.about.get("workers")

@@ -63,6 +63,7 @@ def replay(
     clip_norm: float | None = None,
     seed: int = 0,
     micro_batches: int = 1,
+    compensate_delay: float = 0.0,
     callbacks: Sequence[Callback] = (),
 ) -> Replay:
     """Make the run in ``directory`` again from its trace; the other arguments are those it was trained with.
@@ -74,7 +75,7 @@ def replay(
     spec = RunSpec.of(  # the recorded run has its own end
         task, strategy=strategy, fleet=fleet, optimizer=optimizer, stop=Stop(updates=1),
         batch_size=batch_size, partition=partition, sampling=sampling, scheduler=scheduler, clip_norm=clip_norm,
-        seed=seed, micro_batches=micro_batches,
+        seed=seed, micro_batches=micro_batches, compensate_delay=compensate_delay,
     )  # fmt: skip
     return replay_spec(read_run(Path(directory)), task, spec, callbacks)
 

@@ -9,6 +9,7 @@ from paceline.core.fields import shown
 from paceline.core.stateful import Stateful, check_stateful
 from paceline.data.batches import Batches, OfUnequalSizes
 from paceline.data.partition import Indices, deal
+from paceline.data.replicas import ReplicaBatches, shared_shards
 from paceline.data.sizes import BatchSizes
 from paceline.engine.build import launch
 from paceline.engine.loop import seldom_collecting
@@ -23,6 +24,7 @@ from paceline.learning.threads import own_threads
 from paceline.learning.workload import Workload, workload_of
 from paceline.pruning.shards import PrunedShards, pruned_shards
 from paceline.randomness import stream
+from paceline.strategies.traits import replicas_of
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,10 @@ def set_up(task: Task, spec: RunSpec) -> Iterator[Setup]:
     """Start the workers of a run, and end them with it. Random numbers and threads are the run's own meanwhile."""
     size, sizes, seed = spec.batch_size, spec.sizes, spec.seed
     with own_generators(seed):  # data sets may draw random numbers when they are looked at
-        shards = deal(spec.partition, task.training_samples(), spec.fleet.workers, size, stream(seed, "partition"))
+        replicas = replicas_of(spec.strategy)
+        number = len(replicas) or spec.fleet.workers
+        dealt = deal(spec.partition, task.training_samples(), number, size, stream(seed, "partition"))
+        shards = shared_shards(dealt, replicas) if replicas else dealt
     with _environment(spec.fleet, seed):
         if sizes.vary and sum(sizes.each) > len(task.training_samples()):
             raise ConfigError(
@@ -68,10 +73,17 @@ def set_up(task: Task, spec: RunSpec) -> Iterator[Setup]:
                 "update: give a smaller total"
             )
         workload = workload_of(task, shards, sizes.largest, sizes, spec.micro_batches)
-        batches = _batches(spec, shards, sizes)
+        batches = _batches(spec, dealt, sizes)
+        if replicas:
+            batches = ReplicaBatches(batches, replicas)
         _check_losses(workload, batches)
-        workers, server = launch(spec.strategy, spec.fleet, workload, spec.recipe, batches=batches, seed=seed)
-        epoch_samples = sum(len(shard) // size * size for shard, size in zip(shards, sizes.each, strict=True))
+        workers, server = launch(
+            spec.strategy, spec.fleet, workload, spec.recipe, batches=batches, seed=seed,
+            compensate_delay=spec.compensate_delay,
+        )  # fmt: skip
+        epoch_samples = sum(
+            len(shard) // size * size for shard, size in zip(dealt, sizes.each[: len(dealt)], strict=True)
+        )
         try:
             yield Setup(workload, batches, workers, server, epoch_samples)
         finally:

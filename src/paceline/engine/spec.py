@@ -1,5 +1,6 @@
 """One value for a run: everything that its result depends on, besides the task and the code."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,8 +13,10 @@ from paceline.data.sizes import BatchSizes, read_sizes
 from paceline.engine.arguments import batch_size_of, check_arguments, first_sizes, sizes_for, strategy_for, whole
 from paceline.engine.limits import Every, Stop
 from paceline.fleets.base import Fleet
+from paceline.learning.gradients.compensation import check_single
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.task import Task
+from paceline.strategies.traits import replicas_of
 from paceline.strategies.unequal_batches import UnequalBatches
 
 CODE: dict[str, Any] = {"compared": False}  # functions cannot be compared; a checkpoint has what they made
@@ -40,18 +43,19 @@ class RunSpec:
     every: Every | None = None
     seed: int = 0
     micro_batches: int = 1
+    compensate_delay: float = 0.0
 
     @classmethod
     def of(
         cls, task: Task, *, strategy: Strategy | str, fleet: Fleet, optimizer: MakeOptimizer, stop: Stop | None = None,
         batch_size: int | Sequence[int] | None = None, partition: Partition = Equal(), sampling: Sampling = Shuffled(),
         scheduler: MakeScheduler | None = None, clip_norm: float | None = None, every: Every | None = None,
-        seed: int = 0, micro_batches: int = 1,
+        seed: int = 0, micro_batches: int = 1, compensate_delay: float = 0.0,
     ) -> "RunSpec":  # fmt: skip
         """The spec of a run from what a user gave, checked."""
         check_arguments(
             task=task, scheduler=scheduler, clip_norm=clip_norm, stop=stop, every=every, partition=partition,
-            sampling=sampling,
+            sampling=sampling, compensate_delay=compensate_delay,
         )  # fmt: skip
         check_arguments(fleet=fleet)
         size = batch_size_of(batch_size, fleet.workers)
@@ -73,12 +77,24 @@ class RunSpec:
             every=every,
             seed=whole("seed", seed),
             micro_batches=whole("micro_batches", micro_batches),
+            compensate_delay=float(compensate_delay),
         )
         _ = spec.recipe
         if spec.micro_batches > max(spec.sizes.each):
             raise ConfigError(
                 f"micro_batches={spec.micro_batches} leaves some without a sample: mini-batches have at most "
                 f"{max(spec.sizes.each)}"
+            )
+        if not 0 <= spec.compensate_delay < math.inf:
+            raise ConfigError(
+                f"compensate_delay={compensate_delay} is not possible: at least 0 and finite, such as 0.04"
+            )
+        if spec.compensate_delay:
+            check_single(rule, fleet.workers)
+        if replicas_of(rule) and spec.sizes.unequal is not None:
+            raise ConfigError(
+                f"{type(rule).__name__} lets workers compute the same mini-batches, which so have one size: give one "
+                f"batch_size, such as {max(spec.sizes.each)}"
             )
         if spec.sizes.vary and not isinstance(partition, Equal):
             raise ConfigError(

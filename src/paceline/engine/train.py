@@ -30,7 +30,7 @@ from paceline.engine.settings import settings_of
 from paceline.engine.setup import Setup, set_up
 from paceline.engine.signals import end_by
 from paceline.engine.spec import RunSpec
-from paceline.fleets.base import Fleet, Placed
+from paceline.fleets.base import Announcing, Fleet, Placed
 from paceline.fleets.replayed import Replayed, ReplayedWorkers
 from paceline.fleets.simulated.fleet import SimulatedFleet, SimulatedWorkers
 from paceline.learning.generators import Generators
@@ -84,6 +84,7 @@ def train(
     every: Every | None = None,
     seed: int = 0,
     micro_batches: int = 1,
+    compensate_delay: float = 0.0,
     directory: Path | str | RunDirectory | None = None,
     checkpoint: Every | None = None,
     resume: bool = False,
@@ -91,7 +92,7 @@ def train(
     progress: bool | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Train ``task`` under ``strategy`` on ``fleet``, and return what came of it.
+    r"""Train ``task`` under ``strategy`` on ``fleet``, and return what came of it.
 
     strategy     who waits for whom, and what is handed in; or its name, as in ``"lgc:quorum=5,blocks=4"``
     stop         when the run ends; not needed where the strategy itself ends after so many ``steps``
@@ -106,6 +107,8 @@ def train(
     seed         of every random choice: the same seed on the same machine gives the same bits
     micro_batches  passes in which a mini-batch goes through the model, for less memory: their gradients add up to that
                  of the mini-batch. Layers that look at a whole batch, such as batch normalisation, see one at a time
+    compensate_delay  $\lambda$ of DC-ASGD: adds $\lambda\, g \odot g \odot (w_t - w_{t-\tau})$ to a gradient $g$ of
+                 weights that are $\tau$ updates old; for strategies that step on one gradient at a time
     directory    where to write the spec of the run, its trace, metrics, checkpoints and final weights
     checkpoint   how often to write a checkpoint, besides at the end and when the run is interrupted
     resume       continue the run in the directory from its checkpoint; start it if it has none
@@ -124,7 +127,7 @@ def train(
     spec = RunSpec.of(
         task, strategy=strategy, fleet=fleet, optimizer=optimizer, stop=stop, batch_size=batch_size,
         partition=partition, sampling=sampling, scheduler=scheduler, clip_norm=clip_norm, every=every, seed=seed,
-        micro_batches=micro_batches,
+        micro_batches=micro_batches, compensate_delay=compensate_delay,
     )  # fmt: skip
     return run_spec(task, spec, Output(directory, checkpoint, resume, tensorboard, progress, callbacks))
 
@@ -149,6 +152,8 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
             setup.workers.announce = writer.note
         elif isinstance(setup.workers, Placed):
             setup.workers.on_placed = writer.note
+        if isinstance(contributions := setup.server.contributions, Announcing):
+            contributions.announce = writer.note
         loop = Loop(spec.strategy, setup.workers, setup.server, writer, spec.stop.seconds, sizes=spec.sizes.unequal)
         hooks = Hooks(_callbacks(output, opened))
         stack.callback(hooks.close)

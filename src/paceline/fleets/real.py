@@ -1,16 +1,21 @@
 """Checks and limits that ``ProcessFleet`` and ``RayFleet`` share."""
 
+import dataclasses
 import errno
 import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
 from paceline.delays import Delay, check_delay
 from paceline.fleets.base import check_labels, check_number
 from paceline.fleets.processes.timeouts import SilenceTimeout
+
+if TYPE_CHECKING:
+    from paceline.learning.workload import Workload
 
 Slow = Mapping[int, float | Delay]
 
@@ -36,6 +41,20 @@ def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[s
     check_labels(labels, workers)
     if not isinstance(deadline, SilenceTimeout):
         raise ConfigError(f"deadline={shown(deadline)} is no timeout: give SilenceTimeout(at_least=5.0)")
+
+
+def check_state(state: str) -> None:
+    if state not in ("server", "worker"):
+        raise ConfigError(f"state={shown(state)} is unknown: 'server' or 'worker' keeps what the optimizers remember")
+
+
+def with_state(state: str, workload: "Workload") -> "Workload":
+    """A workload whose workers keep the state of their optimizers, or send it to the server."""
+    if state == "worker" and not workload.hands_in_models:
+        raise ConfigError(
+            "state='worker' is about workers that train models of their own, and these hand in gradients: leave it out"
+        )
+    return dataclasses.replace(workload, state_with_workers=state == "worker")
 
 
 @contextmanager

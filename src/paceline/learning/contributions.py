@@ -64,6 +64,7 @@ class Evaluated:
     non_finite: list[Ticket] = field(default_factory=list)  # left out
     lost: list[Ticket] = field(default_factory=list)  # with their machine, and left out
     norm: float = 0.0  # of the sum of gradients
+    mean_square: float = 0.0  # the weighted sum of their squared norms, of those computed now; only if it is measured
     finite: bool = True
     unused: Collection[int] = ()  # parameters that no contribution has a gradient of, by number
 

@@ -10,6 +10,7 @@ from paceline.core.errors import ConfigError, Diverged
 from paceline.core.messages import Joined, Left, Step, Ticket
 from paceline.core.stateful import State
 from paceline.data.batches import Batches, ObservesLosses, ObservesMembership, Resizable
+from paceline.data.replicas import ObservesUse
 from paceline.learning.contributions import Contributions, Evaluated, pack_tickets, unpack_tickets
 from paceline.learning.loss import add_logged
 from paceline.learning.optimizers import check_as_made
@@ -56,6 +57,10 @@ class Learner(Protocol):
 
     def resize(self, sizes: Mapping[int, int], /) -> None:
         """From now on workers have mini-batches of these sizes."""
+        ...
+
+    def report(self) -> Mapping[str, float]:
+        """Numbers of the last update that the strategy asked for; asked only where it does."""
         ...
 
     def evaluated(self, loss: float, accuracy: float, /) -> None:
@@ -122,6 +127,7 @@ class Server:
     handed_in: str  # what a contribution is called in messages
     kept_when_diverged: str = ""
     logged_names: Collection[str] = ()  # of what a step logs
+    reportable: Collection[str] = ()  # of paceline.core.messages.REPORTS, what it can tell of an update
 
     def __init__(self, contributions: Contributions, batches: Batches, workers: int, made: Mapping[str, Any]) -> None:
         self.updates = 0
@@ -130,6 +136,7 @@ class Server:
         self.contributions = contributions
         self._batches = batches
         self._observer = batches if isinstance(batches, ObservesLosses) else None
+        self._replicas = batches if isinstance(batches, ObservesUse) else None
         self._workers = workers
         self.made = made  # the settings that the optimizer was made with
         self._kept: set[Ticket] = set()
@@ -149,6 +156,17 @@ class Server:
                 "sampling=Shuffled() or Resampled()"
             )
         self._batches.resize(sizes)
+
+    def report(self) -> Mapping[str, float]:
+        raise NotImplementedError  # of a server that can tell anything
+
+    def ask_for(self, names: Collection[str], rule: str) -> None:
+        """Tell these numbers of each update from now on; ``rule`` is the strategy that asks, for a refusal."""
+        if unknown := [name for name in names if name not in self.reportable]:
+            raise ConfigError(
+                f"{rule} goes by the {unknown[0]} of each update, which is not told where workers hand in "
+                f"{self.handed_in}s: choose a rule that needs no numbers of learning"
+            )
 
     def refuse(self, ticket: Ticket) -> ConfigError:
         """Why work of a ticket's kind cannot be handed in."""
@@ -207,9 +225,10 @@ class Server:
         if "numbers" in state:  # older checkpoints have none: seeds went by tickets
             self._numbers.restore(state["numbers"])
 
-    def _observe(self, result: Evaluated) -> None:
-        """Count the samples and hand their losses out, each sample's once."""
+    def _observe(self, result: Evaluated) -> float:
+        """Count the samples and hand their losses out, each sample's once. Returns their mean."""
         kept, observer = self._kept, self._observer
+        before = self._loss_sum, self._loss_weight
         for each in result.passes:
             # those that were kept were computed once before
             first = each if kept.isdisjoint(each.tickets) else each.without(kept)
@@ -221,6 +240,8 @@ class Server:
             if observer is not None:
                 for ticket, indices, losses in first.of_tickets():
                     observer.observe(ticket.worker, indices, losses)
+        weight = self._loss_weight - before[1]
+        return (self._loss_sum - before[0]) / weight if weight else math.nan
 
     def _count_non_finite(self, new: Sequence[Ticket], non_finite: Sequence[Ticket]) -> None:
         """An update of which nothing new is finite ends the run; single ones, when all workers' in a row are not."""

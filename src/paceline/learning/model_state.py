@@ -155,7 +155,8 @@ class ModelState:
         model at hand. (Without it they would swing with 16 asynchronous workers and a momentum of 0.1, and grow
         without bound with more.) Without a momentum they are the mean of all mini-batches; then $f = k / (n + k)$ if
         the model has seen $n$, and $r = f / f^{(i)}$ with the worker's own share.
-        Where all began with $b$ (they are ``fresh``) and $\sum w_i = 1$, all this is $\sum_i w_i b_i$.
+        Where all began with $b$ (they are ``fresh``) there is nothing to forget, $r = 1$; and where $\sum w_i = 1$ too,
+        all this is $\sum_i w_i b_i$.
 
         What whole numbers (counters) move by is rounded to the nearest one, halves to the even one; what is true or
         false is 1 or 0. So a count of mini-batches goes up by one with each update: of one worker, or of all together.
@@ -169,7 +170,7 @@ class ModelState:
             elif not (buffer.is_floating_point() or buffer.is_complex()):
                 values.append(_counted(buffer.data, each))
             else:
-                shares = [_KEPT if average else self._shares(number, change) for change in changes]
+                shares = [_KEPT if fresh else self._shares(number, change) for change in changes]
                 values.append(_moved(buffer.data, each, shares, average=average))
         for buffer, value in zip(self.buffers, values, strict=True):
             buffer.data = value

@@ -212,12 +212,19 @@ def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     return packed
 
 
-def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
+    """The same without what is kept for each parameter: learning rates and the like."""
+    return {**optimizer_state(optimizer), "state": {}}
+
+
+def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any], *, only_settings: bool = False) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
         if len(saved["params"]) != len(group["params"]):
             raise ValueError(f"{len(saved['params'])} parameters of the optimizer, not {len(group['params'])}")
         group.update({name: value for name, value in saved.items() if name != "params"})
+    if only_settings:
+        return
     optimizer.state.clear()
     for number, values in state["state"].items():
         optimizer.state[parameters[number]] = values

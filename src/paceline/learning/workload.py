@@ -51,6 +51,8 @@ class Workload:
     sizes: BatchSizes | None = None  # of each worker's mini-batches; by default all have ``batch_size``
     micro_batches: int = 1  # passes in which a mini-batch goes through the model
     logged: Sequence[str] = ()  # the names of what a step logs
+    state_with_workers: bool = False  # does the optimizers' state stay with workers that train models?
+    levels: int = 8  # how many contributions of one worker can be unsettled at once, where workers share memory
 
     @property
     def hands_in_models(self) -> bool:

@@ -5,22 +5,58 @@ What workers do is decided by the work that a rule assigns. After ``local_steps`
 ensemble of models after ``local_steps``, has an attribute or property ``aggregation`` with one of the values below.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.core.errors import ConfigError
+from paceline.core.fields import check_fields
+
+
+@dataclass(frozen=True)
+class OuterSGD:
+    r"""``torch.optim.SGD`` as the outer optimizer of ``ModelAveraging``, as a value that a file can hold.
+
+    $$b \leftarrow \mu b + \Delta, \qquad w \leftarrow w - \eta\,(\Delta + \mu b)
+    \quad\text{(with ``nesterov``; else } w - \eta\, b),$$
+
+    where $\Delta = \sum_k \alpha_k (w - w_k)$, with ``lr`` ($\eta$) and ``momentum`` ($\mu$; None: $1 - 1/N$ for the
+    run's $N$ workers). With ``lr=1`` and no momentum the new model is the mean of the workers' models, to the last bit.
+    """
+
+    lr: float = 0.7
+    momentum: float | None = 0.9
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 < self.lr < float("inf"):
+            raise ConfigError(f"an outer learning rate of {self.lr} is not possible: above 0, such as 0.7")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            near = 0.0 if self.momentum < 0 else 0.99
+            raise ConfigError(
+                f"an outer momentum of {self.momentum} is not possible: at least 0 and below 1 (nearest {near:g})"
+            )
+
+
+Outer = OuterSGD | Callable[[Any], Any]  # or a function from parameters to a torch optimizer
 
 
 @dataclass(frozen=True)
 class AverageModels:
     """Average the workers' parameters, as in ``ModelAveraging``, whose docstring has the fields.
 
-    ``needs_rounds`` says why all models of an update have to be of one round, if they have to.
+    needs_rounds  why all models of an update have to be of one round, if they have to
+    combines      what an update does with its weights: it adds the ``changes`` of the models since their
+                  download; or pulls the model towards the ``models`` themselves, as in ``FedAsync``; or, ``elastic``,
+                  does so and pulls each of them back, which then continues from there, as in ``EASGD``
     """
 
     momentum: Literal["kept", "averaged"] = "kept"
     recalibrate: int = 0
     needs_rounds: str = ""
+    outer: Outer | None = None
+    combines: Literal["changes", "models", "elastic"] = "changes"
 
 
 @dataclass(frozen=True)

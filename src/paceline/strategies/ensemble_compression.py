@@ -122,7 +122,7 @@ class EnsembleCompression(Strategy):
         return distilled_steps(left) if distils else local_steps(left)
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
-        return handing_in(self.work, ledger, self.waits.decide(ledger))
+        return handing_in(lambda part, worker: self.work(part.round), ledger, self.waits.decide(ledger))
 
 
 def FinalEnsemble(steps: int, *, same_start: bool = False) -> EnsembleCompression:  # noqa: N802 - a named choice

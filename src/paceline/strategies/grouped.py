@@ -13,6 +13,7 @@ from paceline.core.messages import Decision, Groups, Within
 from paceline.strategies.aggregation import Aggregation
 from paceline.strategies.inner import Inner, check_with_inner
 from paceline.strategies.synchronous import Synchronous
+from paceline.strategies.traits import check_inside
 
 MOST_NAMED = 16  # workers in a message
 
@@ -36,6 +37,7 @@ class Grouped(Strategy):
 
     def __post_init__(self) -> None:
         check_with_inner(self, "inside")
+        check_inside(self.inside, "Grouped")
         object.__setattr__(self, "groups", disjoint(self.groups))
         if not self.groups:
             raise ConfigError(f"groups need at least one worker each: {self.groups}")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
+from typing import ClassVar
 
 from paceline.core.coordinator import Strategy
 from paceline.core.fields import check_blocks, check_fields, check_quorum
@@ -38,6 +39,7 @@ class LiveCompensation(Strategy):
     recall: bool = True
     scale: bool = True
     warm_up: int = 0
+    gradients_only: ClassVar[str] = "a model cannot be handed in by parts, nor made up for one round later"
 
     def __post_init__(self) -> None:
         check_fields(self)

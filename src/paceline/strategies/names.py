@@ -1,4 +1,4 @@
-"""The strategies by name: what the command line and a TOML file call them, the rule in a sentence, the paper.
+"""Strategies from texts and tables: how the command line and a TOML file spell them.
 
 On the command line a strategy is ``name:option=value,option=value``::
 
@@ -11,9 +11,11 @@ On the command line a strategy is ``name:option=value,option=value``::
     gsgd-measured:groups=labels,window=15 the same, the groups to begin with by labels
     gsgd:tolerance=0.5,inside=lgc:quorum=3,blocks=4     another rule inside the groups
     unequal:total=128                     mini-batches by measured speed, 128 samples an update
+    buffered:size=8    ringmaster:threshold=16,stop=false    replicated:groups=0-1/2-3/4-5
     unequal:total=128,margin=0.2,inside=k-sgd:quorum=7   the same, another rule inside
     ma:every=16    ec-dnn-s:every=500,relabel=0.5    e-dnn:steps=2000
     ma:every=16,waits=k-sgd:quorum=6      models of the fastest six are averaged
+    diloco:every=16,outer_lr=0.7,waits=asgd      an outer optimizer on the server, nobody waits
 
 ``inside`` and ``waits`` come last: the rest of the text is the inner strategy. In TOML the same is a table, these
 tables of their own and ``groups`` a list of lists or "labels", or simply the same text.
@@ -21,123 +23,19 @@ tables of their own and ``groups`` a list of lists or "labels", or simply the sa
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any, get_type_hints
 
 from paceline.core.codec import MOST_WORKERS
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_table, as_written, described, nearest, read_value, refuse_unknown
-from paceline.strategies.asynchronous import Asynchronous
-from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
-from paceline.strategies.fastest_k import FastestK
+from paceline.strategies.catalogue import BY_NAME, GROUPED, STRATEGIES, Named
 from paceline.strategies.grouped import Grouped, groups_by_label, groups_by_speed
-from paceline.strategies.live_compensation import LiveCompensation
-from paceline.strategies.model_averaging import ModelAveraging
-from paceline.strategies.regrouped import Regrouped
-from paceline.strategies.synchronous import Synchronous
-from paceline.strategies.unequal_batches import UnequalBatches
 
 TOLERANCE = 0.25
 DEEPEST = 8  # rules inside rules
 LABELS = "labels"  # as groups: those of the fleet
-GROUPED = {"groups": Sequence[Sequence[int]], "tolerance": float, "inside": Strategy}
-EC_DNN = "Sun & Liu, EC-DNN: a new method for parallel training of deep neural networks"
-
-
-@dataclass(frozen=True)
-class Named:
-    """A strategy as people call it."""
-
-    kind: Callable[..., Strategy]
-    names: tuple[str, ...]  # the first is the one that is shown
-    acronyms: str
-    rule: str
-    paper: str
-    example: str
-    preset: tuple[tuple[str, Any], ...] = ()  # options that the name stands for
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What can be chosen: each option's type."""
-        if self.kind is Grouped:
-            return GROUPED
-        hints, chosen = get_type_hints(self.kind), dict(self.preset)
-        return {name: hints[name] for name in signature(self.kind).parameters if name not in chosen}
-
-    @property
-    def required(self) -> list[str]:
-        """Options without a default; groups can be formed by speed."""
-        parameters = signature(self.kind).parameters.values()
-        return [each.name for each in parameters if each.default is Parameter.empty and self.kind is not Grouped]
-
-
-HAND_IN_GRADIENTS = (
-    Named(
-        Synchronous, ("synchronous", "ssgd", "full-sgd", "sync"), "SSGD, Full-SGD",
-        "everybody waits for everybody: one update from the mean of all gradients",
-        "Gao & Chen, Group SGD, Eq. (2); Xu, Live Gradient Compensation, Eq. (3)", "ssgd",
-    ),
-    Named(
-        Asynchronous, ("asynchronous", "asgd", "async"), "ASGD",
-        "nobody waits: each gradient is an update as it arrives, however old its model is by then",
-        "Gao & Chen, Group SGD, Eq. (3)", "asgd",
-    ),
-    Named(
-        FastestK, ("fastest-k", "k-sgd", "ksgd"), "K-SGD, backup workers",
-        "wait for the first quorum gradients of a round; stop the late workers and drop their work",
-        "Xu, Live Gradient Compensation, Sec. I; Chen et al., Revisiting Distributed Synchronous SGD", "k-sgd:quorum=7",
-    ),
-    Named(
-        LiveCompensation, ("live-compensation", "lgc", "lgc-sgd"), "LGC-SGD",
-        "wait for the first quorum; late workers hand in the blocks they have, which count one update later",
-        "Xu, Live Gradient Compensation for Evading Stragglers, Alg. 1", "lgc:quorum=7,blocks=4",
-    ),
-    Named(
-        Grouped, ("grouped", "gsgd", "group-sgd"), "GSGD",
-        "wait inside groups of like speed, not between them; any strategy can be the rule inside a group",
-        "Gao & Chen, Group SGD: a tradeoff between straggler and staleness, Alg. 3.1", "gsgd:groups=0-3/4-7/8-15",
-    ),
-    Named(
-        Regrouped, ("regrouped", "gsgd-measured", "adaptive-gsgd"), "GSGD, adaptive",
-        "the same with groups by measured speed, formed anew when speeds change by more than a margin",
-        "Gao & Chen, Group SGD, Alg. 3.1; the criterion is Paceline's own", "gsgd-measured:tolerance=0.5,margin=0.2",
-    ),
-    Named(
-        UnequalBatches, ("unequal-batches", "unequal"), "unequal mini-batches",
-        "mini-batches by measured speed, so that all hand in together; one update from the mean over all samples",
-        "the criterion is Paceline's own", "unequal:total=128",
-    ),
-)  # fmt: skip
-HAND_IN_MODELS = (
-    Named(
-        ModelAveraging, ("model-averaging", "ma", "ma-dnn", "local-sgd"), "MA-DNN, local SGD",
-        "every worker trains a model of its own; every so many steps their parameters are averaged",
-        f"{EC_DNN}, Eq. (1)", "ma:every=16",
-    ),
-    Named(
-        EnsembleCompression, ("ensemble-compression", "ec-dnn-s", "ec-dnn"), "EC-DNN-S",
-        "the models' outputs are averaged, not their parameters, and distilled back into each model",
-        f"{EC_DNN}, Alg. 1, Eq. (5)", "ec-dnn-s:every=500", (("weights", "simple"),),
-    ),
-    Named(
-        EnsembleCompression, ("ec-regression", "ec-dnn-r"), "EC-DNN-R",
-        "the same, the outputs weighed by least squares on the labels",
-        f"{EC_DNN}, Eq. (7)", "ec-dnn-r:every=500,pooled=true", (("weights", "regression"),),
-    ),
-    Named(
-        EnsembleCompression, ("ec-margin", "ec-dnn-m"), "EC-DNN-M",
-        "the same, the outputs weighed sample by sample, by how sure each model is of the right class",
-        f"{EC_DNN}, Eq. (8)", "ec-dnn-m:every=500", (("weights", "margin"),),
-    ),
-    Named(
-        FinalEnsemble, ("final-ensemble", "e-dnn"), "E-DNN; S-DNN on one worker",
-        "the models are trained apart; their outputs are averaged once, at the end",
-        f"{EC_DNN}, Sec. 4.2", "e-dnn:steps=2000",
-    ),
-)  # fmt: skip
-STRATEGIES = (*HAND_IN_GRADIENTS, *HAND_IN_MODELS)
-BY_NAME = {name: named for named in STRATEGIES for name in named.names}
 
 
 @dataclass(frozen=True)
@@ -195,15 +93,23 @@ class StrategyChoice:
 
 
 def choice_of(strategy: Strategy) -> StrategyChoice | None:
-    """What the command line calls a strategy: its name, and the options that are not as usual; None if it has none."""
-    for named in STRATEGIES:
-        if named.kind is type(strategy) and all(getattr(strategy, name) == value for name, value in named.preset):
-            break
-    else:
+    """What the command line calls a strategy: its name, and the options that are not as usual; None if it has none.
+
+    Of several names, the one that leaves the fewest options to tell.
+    """
+    found = [choice for named in STRATEGIES if (choice := _as_named(strategy, named)) is not None]
+    return min(found, key=lambda choice: choice.text.count("="), default=None)
+
+
+def _as_named(strategy: Strategy, named: Named) -> StrategyChoice | None:
+    if isinstance(named.kind, type):
+        if named.kind is not type(strategy) or any(getattr(strategy, k) != value for k, value in named.preset):
+            return None
+    elif not _is_made_by(strategy, named.kind):
         return None
     options: dict[str, Any] = {}
     for name, parameter in signature(named.kind).parameters.items():
-        value = getattr(strategy, name)
+        value = _option(strategy, name)
         if name in dict(named.preset) or value == parameter.default:
             continue
         if callable(getattr(value, "decide", None)):
@@ -213,6 +119,25 @@ def choice_of(strategy: Strategy) -> StrategyChoice | None:
         options[name] = value
     last = {name: value for name, value in options.items() if isinstance(value, StrategyChoice)}
     return StrategyChoice(named.names[0], {**{n: v for n, v in options.items() if n not in last}, **last})
+
+
+def _is_made_by(strategy: Strategy, make: Callable[..., Strategy]) -> bool:
+    """Does a function that makes strategies of one kind make this one, of the values that can be read from it?"""
+    if get_type_hints(make)["return"] is not type(strategy):
+        return False
+    try:
+        return make(**{name: _option(strategy, name) for name in signature(make).parameters}) == strategy
+    except (AttributeError, ConfigError):
+        return False
+
+
+def _option(strategy: Strategy, name: str) -> Any:
+    """An option by its name: a field of the strategy, of the rule that it waits by, or of its outer optimizer."""
+    if hasattr(strategy, name):
+        return getattr(strategy, name)
+    if name.startswith("outer_") or name == "nesterov":
+        return getattr(getattr(strategy, "outer", None), name.removeprefix("outer_"))
+    return getattr(getattr(strategy, "waits", None), name)
 
 
 def parse_strategy(text: str, depth: int = 0) -> StrategyChoice:

@@ -12,6 +12,7 @@ from paceline.strategies.aggregation import Aggregation
 from paceline.strategies.grouped import check_complete, disjoint, groups_by_speed
 from paceline.strategies.inner import Inner, check_with_inner
 from paceline.strategies.synchronous import Synchronous
+from paceline.strategies.traits import check_inside
 
 EVERYBODY: Groups = ((),)  # a worker that no group names belongs to the last one
 
@@ -42,6 +43,7 @@ class Regrouped(Strategy):
 
     def __post_init__(self) -> None:
         check_with_inner(self, "inside")
+        check_inside(self.inside, "Regrouped")
         object.__setattr__(self, "groups", disjoint(self.groups))
         if not 0 <= self.margin < self.tolerance:
             raise ConfigError(

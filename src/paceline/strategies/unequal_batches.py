@@ -13,6 +13,7 @@ from paceline.strategies.grouped import Grouped
 from paceline.strategies.inner import Inner, check_with_inner
 from paceline.strategies.regrouped import EVERYBODY, Regrouped
 from paceline.strategies.synchronous import Synchronous
+from paceline.strategies.traits import check_inside, said
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class UnequalBatches(Strategy):
             raise ConfigError(f"a margin of {self.margin} is not possible: at least 0")
         if self.window < 1:
             raise ConfigError(f"a window of {self.window} measures nothing: at least 1 piece of work")
+        check_inside(self.inside, "UnequalBatches")
         refused = isinstance(self.inside, Asynchronous | Grouped | Regrouped | UnequalBatches)
+        refused = refused or bool(said(self.inside, "rounds_of_its_own"))
         if refused or getattr(self.inside, "aggregation", None) is not None:
             raise ConfigError(
                 f"UnequalBatches cannot have {type(self.inside).__name__} inside: it sizes the gradients of common "

@@ -1,5 +1,6 @@
 """What a ledger shows, and what it ought to show."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from paceline.core.ledger import Ledger
@@ -16,6 +17,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Reported,
     Resize,
     Start,
     Step,
@@ -25,10 +27,10 @@ from paceline.core.messages import (
 )
 
 INDICES = (
-    "workers", "idle", "running", "behind", "recalled", "fresh", "late", "handed_in", "kept", "alarms", "memory",
-    "sizes",
+    "workers", "idle", "free", "running", "behind", "recalled", "fresh", "holding", "late", "handed_in", "kept",
+    "counts", "tally", "alarms", "memory", "sizes",
 )  # fmt: skip
-NUMBERS = ("round", "now", "updated_at")
+NUMBERS = ("round", "now", "updated_at", "least_count")
 Fact = Event | Instruction
 
 
@@ -52,18 +54,25 @@ def recount(facts: Sequence[Fact]) -> dict[str, object]:
     old = {ticket for ticket, i in given_out.items() if i < last_step}
     fresh = {ticket: done for ticket, done in held.items() if ticket not in used | old}
     busy = {ticket.worker for ticket in running | fresh.keys()}
+    counts, least = _counts(facts)
     alarms = {i: fact.at for i, fact in enumerate(facts) if isinstance(fact, WakeAt)}
     rang = {i: fact.at for i, fact in enumerate(facts) if isinstance(fact, Rang)}
     return {
         "workers": sorted(worker for worker in here if here[worker]),
         "idle": sorted(worker for worker in here if here[worker] and worker not in busy),
+        "free": sorted(here.keys() - {w for w in here if not here[w]} - {ticket.worker for ticket in running}),
         "running": sorted((ticket.worker, ticket) for ticket in running),
         "behind": sorted(running & old),
         "recalled": sorted(running & recalls),
         "fresh": list(fresh.items()),
+        "holding": sorted(Counter(ticket.worker for ticket in fresh).items()),
         "late": sorted((ticket, done) for ticket, done in held.items() if ticket in old - used),
         "handed_in": [ticket for ticket in held if ticket not in used],
         "kept": sorted((ticket, done) for ticket, done in held.items() if ticket in used),
+        "counts": sorted(counts.items()),
+        "tally": sorted(Counter(counts.values()).items()),
+        "least_count": least,
+        "ages": sorted((ticket, sum(i > given_out[ticket] for i in steps)) for ticket in (*running, *held)),
         "round": len(steps),
         "now": _time(facts),
         "updated_at": _time(facts[: last_step + 1]),
@@ -73,8 +82,27 @@ def recount(facts: Sequence[Fact]) -> dict[str, object]:
     }
 
 
+def _counts(facts: Sequence[Fact]) -> tuple[dict[int, int], int]:
+    """Pieces used of each worker that is here; a joiner begins with the least of the others."""
+    counts: dict[int, int] = {}
+    least = 0
+    used: set[Ticket] = set()
+    for fact in facts:
+        if isinstance(fact, Joined):
+            counts[fact.worker] = least
+        elif isinstance(fact, Left):
+            del counts[fact.worker]
+        elif isinstance(fact, Step):
+            for ticket in fact.weights:
+                if ticket not in used and ticket.worker in counts:
+                    counts[ticket.worker] += 1
+            used.update(fact.weights)
+        least = min(counts.values(), default=least)
+    return counts, least
+
+
 def _time(facts: Sequence[Fact]) -> float:
-    return max((fact.at for fact in facts if isinstance(fact, Joined | Left | Arrived | Rang)), default=0.0)
+    return max((fact.at for fact in facts if isinstance(fact, Event)), default=0.0)
 
 
 def happened_in(part: int, facts: Iterable[Fact], groups: Groups) -> list[Fact]:
@@ -129,7 +157,7 @@ def happened_in(part: int, facts: Iterable[Fact], groups: Groups) -> list[Fact]:
             found += [fact] * (given_out[ticket] == part)
             if isinstance(fact, Arrived | Halt) and running.get(ticket.worker) == ticket:
                 ended = {running.pop(ticket.worker).worker}
-        elif not isinstance(fact, Remember):
+        elif not isinstance(fact, Remember | Reported):
             found.append(fact)  # sizes are those of all parts; which part asked for an alarm is not recorded
         for worker in sorted(ended & moving.keys()):
             move(worker)
@@ -149,4 +177,6 @@ def snapshot(ledger: Ledger) -> dict[str, object]:
     for name in INDICES:
         index = getattr(ledger, name)
         shown[name] = [*index.items()] if isinstance(index, Mapping) else [*index]
+    held = (*ledger.running.values(), *ledger.fresh, *ledger.late, *ledger.kept)
+    shown["ages"] = [(ticket, ledger.age(ticket)) for ticket in held]
     return shown

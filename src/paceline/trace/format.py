@@ -13,15 +13,18 @@ One JSON array a line, after a first line that describes the run:
     ["resize", [[worker, samples], ...], why]
     ["computed", ticket, seconds]
     ["machines", [[workers], ...], own]
+    ["reported", at, {name: number}]       ["fresh", ticket]
 
 Instructions follow at the time of the event before them. A ``start`` has ``samples`` only where workers have
 mini-batches of sizes of their own, and ``resize`` says which from now on, and why. ``spoiled`` (``NonFinite``) says
 that the contribution was not finite, and was left out of the step before. ``billed`` (``WorkCost``) says which part of
 the work that was just started does not go into training, in seconds, where that differs from ticket to ticket; else it
 is ``transfer_seconds`` (first line) each way. ``regroup`` says which workers each part has from now on, and why.
-``computed`` is written by a profile: what the worker itself took for the work that is about to arrive. ``machines``
-says which workers share a machine from now on, where there are several: gradients are added up by machine. ``own`` is
-the number of the server's own machine, or -1.
+``computed`` is written by a profile: what the worker itself took for the work that is about to arrive. ``reported`` is
+what learning told of the step before, where the strategy asks for it. ``fresh`` (``FreshState``) says that the worker
+of work that was just started has lost its optimizer's state, and begins it anew: where that stays with workers.
+``machines`` says which workers share a machine from now on, where there are several: gradients are added up by machine.
+``own`` is the number of the server's own machine, or -1.
 
 Reading is strict, since a trace may come from anybody and may be damaged. A number is a number of the right kind and
 size, a text a text; what is longer or deeper than any run writes is refused with ``ValueError``, before memory is taken
@@ -38,6 +41,7 @@ from typing import Any
 
 from paceline.core.codec import MOST_WORKERS, plain_ticket, real, ticket_from
 from paceline.core.messages import (
+    REPORTS,
     Arrived,
     Drop,
     Event,
@@ -49,6 +53,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Reported,
     Resize,
     Start,
     Step,
@@ -104,7 +109,14 @@ class Machines:
     own: int = -1
 
 
-Fact = Event | Instruction | NonFinite | WorkCost | Computed | Machines
+@dataclass(frozen=True, slots=True)
+class FreshState:
+    """The worker of a piece of work begins it with a fresh optimizer, having lost the state of its own."""
+
+    ticket: Ticket
+
+
+Fact = Event | Instruction | NonFinite | WorkCost | Computed | FreshState | Machines
 
 
 def encode(facts: Iterable[Fact]) -> str:
@@ -124,7 +136,7 @@ def tickets_of(fact: Fact) -> Collection[Ticket]:
     """The tickets that a fact names."""
     if isinstance(fact, Step):
         return fact.weights.keys()
-    about_one = Start | Halt | Drop | Recall | Arrived | NonFinite | WorkCost | Computed
+    about_one = Start | Halt | Drop | Recall | Arrived | NonFinite | WorkCost | Computed | FreshState
     return (fact.ticket,) if isinstance(fact, about_one) else ()
 
 
@@ -175,6 +187,10 @@ def _encode_resize(resize: Resize) -> str:
     return json.dumps(["resize", [[worker, size] for worker, size in resize.sizes.items()], resize.why]) + "\n"
 
 
+def _encode_reported(reported: Reported) -> str:
+    return json.dumps(["reported", reported.at, dict(reported.numbers)]) + "\n"
+
+
 _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Arrived: lambda e: f'["arrived",{e.at!r},{e.ticket.serial},{e.done}]\n',
     Start: _encode_start,
@@ -182,6 +198,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Joined: lambda e: f'["joined",{e.at!r},{e.worker}]\n',
     Left: lambda e: f'["left",{e.at!r},{e.worker}]\n',
     Rang: lambda e: f'["rang",{e.at!r}]\n',
+    Reported: _encode_reported,
     Halt: lambda i: f'["halt",{i.ticket.serial}]\n',
     Drop: lambda i: f'["drop",{i.ticket.serial}]\n',
     Recall: lambda i: f'["recall",{i.ticket.serial}]\n',
@@ -190,6 +207,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     WorkCost: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
     Computed: lambda c: f'["computed",{c.ticket.serial},{c.seconds!r}]\n',
     Machines: lambda m: f'["machines",{json.dumps(m.workers, separators=(",", ":"))},{m.own}]\n',
+    FreshState: lambda f: f'["fresh",{f.ticket.serial}]\n',
     Remember: _encode_remember,
     Regroup: _encode_regroup,
     Resize: _encode_resize,
@@ -314,6 +332,13 @@ def _resize(record: Sequence[Any], tickets: dict[int, Ticket]) -> Resize:
     return Resize(sizes, _text(why))
 
 
+def _reported(record: Sequence[Any], tickets: dict[int, Ticket]) -> Reported:
+    _, at, numbers = record
+    if type(numbers) is not dict or not numbers.keys() <= REPORTS.keys():
+        raise ValueError(f"{str(numbers)[:40]!r} are no numbers of an update")
+    return Reported(_time(at), {name: real(number) for name, number in numbers.items()})
+
+
 def _text(value: Any) -> str:
     if type(value) is not str or len(value) > LONGEST_NAME:
         raise ValueError(f"{str(value)[:40]!r} is no text of up to {LONGEST_NAME} characters")
@@ -359,11 +384,13 @@ DECODERS: Mapping[str, Callable[[list[Any], dict[int, Ticket]], Fact]] = {
     "joined": _of_worker(Joined),
     "left": _of_worker(Left),
     "rang": _at_a_time(Rang),
+    "reported": _reported,
     "halt": _about_one(Halt),
     "drop": _about_one(Drop),
     "recall": _about_one(Recall),
     "wake": _at_a_time(WakeAt),
     "spoiled": _about_one(NonFinite),
+    "fresh": _about_one(FreshState),
     "billed": _work_cost,
     "computed": _computed,
     "machines": _machines,

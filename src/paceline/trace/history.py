@@ -20,6 +20,7 @@ from paceline.core.messages import (
     Recall,
     Regroup,
     Remember,
+    Reported,
     Resize,
     Start,
     Step,
@@ -27,7 +28,7 @@ from paceline.core.messages import (
     WakeAt,
     Within,
 )
-from paceline.trace.format import Computed, Fact, Machines, NonFinite, WorkCost
+from paceline.trace.format import Computed, Fact, FreshState, Machines, NonFinite, WorkCost
 
 INSTANT = 1e-9  # seconds; two times that differ by less are one
 
@@ -176,6 +177,7 @@ class History:
             Joined: self._joined,
             Left: self._left,
             Rang: self._event,
+            Reported: self._event,
             Halt: self._halt,
             Drop: self._drop,
             Recall: self._recall,
@@ -183,6 +185,7 @@ class History:
             WorkCost: self._cost,
             Computed: self._computed,
             Machines: self._nothing,
+            FreshState: self._fresh_state,
             WakeAt: self._nothing,
             Remember: self._nothing,
             Regroup: self._nothing,
@@ -259,6 +262,9 @@ class History:
         times.plain = False
         for tell in self._on_cost:
             tell(times)
+
+    def _fresh_state(self, fact: FreshState) -> None:
+        self._runs(fact.ticket)
 
     def _computed(self, fact: Computed) -> None:
         times = self._runs(fact.ticket)

@@ -12,10 +12,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.core.coordinator import Strategy
-from paceline.core.errors import IllegalDecision
-from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step, mean
+from paceline.core.messages import Step
 from support.digits import Noted, digits, weights
 from support.gloo_averaging import MOMENTUM, PERIOD, ROUNDS
 from support.local_models import fleet, mlp, run, sgd, trained_by_hand
@@ -196,22 +193,3 @@ def test_recalibration_finds_the_statistics_of_the_averaged_model() -> None:
     assert norm.get_buffer("num_batches_tracked").item() == 200
     assert isinstance(norm, nn.BatchNorm1d)
     assert norm.momentum == 0.1
-
-
-# What cannot be
-
-
-class TwoAtOnce(Strategy):
-    """Uses what came in only when a worker has handed in twice."""
-
-    def decide(self, ledger: Ledger) -> Sequence[Decision]:
-        if ledger.idle:
-            return [Assign(worker) for worker in ledger.idle]
-        if ledger.late and not ledger.running:
-            return [Step(mean((*ledger.late, *ledger.fresh)))]
-        return [] if ledger.running else [Step(mean([next(iter(ledger.fresh))]))]
-
-
-def test_two_models_of_one_worker_in_one_step_are_refused() -> None:
-    with pytest.raises(IllegalDecision, match="cannot use two models of one worker in one step"):
-        run(pl.ModelAveraging(2, waits=TwoAtOnce()), on=fleet(2), updates=5)

@@ -43,11 +43,11 @@ def inline_on(
     layout = Layout(state.parameters, state.buffers, workload.batch_size, len(workload.logged))
     wire = getattr(fleet, "wire_dtype", None)
     clips = workload.recipe is not None and workload.recipe.clip_norm is not None
-    contributions = DistributedGradients(state, layout, workload.logged, exact_norm=clips)
+    contributions = DistributedGradients(state, layout, workload.logged, exact_norm=clips, levels=workload.levels)
 
     def place(placed: Machines) -> Mapping[int, ComputeFunction]:
         made = [
-            MemoryMachine.in_memory(workers, layout, None if number == placed.own else wire)
+            MemoryMachine.in_memory(workers, layout, None if number == placed.own else wire, workload.levels)
             for number, workers in enumerate(placed.workers)
         ]
         contributions.place(made)

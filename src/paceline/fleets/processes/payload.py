@@ -92,7 +92,7 @@ def payload_of(workload: Workload, model: nn.Module, loss: Objective, hung: Sequ
 def slots_needed(workload: Workload, workers: int) -> int:
     """How many slots the arena of a run needs."""
     needed = shared_models.slots_needed if workload.hands_in_models else gradient_slots.slots_needed
-    return needed(workers)
+    return needed(workers, workload.levels)
 
 
 def shared_contributions(workload: Workload, arena: ParameterArena, blobs: Blobs, workers: int) -> SharedContributions:
@@ -100,4 +100,4 @@ def shared_contributions(workload: Workload, arena: ParameterArena, blobs: Blobs
     if workload.hands_in_models:
         return SharedModels(workload, arena, blobs)
     blobs.close()  # gradients need none
-    return SharedGradients(workload.state, arena, workers, workload.logged)
+    return SharedGradients(workload.state, arena, workers, workload.logged, workload.levels)

@@ -11,7 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields
 from paceline.delays import Delay
 from paceline.fleets.processes.timeouts import SilenceTimeout
-from paceline.fleets.real import check_workers, medians_of
+from paceline.fleets.real import check_state, check_workers, medians_of, with_state
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,7 @@ class RayFleet:
     replace       start another actor when a worker is lost, as soon as the cluster has resources for it
     min_workers   the run stops when fewer workers than this are ready or starting
     deadline      how long a worker may be silent before it is killed
+    state         who keeps what the optimizers of workers remember that train models: as in a ``ProcessFleet``
     trust_address send this machine's Ray token to the address, if the cluster asks for it; not where a file names it
     """
 
@@ -57,11 +58,13 @@ class RayFleet:
     replace: bool = True
     min_workers: int = 1
     deadline: SilenceTimeout = SilenceTimeout()
+    state: Literal["server", "worker"] = "server"
     trust_address: bool = field(default=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_workers(self.workers, self.min_workers, self.slow, self.labels, self.deadline)
+        check_state(self.state)
         if self.placement not in ("spread", "pack"):
             raise ConfigError(f"placement={self.placement!r} is unknown: 'spread' or 'pack'")
         if self.address is not None and self.address.startswith("ray://"):
@@ -123,7 +126,7 @@ class RayFleet:
         """A worker in this process that computes what the workers compute."""
         from paceline.fleets.processes.inline import inline
 
-        return inline(self, workload, seed)
+        return inline(self, with_state(self.state, workload), seed)
 
     def inline_on(
         self, machines: "Machines", workload: "Workload", seed: int
@@ -131,7 +134,7 @@ class RayFleet:
         """The same for workers that were on several machines: gradients are added up by machine, as they were there."""
         from paceline.fleets.processes.inline import inline_on
 
-        return inline_on(self, machines, workload, seed)
+        return inline_on(self, machines, with_state(self.state, workload), seed)
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,4 +201,4 @@ def _launch(
         own = opened.machines[opened.own_machine] if opened.own_machine >= 0 else ()
         return Cluster(own, partial(MachineLauncher, fleet, opened), (lambda: None) if session else opened.close)
 
-    return launch(fleet, workload, seed, open_cluster)
+    return launch(fleet, with_state(fleet.state, workload), seed, open_cluster)

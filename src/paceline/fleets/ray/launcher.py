@@ -67,7 +67,9 @@ class MachineLauncher:
             where = [shard % len(machines) for shard in range(self._shards)]
             self._servers = RemoteShards(self._session.connection.start_on(Shard, where), layout, self._wire_dtype)
             remote = [RemoteMachine(each, self._clients[i], send, bounds) for i, each in enumerate(machines)]
-            return ShardedGradients(workload.state, layout, workload.logged, remote, self._servers)
+            return ShardedGradients(
+                workload.state, layout, workload.logged, remote, self._servers, levels=workload.levels
+            )
         return DistributedGradients(
             workload.state, layout, workload.logged,
             [
@@ -76,7 +78,7 @@ class MachineLauncher:
                 else MemoryMachine(workers, self._context.arena)
                 for number, workers in enumerate(machines)
             ],
-            exact_norm=exact,
+            exact_norm=exact, levels=workload.levels,
         )  # fmt: skip
 
     @property

@@ -158,7 +158,7 @@ class SimulatedFleet:
     def inline(self, workload: "Workload", seed: int) -> "tuple[NoInlineWorker, Contributions]":
         """There is nothing to do before a step asks for it."""
         from paceline.learning.gradients.lazy import LazyGradients
-        from paceline.learning.models.training import LazyModels
+        from paceline.learning.models.contributions import LazyModels
         from paceline.learning.threads import Threads
 
         threads = Threads(self.threads)

@@ -29,7 +29,7 @@ from paceline.learning.arena.arena import Layout, ParameterArena, Report, Slot
 from paceline.learning.contributions import Evaluated, Promise, Weights, pack_tickets, share_out, unpack_tickets
 from paceline.learning.gradients.held import HeldGradients, RowEnd, marked
 from paceline.learning.gradients.sharding import block_of, norm_of, squares
-from paceline.learning.gradients.slots import Parts, SlotBook, SlotSums, slots_needed
+from paceline.learning.gradients.slots import LEVELS, Parts, SlotBook, SlotSums, slots_needed
 from paceline.learning.model_state import ModelState, Snapshot, all_finite, like, norm
 
 log = logging.getLogger("paceline")
@@ -93,9 +93,11 @@ class MemoryMachine:
         self._sums = SlotSums(arena.matrices(self._first_row))
 
     @staticmethod
-    def in_memory(workers: Sequence[int], layout: Layout, wire: torch.dtype | None = None) -> "MemoryMachine":
+    def in_memory(
+        workers: Sequence[int], layout: Layout, wire: torch.dtype | None = None, levels: int = LEVELS
+    ) -> "MemoryMachine":
         """A machine with new memory. What is not written takes none."""
-        memory = torch.zeros(slots_needed(len(workers)) * layout.stride, dtype=torch.uint8)
+        memory = torch.zeros(slots_needed(len(workers), levels) * layout.stride, dtype=torch.uint8)
         return MemoryMachine(workers, ParameterArena(layout, memory), wire)
 
     @property
@@ -145,10 +147,11 @@ class DistributedGradients(HeldGradients):
 
     def __init__(
         self, state: ModelState, layout: Layout, logged: Sequence[str] = (), machines: Sequence[Machine] = (), *,
-        exact_norm: bool = False,
+        exact_norm: bool = False, levels: int = LEVELS,
     ) -> None:  # fmt: skip
         super().__init__(state, logged)
         self.layout = layout
+        self._levels = levels
         self._blocks = [block_of(place.numel) for place in layout.vectors] if exact_norm else None
         self._model = ParameterArena(layout, torch.zeros(layout.stride, dtype=torch.uint8))[0]
         self._version = 0
@@ -174,7 +177,7 @@ class DistributedGradients(HeldGradients):
             if promise.handed_in
         ]
         self._machines = machines
-        self._books = [SlotBook(machine.workers) for machine in machines]
+        self._books = [SlotBook(machine.workers, self._levels) for machine in machines]
         self._of_worker = {worker: number for number, each in enumerate(machines) for worker in each.workers}
         self._delivered = [(-1, -1)] * len(machines)
         for ticket, level, row in held:  # of a run that was resumed on other machines
@@ -308,7 +311,12 @@ class DistributedGradients(HeldGradients):
         else:
             result.norm = norm_of([[squares(each, n) for each, n in zip(totals, self._blocks, strict=True)]])
         result.finite = result.norm < math.inf or all_finite(totals)
+        if self.measure_spread:
+            result.mean_square = self._mean_square(weights)
         return result
+
+    def _norm_of(self, promise: Promise) -> float:
+        return promise.norm
 
     def _ask(self, weights: Weights) -> list[tuple[Sequence[Ticket], Callable[[], Partial]]]:
         """Ask all machines at once. Of each: the tickets whose ends it was asked for, and its answer."""

@@ -46,12 +46,26 @@ class RowEnd(Protocol):
 class HeldGradients:
     """What all gradients of real workers have in common: promises, and a step that leaves out what is not finite."""
 
+    measure_spread = False  # whether the norms of single gradients are told
+
     def __init__(self, state: ModelState, logged: Sequence[str]) -> None:
         self._state = state
         self._logged = logged  # the names of what a step logs
         self._promises: dict[Ticket, Promise] = {}
         self._non_finite: set[Ticket] = set()
         self._partial = False  # has any contribution no gradient of some parameter?
+
+    def _norm_of(self, promise: Promise) -> float:
+        """The norm of a row, as its worker reported it."""
+        raise NotImplementedError
+
+    def _mean_square(self, weights: Weights) -> float:
+        """The weighted mean of the squared norms of single gradients."""
+        total = 0.0
+        for ticket, weight in weights.items():
+            promise = self._promises[ticket]
+            total += float(weight) * (self._norm_of(promise) * len(promise.indices) / promise.samples) ** 2
+        return total
 
     def _book(self, worker: int) -> SlotBook:
         """The slots of a worker's machine."""

@@ -58,6 +58,8 @@ class _Bundle:
 class LazyGradients:
     """Holds the promises, and the model versions that they refer to, until they are settled."""
 
+    measure_spread = False  # whether each worker's gradient is computed by itself, and its norm told
+
     def __init__(self, workload: Workload, *, fused: bool, seed: int, threads: Threads) -> None:
         self._state = state = workload.state
         self._data = workload.samples
@@ -237,6 +239,13 @@ class LazyGradients:
                     self._state.swap_in(present)
 
     def _backward_one_version(self, tickets: list[Ticket], weights: Weights, result: Evaluated) -> None:
+        if self.measure_spread:
+            for ticket in tickets:
+                before = [flat.clone() for flat in self._state.gradients]
+                self._backward_alone(ticket, weights[ticket], result)
+                own = [now - then for now, then in zip(self._state.gradients, before, strict=True)]
+                result.mean_square += norm(own) ** 2 / float(weights[ticket])
+            return
         if self._fusing.why_not is not None:
             for ticket in tickets:
                 self._backward_alone(ticket, weights[ticket], result)

@@ -1,17 +1,18 @@
 """The server of a run in which workers hand in gradients: the model, its optimizer, and one step an update."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.core.errors import Diverged
-from paceline.core.messages import Step, Ticket
+from paceline.core.errors import ConfigError, Diverged
+from paceline.core.messages import REPORTS, Step, Ticket
 from paceline.core.stateful import State
 from paceline.data.batches import Batches
 from paceline.learning.contributions import Contributions, Evaluated, Weights
+from paceline.learning.gradients.compensation import DelayCompensation
 from paceline.learning.learner import Server
 from paceline.learning.model_state import ModelState, all_finite
 from paceline.learning.optimizers import (
@@ -23,6 +24,7 @@ from paceline.learning.optimizers import (
     restore_optimizer,
     step_of,
 )
+from paceline.learning.reports import UpdateReports
 
 SUSPICIOUS_NORM = 1e12  # a step along a larger gradient might itself overflow: the weights are copied first
 
@@ -63,11 +65,19 @@ class HoldsModel(Contributions, Protocol):
         ...
 
 
+@runtime_checkable
+class MeasuresSpread(Contributions, Protocol):
+    """Contributions that can tell how much gradients of one update differ: ``Evaluated.mean_square``."""
+
+    measure_spread: bool
+
+
 class GradientServer(Server):
     """Carries the coordinator's instructions out on one model: an update is a step along a sum of gradients."""
 
     kinds: Collection[str] = ("gradient",)
     handed_in = "contribution"
+    reportable: Collection[str] = tuple(REPORTS)
     kept_when_diverged = "; the last good weights are kept"
 
     def __init__(
@@ -87,6 +97,34 @@ class GradientServer(Server):
         self._elsewhere = contributions if isinstance(contributions, HoldsModel) else None
         if self._elsewhere is not None:
             self._elsewhere.begin(self._optimizer)
+        self._reports: UpdateReports | None = None
+        self._compensation: DelayCompensation | None = None
+
+    def ask_for(self, names: Collection[str], rule: str) -> None:
+        super().ask_for(names, rule)
+        if not names:
+            return
+        self._refuse_elsewhere(f"{rule} goes by numbers of gradients")
+        self._reports = UpdateReports(names)
+        self._in_place = None  # the sum is needed
+        if "spread" in names:
+            if not isinstance(self.contributions, MeasuresSpread):
+                raise ConfigError(f"{rule} goes by the spread of gradients, which this fleet does not measure")
+            self.contributions.measure_spread = True
+
+    def compensate(self, strength: float) -> None:
+        """Add a compensation for its age to each gradient: see ``DelayCompensation``."""
+        self._refuse_elsewhere("compensate_delay= changes gradients")
+        self._compensation = DelayCompensation(strength, self._model_state)
+        self._in_place = None  # the gradient is changed before the step
+
+    def _refuse_elsewhere(self, what: str) -> None:
+        if self._elsewhere is not None:
+            raise ConfigError(f"{what}, and with shards no process has the whole gradient: use shards=1")
+
+    def report(self) -> Mapping[str, float]:
+        assert self._reports is not None
+        return self._reports.numbers()
 
     @property
     def model(self) -> nn.Module:
@@ -98,6 +136,13 @@ class GradientServer(Server):
         if ticket.work.kind != "gradient":
             raise self.refuse(ticket)
         self.contributions.promise(ticket, (self._batches.draw(ticket.worker),), self._numbers.give(ticket))
+        if self._compensation is not None:
+            self._compensation.downloaded(ticket)
+
+    def drop(self, ticket: Ticket) -> None:
+        super().drop(ticket)
+        if self._compensation is not None:
+            self._compensation.settled(ticket)
 
     def step(self, step: Step) -> Sequence[Ticket]:
         """Update the model. Returns the contributions that were left out: not finite, or lost with their machine."""
@@ -106,8 +151,11 @@ class GradientServer(Server):
         result = contributions.evaluate(step.weights, step.keep) if prepared is None else prepared
         left_out = [*result.non_finite, *result.lost]
         new = [ticket for ticket in step.weights if ticket not in kept and ticket not in result.lost]
-        self._observe(result)
+        loss = self._observe(result)
         self._count_non_finite(new, result.non_finite)
+        if self._replicas is not None:
+            for ticket in new:
+                self._replicas.used(ticket.worker)
         kept.difference_update(step.weights)
         kept.update(step.keep)
         contributions.settle(ticket for ticket in step.weights if ticket not in kept)
@@ -117,12 +165,19 @@ class GradientServer(Server):
             if result.buffers:
                 fresh = all(ticket.version == self.updates for ticket in step.weights)
                 self._model_state.move_buffers(result.buffers, fresh=fresh)
+            if self._compensation is not None:
+                result.norm = self._compensation.apply(step.weights)
+            if self._reports is not None:
+                self._reports.note(self._model_state.gradients, result, loss, step.weights)
             if prepared is None:
                 self._move(result, oldest=min(ticket.version for ticket in step.weights))
             elif self._in_place is not None:
                 self._in_place.apply_step()
             if self._schedule.scheduler is not None:
                 self._schedule.stepped()
+        if self._compensation is not None:
+            for ticket in step.weights:
+                self._compensation.settled(ticket)
         self.updates += 1
         return left_out
 
@@ -145,6 +200,8 @@ class GradientServer(Server):
             "model": self._model_state.state(),
             "optimizer": optimizer_state(self._optimizer),
             "scheduler": self._schedule.state(),
+            **({} if self._reports is None else {"reports": self._reports.state()}),
+            **({} if self._compensation is None else {"compensation": self._compensation.state()}),
         }
 
     def restore(self, state: State) -> None:
@@ -155,6 +212,10 @@ class GradientServer(Server):
         self._schedule.restore(state["scheduler"])
         if self._elsewhere is not None:
             self._elsewhere.scatter(self._optimizer)
+        if self._reports is not None:
+            self._reports.restore(state["reports"], self._model_state.gradients)
+        if self._compensation is not None:
+            self._compensation.restore(state["compensation"])
 
     def _details(self, ticket: Ticket) -> str:
         return f"(model version {ticket.version}, staleness {self.updates - ticket.version})"

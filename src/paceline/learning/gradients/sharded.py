@@ -24,7 +24,7 @@ from paceline.learning.gradients.sharding import (
     norm_of,
     settings_of,
 )
-from paceline.learning.gradients.slots import Parts
+from paceline.learning.gradients.slots import LEVELS, Parts
 from paceline.learning.model_state import ModelState
 
 Pieces = Sequence[Any]  # of a sum, one for each shard: whatever the transport makes of them
@@ -80,9 +80,9 @@ class ShardedGradients(DistributedGradients):
 
     def __init__(
         self, state: ModelState, layout: Layout, logged: Sequence[str], machines: Sequence[ShardedMachine],
-        shards: Shards,
+        shards: Shards, *, levels: int = LEVELS,
     ) -> None:  # fmt: skip
-        super().__init__(state, layout, logged, machines)
+        super().__init__(state, layout, logged, machines, levels=levels)
         self._sharded_machines = machines
         self._shards = shards
         self._bounds = bounds_of(layout, shards.number)

@@ -19,7 +19,7 @@ from paceline.data.partition import Indices
 from paceline.learning.arena.arena import ParameterArena, Report
 from paceline.learning.contributions import Evaluated, Promise, Weights
 from paceline.learning.gradients.held import HeldGradients, marked, row_state
-from paceline.learning.gradients.slots import Parts, SlotBook, SlotSums
+from paceline.learning.gradients.slots import LEVELS, Parts, SlotBook, SlotSums
 from paceline.learning.model_state import ModelState, Snapshot, all_finite, like, norm
 
 LONGEST_STEP = 1e12  # a longer one might itself overflow
@@ -28,11 +28,13 @@ LONGEST_STEP = 1e12  # a longer one might itself overflow
 class SharedGradients(HeldGradients):
     """Gives every ticket weights to read and a slot to write to, and sums gradients up."""
 
-    def __init__(self, state: ModelState, arena: ParameterArena, workers: int, logged: Sequence[str] = ()) -> None:
+    def __init__(
+        self, state: ModelState, arena: ParameterArena, workers: int, logged: Sequence[str] = (), levels: int = LEVELS
+    ) -> None:
         super().__init__(state, logged)
         self._arena = arena
         self._workers = workers
-        self._slots = SlotBook(range(workers))
+        self._slots = SlotBook(range(workers), levels)
         self._first_row = self._slots.first_row
         self._sums = SlotSums(arena.matrices(self._first_row))
         self._norms: dict[int, float] = {}  # of gradients that were handed in, by row
@@ -134,7 +136,12 @@ class SharedGradients(HeldGradients):
         result.unused = self._unused(weights)
         result.norm = norm(self._state.gradients)
         result.finite = result.norm < math.inf or all_finite(self._state.gradients)
+        if self.measure_spread:
+            result.mean_square = self._mean_square(weights)
         return result
+
+    def _norm_of(self, promise: Promise) -> float:
+        return self._norms[promise.slot - self._first_row]
 
     def _reported(self, weights: Weights) -> Evaluated:
         """What the contributions report besides a gradient."""

@@ -20,21 +20,24 @@ Product = tuple[Tensor, Tensor, Single | None]  # some rows, transposed, and the
 HALF = (torch.bfloat16, torch.float16)
 PLANS = 1000  # are kept; a strategy comes back to the same few
 MODEL_SLOTS = 2
-LEVELS = 8  # gradient slots a worker: how many of its contributions can be unsettled at once
+LEVELS = 8  # gradient slots a worker, unless the strategy asks for more: how many contributions can be unsettled
 
 
-def slots_needed(workers: int) -> int:
-    """Two for the model; for each worker a spare one to read from and ``LEVELS`` to write to."""
-    return MODEL_SLOTS + workers + LEVELS * workers
+def slots_needed(workers: int, levels: int = LEVELS) -> int:
+    """Two for the model; for each worker a spare one to read from and ``levels`` to write to."""
+    return MODEL_SLOTS + workers + levels * workers
 
 
-def free_slot(worker: int, position: int, workers: int, first: int, taken: Collection[int]) -> int:
+def free_slot(worker: int, position: int, workers: int, first: int, taken: Collection[int], *, levels: int) -> int:
     """A slot of a worker, to write to, that is not taken. ``position`` is its place among the workers of its arena."""
-    for level in range(LEVELS):
+    for level in range(levels):
         slot = first + level * workers + position
         if slot not in taken:
             return slot
-    raise PacelineError(f"worker {worker} has {LEVELS} contributions that the strategy neither uses nor drops")
+    raise PacelineError(
+        f"worker {worker} has {levels} contributions that the strategy neither uses nor drops: a strategy that holds "
+        "more says how many by a method unsettled(workers)"
+    )
 
 
 class SlotBook:
@@ -48,8 +51,9 @@ class SlotBook:
     Which slot a ticket gets depends on nothing but the order of promises and settlements.
     """
 
-    def __init__(self, workers: Sequence[int]) -> None:
+    def __init__(self, workers: Sequence[int], levels: int = LEVELS) -> None:
         self.model_slot = 0
+        self._levels = levels
         self.first_row = MODEL_SLOTS + len(workers)
         self._positions = {worker: position for position, worker in enumerate(workers)}
         self._taken: set[int] = set()
@@ -64,7 +68,7 @@ class SlotBook:
     def promise(self, ticket: Ticket) -> tuple[int, int]:
         """The slot that a ticket writes to, and the one that it reads: the model's, or one that needs a copy of it."""
         position = self._positions[ticket.worker]
-        slot = free_slot(ticket.worker, position, len(self._positions), self.first_row, self._taken)
+        slot = free_slot(ticket.worker, position, len(self._positions), self.first_row, self._taken, levels=self._levels)
         self._taken.add(slot)
         if not self._reading[1 - self.model_slot]:
             self._reading[self.model_slot].add(ticket)
@@ -105,7 +109,7 @@ class SlotBook:
     def take(self, ticket: Ticket, level: int) -> int:
         """The slot of a ticket that a checkpoint tells of."""
         slot = self.first_row + level * len(self._positions) + self._positions[ticket.worker]
-        if slot in self._taken or not 0 <= level < LEVELS:
+        if slot in self._taken or not 0 <= level < self._levels:
             raise ValueError(f"{ticket} cannot have the slot {slot}")
         self._taken.add(slot)
         return slot

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
 from paceline.learning.cost import Cost
+from paceline.learning.models.contributions import Models
 from paceline.learning.models.ensemble import Ensemble, Relabelled, Weighing, relabel
 from paceline.learning.models.training import Beginning
 from paceline.learning.workload import Workload
@@ -110,6 +112,9 @@ class Ensembling:
     """Keeps who is in the ensemble, and what its outputs are for the samples of each worker."""
 
     kinds: Collection[str] = ("local_steps", "distilled_steps")
+    made: Mapping[str, Any] = MappingProxyType({})
+    needs_state = ""
+    only_last = "an ensemble has one member a worker"
 
     def __init__(self, workload: Workload, settings: EnsembleModels) -> None:
         self._workload = workload
@@ -155,7 +160,7 @@ class Ensembling:
         apart = Diversity(settings.diversity, centres, settings.squared) if centres else None
         return Beginning(None, [label] * distilled + [apart] * (steps - distilled))
 
-    def combine(self, weights: Mapping[Ticket, Fraction], non_finite: Sequence[Ticket]) -> None:
+    def combine(self, weights: Mapping[Ticket, Fraction], non_finite: Sequence[Ticket], models: Models) -> None:
         settings = self._settings
         self._admit([ticket.worker for ticket in weights])
         self._reset([ticket.worker for ticket in non_finite])

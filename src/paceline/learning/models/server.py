@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from paceline.learning.contributions import pack_samples, share_out, unpack_samp
 from paceline.learning.cost import Cost
 from paceline.learning.learner import Server
 from paceline.learning.loss import SampleLoss
-from paceline.learning.models.training import Beginning, LocalTrainer, ModelContributions
+from paceline.learning.models.contributions import ModelContributions, Models
+from paceline.learning.models.training import Beginning, LocalTrainer
 from paceline.learning.task import EVALUATED_AT_ONCE, eval_mode, evaluated_on
 from paceline.learning.workload import Workload
 
@@ -40,8 +41,23 @@ class Aggregation(Protocol):
         """What local work begins with, and what is added to the loss of each step."""
         ...
 
-    def combine(self, weights: Mapping[Ticket, Fraction], non_finite: Sequence[Ticket], /) -> None:
-        """Make the next global model of what was handed in."""
+    @property
+    def made(self) -> Mapping[str, Any]:
+        """The settings that it was made with, and that must be the same when a run is resumed."""
+        ...
+
+    @property
+    def needs_state(self) -> str:
+        """Why the state of the workers' optimizers has to be on the server, if so."""
+        ...
+
+    @property
+    def only_last(self) -> str:
+        """Why an update can use only the last model of a worker, if so."""
+        ...
+
+    def combine(self, weights: Mapping[Ticket, Fraction], non_finite: Sequence[Ticket], models: Models, /) -> None:
+        """Make the next global model of what was handed in; ``models`` has the values of each ticket."""
         ...
 
     def started(self, ticket: Ticket, /) -> None:
@@ -72,16 +88,18 @@ class ModelServer(Server):
     """
 
     handed_in = "model"
+    reportable: Collection[str] = ("loss",)
     contributions: ModelContributions
 
     def __init__(
         self, workload: Workload, batches: Batches, aggregation: Aggregation, contributions: ModelContributions
     ) -> None:
         self.trainers = workload.trainers
-        super().__init__(contributions, batches, len(self.trainers), self.trainers[0].made)
+        super().__init__(contributions, batches, len(self.trainers), {**self.trainers[0].made, **aggregation.made})
         self.aggregation = aggregation
         self.kinds = aggregation.kinds
         self._workload = workload
+        self._loss = math.nan  # of the last update
 
     @property
     def model(self) -> nn.Module:
@@ -103,17 +121,22 @@ class ModelServer(Server):
         if step.keep:
             raise IllegalDecision(f"cannot keep {len(step.keep)} models for a later step: they are used once")
         tickets = [*step.weights]
-        if len({ticket.worker for ticket in tickets}) < len(tickets):
-            raise IllegalDecision("cannot use two models of one worker in one step: it has only its last one")
+        only_last = self.aggregation.only_last
+        if only_last and len({ticket.worker for ticket in tickets}) < len(tickets):
+            raise IllegalDecision(f"cannot use two models of one worker in one step: {only_last}")
         result = self.contributions.evaluate(step.weights, ())
-        self._observe(result)
+        self._loss = self._observe(result)
         self._count_non_finite(tickets, result.non_finite)
-        self.aggregation.combine(share_out(step.weights, result.non_finite), result.non_finite)
+        weights = share_out(step.weights, result.non_finite)
+        self.aggregation.combine(weights, result.non_finite, self.contributions.model)
         for ticket in tickets:
             self.aggregation.settled(ticket)
         self.contributions.settle(tickets)
         self.updates += 1
         return result.non_finite
+
+    def report(self) -> Mapping[str, float]:
+        return {"loss": self._loss} if math.isfinite(self._loss) else {}
 
     def evaluated(self, loss: float, accuracy: float) -> None:
         """The model was evaluated: schedulers that wait for that may lower the workers' learning rates."""

@@ -5,6 +5,7 @@ writes its model to another slot, and the rest to that one's blob; they are read
 may write for a worker that is still at work that was halted: what that one reads then is never used.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.codec import whole
+from paceline.core.errors import ConfigError
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
@@ -20,24 +22,18 @@ from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import Promise, pack_tickets, unpack_tickets
 from paceline.learning.gradients.slots import LEVELS, free_slot
 from paceline.learning.model_state import like
-from paceline.learning.models.training import (
-    LocalTrainer,
-    LocalWork,
-    ModelContributions,
-    Outcome,
-    Trained,
-    adopt,
-    compute,
-    local_work,
-)
+from paceline.learning.models.contributions import ModelContributions, pack_trained, unpack_trained
+from paceline.learning.models.training import LocalTrainer, LocalWork, Outcome, Trained, adopt, compute, local_work
 from paceline.learning.workload import Workload
+from paceline.trace.format import FreshState
 
+log = logging.getLogger("paceline")
 NO_INDICES: Indices = np.zeros(0, dtype=np.int64)  # they are in the blob
 
 
-def slots_needed(workers: int) -> int:
-    """One to begin with and ``LEVELS`` to hand in for each worker. Only those that are used take memory."""
-    return workers + LEVELS * workers
+def slots_needed(workers: int, levels: int = LEVELS) -> int:
+    """One to begin with and ``levels`` to hand in for each worker. Only those that are used take memory."""
+    return workers + levels * workers
 
 
 class SharedModels(ModelContributions):
@@ -49,13 +45,27 @@ class SharedModels(ModelContributions):
         self._blobs = blobs
         self._promises: dict[Ticket, Promise] = {}
         self._taken: set[int] = set()
+        self._levels = workload.levels
+        self._own_state = workload.state_with_workers
+        self._fresh: set[int] = set()  # workers whose optimizers' state is lost
+        self._told: set[int] = set()
+        self.announce: Callable[[FreshState], None] = lambda fact: None
+        if self._own_state and (why := self._aggregation.needs_state):
+            raise ConfigError(f"state='worker' keeps the optimizers' state with the workers, and {why}: use 'server'")
 
     def promise(self, ticket: Ticket, batches: Sequence[Indices], number: int) -> None:
         super().promise(ticket, batches, number)
-        slot = free_slot(ticket.worker, ticket.worker, len(self._trainers), len(self._trainers), self._taken)
+        workers = len(self._trainers)
+        slot = free_slot(ticket.worker, ticket.worker, workers, workers, self._taken, levels=self._levels)
         self._taken.add(slot)
         self._promises[ticket] = Promise(NO_INDICES, slot, source=ticket.worker)
-        values, work = local_work(self._trainers[ticket.worker], batches, self._aggregation.beginning(ticket))
+        trainer, fresh = self._trainers[ticket.worker], ticket.worker in self._fresh
+        if fresh:
+            self._fresh.discard(ticket.worker)
+            self._tell(ticket)
+        values, work = local_work(
+            trainer, batches, self._aggregation.beginning(ticket), own_state=self._own_state, fresh=fresh
+        )
         _copy(_values(self._arena[ticket.worker]), values)
         self._blobs.put(ticket.worker, ticket.serial, work)
 
@@ -67,18 +77,38 @@ class SharedModels(ModelContributions):
 
     def halt(self, ticket: Ticket) -> None:
         """Its worker may still read and write for it, in places that nobody else uses before its next work."""
+        self.forget_worker(ticket.worker)
 
     def forget_worker(self, worker: int) -> None:
-        """Nothing depends on which process it is."""
+        """Only an optimizer's state depends on which process it is, if it stays there."""
+        if self._own_state:
+            self._fresh.add(worker)
+
+    def _tell(self, ticket: Ticket) -> None:
+        """A worker that had an optimizer's state begins with a fresh one."""
+        if not self._trainers[ticket.worker].begun:
+            return
+        self.announce(FreshState(ticket))
+        if ticket.worker not in self._told:
+            self._told.add(ticket.worker)
+            log.warning(
+                "worker %d begins with a fresh optimizer: its state stayed with the worker (state='worker'), and was "
+                "lost with the process or with work that was halted; from now on only the trace tells",
+                ticket.worker,
+            )
 
     def _train(self, ticket: Ticket) -> Trained:
         slot = self._promises[ticket].slot
         outcome: Outcome = self._blobs.get(slot, ticket.serial)
         return adopt(self._trainers[ticket.worker], _values(self._arena[slot]), outcome)
 
+    def _kept(self, ticket: Ticket) -> Sequence[Tensor]:
+        return _values(self._arena[self._promises[ticket].slot])
+
     def settle(self, tickets: Iterable[Ticket]) -> None:
+        tickets = list(tickets)
+        super().settle(tickets)
         for ticket in tickets:
-            del self._batches[ticket]
             self._taken.discard(self._promises.pop(ticket).slot)
 
     def detach(self) -> None:
@@ -93,6 +123,7 @@ class SharedModels(ModelContributions):
             "tickets": pack_tickets(self._promises),
             "rows": [[promise.slot, promise.handed_in] for promise in self._promises.values()],
             "handed in": {str(slot): self._handed_in(ticket, slot) for ticket, slot in handed_in},
+            **({"aside": pack_tickets(self._aside)} if self._aside else {}),
         }
 
     def _handed_in(self, ticket: Ticket, slot: int) -> State:
@@ -100,14 +131,12 @@ class SharedModels(ModelContributions):
         return {
             "values": _values(self._arena[slot]),
             "aside": outcome.carried,
-            "losses": outcome.trained.losses,
-            "sums": [list(each) for each in outcome.trained.sums],
-            "finite": outcome.trained.finite,
-            "logged": [{name: list(sums) for name, sums in each.items()} for each in outcome.trained.logged],
+            **pack_trained(outcome.trained),
         }
 
     def restore(self, state: State) -> None:
         workers = len(self._trainers)
+        aside = {*unpack_tickets(state.get("aside", ()))}
         for ticket, (slot, handed_in) in zip(unpack_tickets(state["tickets"]), state["rows"], strict=True):
             if slot in self._taken or whole(slot) < workers or (slot - workers) % workers != ticket.worker:
                 raise ValueError(f"{ticket} cannot have the slot {slot}")
@@ -117,14 +146,10 @@ class SharedModels(ModelContributions):
             if promise.handed_in:
                 own, saved = _values(self._arena[slot]), state["handed in"][str(slot)]
                 _copy(own, like(own, saved["values"]))
-                losses = list(saved["losses"])
-                sums = saved.get("sums", [[float(each.sum(dtype=np.float64)), len(each)] for each in losses])
-                logged = [
-                    {name: (float(total), float(samples)) for name, (total, samples) in each.items()}
-                    for each in saved.get("logged", [{}] * len(losses))
-                ]
-                trained = Trained(losses, [(float(s), float(w)) for s, w in sums], bool(saved["finite"]), logged)
+                trained = unpack_trained(saved)
                 self._blobs.put(slot, ticket.serial, Outcome(trained, saved["aside"]))
+                if ticket in aside:
+                    self._aside[ticket] = own, trained
 
 
 def compute_shared(
@@ -135,7 +160,7 @@ def compute_shared(
     work: LocalWork | None = blobs.get(source, serial)
     if work is None:
         return False  # it was halted, and the next one is being written
-    outcome = compute(trainer, _values(arena[source]), work, go_on)
+    outcome = compute(trainer, source, _values(arena[source]), work, go_on)
     if outcome is None:
         return False
     _copy(_values(arena[slot]), list(trainer.values()))

@@ -7,17 +7,23 @@ was used. The same work gives the same bits wherever it is computed.
 
     trainers  one ``LocalTrainer`` a worker, on the server: what each has come to. They train only in a simulation
     start     ``local_work(trainer, batches, beginning)`` is sent to the worker: the values to begin with, and the rest
-    worker    ``compute(trainer, values, work, go_on)``, with a trainer made there once, of the same workload; the
-              outcome, and the values of its trainer, are sent back
+    worker    ``compute(trainer, worker, values, work, go_on)``, with a trainer made there once, of the same workload;
+              the outcome, and the values of its trainer, are sent back
     step      ``adopt(trainer, values, outcome)`` on the server, only if and when the work is used
 
-``LazyModels`` trains in this process when a step asks for it; ``paceline.learning.models.shared`` is for workers that
+With ``state="worker"`` of a fleet, all that an optimizer keeps for each parameter stays with the worker instead, and is
+lost with it. So that a replay comes to the same bits, it is the server that says when it begins anew: after the worker
+joined, and after work that was halted, of which nobody knows how much was done.
+
+``LazyModels`` (``contributions``) trains in this process when a step asks for it; ``shared`` is for workers that
 share memory with the server.
 """
 
+import copy
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -27,19 +33,22 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.codec import whole
-from paceline.core.errors import IllegalDecision
-from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.batches import Losses
 from paceline.data.partition import Indices
 from paceline.data.samples import to_device
-from paceline.learning.contributions import Evaluated, Pass, Weights
 from paceline.learning.generators import seed_numpy_and_python, work_seed
 from paceline.learning.loss import PieceLoss, backward_in_pieces, numbers
 from paceline.learning.model_state import all_finite, computes_weights, make_dense
-from paceline.learning.optimizers import as_made, check_states, optimizer_state, restore_optimizer, step_of
+from paceline.learning.optimizers import (
+    as_made,
+    check_states,
+    optimizer_settings,
+    optimizer_state,
+    restore_optimizer,
+    step_of,
+)
 from paceline.learning.task import device_of
-from paceline.learning.threads import Threads
 from paceline.learning.workload import Workload, state_of
 from paceline.randomness import restore_stream, stream, stream_state
 
@@ -86,6 +95,8 @@ class LocalTrainer:
         self._generator = stream(seed, "local", worker)
         self._random = torch.Generator().manual_seed(int(self._generator.integers(2**62))).get_state()
         self._begun = 0  # how often it was given local work
+        self._states: dict[int, defaultdict[Any, Any]] = {}  # of the optimizer, where it stays with workers
+        self._as_made: Mapping[Any, Any] = {}
         self.made = as_made(self.optimizer, self._schedule.scheduler)
         # a mask may be infinite from the start
         self._finite_buffers = [b for b in self._state.buffers if b.is_floating_point() and all_finite([b])]
@@ -124,19 +135,33 @@ class LocalTrainer:
         count = round(fraction * len(samples))
         return np.sort(self._generator.choice(samples, size=count, replace=False)) if count else samples[:0]
 
-    def carried(self) -> State:
+    @property
+    def begun(self) -> int:
+        """How often it was given local work that was used."""
+        return self._begun
+
+    def keep_state_of(self, worker: int, *, fresh: bool) -> None:
+        """Let the optimizer have the state that it came to with a worker's last work here, or a fresh one."""
+        if not self._states:
+            self._as_made = self.optimizer.state  # some keep something from the start
+        if fresh or worker not in self._states:
+            made = {parameter: copy.deepcopy(values) for parameter, values in self._as_made.items()}
+            self._states[worker] = defaultdict(dict, made)
+        self.optimizer.state = self._states[worker]
+
+    def carried(self, *, with_state: bool = True) -> State:
         """What carries over from one local work to the next, besides the model: not copied."""
         return {
-            "optimizer": optimizer_state(self.optimizer),
+            "optimizer": optimizer_state(self.optimizer) if with_state else optimizer_settings(self.optimizer),
             "scheduler": self._schedule.state(),
             "random": self._random,
             "begun": self._begun,
         }
 
-    def carry_on(self, carried: State, *, of_worker: bool = False) -> None:
+    def carry_on(self, carried: State, *, of_worker: bool = False, with_state: bool = True) -> None:
         """Continue from there. What evaluations have made of the learning rate meanwhile, a worker does not know."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        restore_optimizer(self.optimizer, carried["optimizer"])
+        restore_optimizer(self.optimizer, carried["optimizer"], only_settings=not with_state)
         if of_worker and self._schedule.by_metric:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
@@ -257,6 +282,8 @@ class LocalWork:
     batches: Sequence[Indices]
     additions: Sequence[Addition | None]
     carried: State  # of the worker's trainer
+    own_state: bool = False  # the optimizer's state is not carried: it stays with the worker
+    fresh: bool = False  # and begins anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,15 +295,17 @@ class Outcome:
 
 
 def local_work(
-    trainer: LocalTrainer, batches: Sequence[Indices], beginning: Beginning
-) -> tuple[Sequence[Tensor], LocalWork]:
+    trainer: LocalTrainer, batches: Sequence[Indices], beginning: Beginning, *, own_state: bool = False,
+    fresh: bool = False,
+) -> tuple[Sequence[Tensor], LocalWork]:  # fmt: skip
     """What a worker has to be sent: the values to begin with, and the rest."""
     values = list(trainer.values()) if beginning.values is None else beginning.values
-    return values, LocalWork(batches, beginning.additions, trainer.carried())
+    carried = trainer.carried(with_state=not own_state)
+    return values, LocalWork(batches, beginning.additions, carried, own_state, fresh)
 
 
 def compute(
-    trainer: LocalTrainer, values: Sequence[Tensor], work: LocalWork, go_on: Callable[[int], bool]
+    trainer: LocalTrainer, worker: int, values: Sequence[Tensor], work: LocalWork, go_on: Callable[[int], bool]
 ) -> Outcome | None:
     """On the worker: one step for each mini-batch; nothing if ``go_on(step)`` says no. The trainer has the model."""
     stopped = False
@@ -287,9 +316,11 @@ def compute(
         return not stopped
 
     trainer.load(values)
-    trainer.carry_on(work.carried)
+    if work.own_state:
+        trainer.keep_state_of(worker, fresh=work.fresh)
+    trainer.carry_on(work.carried, with_state=not work.own_state)
     trained = trainer.train(work.batches, work.additions, watched)
-    return None if stopped else Outcome(trained, trainer.carried())
+    return None if stopped else Outcome(trained, trainer.carried(with_state=not work.own_state))
 
 
 def adopt(trainer: LocalTrainer, values: Sequence[Tensor], outcome: Outcome) -> Trained:
@@ -297,78 +328,3 @@ def adopt(trainer: LocalTrainer, values: Sequence[Tensor], outcome: Outcome) -> 
     trainer.load(values)
     trainer.carry_on(outcome.carried, of_worker=True)
     return outcome.trained
-
-
-class ModelContributions:
-    """Local training that is not settled yet, wherever it is done."""
-
-    def __init__(self, workload: Workload) -> None:
-        assert workload.aggregation is not None  # workers that train models have one
-        self._trainers = workload.trainers
-        self._aggregation = workload.aggregation
-        self._batches: dict[Ticket, Sequence[Indices]] = {}
-
-    def expect(self, ticket: Ticket, batches: Sequence[Indices]) -> None:
-        """A ticket was given out on these mini-batches, here or before a run was resumed."""
-        self._batches[ticket] = batches
-
-    def promise(self, ticket: Ticket, batches: Sequence[Indices], number: int) -> None:
-        self.expect(ticket, batches)
-
-    def batches(self, ticket: Ticket) -> Sequence[Indices]:
-        return self._batches[ticket]
-
-    def open_tickets(self) -> Collection[Ticket]:
-        return self._batches.keys()
-
-    def shorten(self, ticket: Ticket, done: int) -> Indices:
-        raise IllegalDecision(f"{ticket} was recalled, but a model cannot be handed in by parts")
-
-    def evaluate(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
-        """Let the trainers of these workers become what was handed in, in the order of the workers."""
-        result = Evaluated()
-        for ticket in sorted(weights, key=lambda ticket: ticket.worker):
-            trained = self._train(ticket)
-            of_batches = zip(
-                self._batches[ticket], trained.losses, trained.sums, trained.logged, strict=False
-            )  # it may stop early
-            result.passes += [Pass((ticket,), (batch,), each, *sums, more) for batch, each, sums, more in of_batches]
-            if not trained.finite:
-                result.non_finite.append(ticket)
-        return result
-
-    def settle(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in tickets:
-            del self._batches[ticket]
-
-    def before_update(self) -> None:
-        """The aggregation keeps what somebody still works on."""
-
-    def _train(self, ticket: Ticket) -> Trained:
-        """A step uses a ticket: let its worker's trainer become what comes of it."""
-        raise NotImplementedError
-
-
-class LazyModels(ModelContributions):
-    """Local models that are trained when a step asks for them: work that ends up dropped is never done."""
-
-    def __init__(self, workload: Workload, threads: Threads) -> None:
-        super().__init__(workload)
-        self._samples_a_pass = workload.samples_a_pass
-        self._threads = threads
-
-    def _train(self, ticket: Ticket) -> Trained:
-        trainer, beginning = self._trainers[ticket.worker], self._aggregation.beginning(ticket)
-        if beginning.values is not None:
-            trainer.load(beginning.values)
-        batches = self._batches[ticket]
-        first = batches[0][: self._samples_a_pass]
-        self._threads.choose(trainer.model, lambda model: trainer.loss.passed(model, trainer.fetch(first)), len(first))
-        return trainer.train(batches, beginning.additions)
-
-    def state(self) -> State:
-        return {"threads": self._threads.state()}
-
-    def restore(self, state: State) -> None:
-        if "threads" in state:  # older checkpoints have none
-            self._threads.restore(state["threads"])

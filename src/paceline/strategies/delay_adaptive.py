@@ -1,0 +1,40 @@
+"""Asynchronous, with smaller weights on gradients that are older than usual."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from paceline.core.coordinator import Strategy
+from paceline.core.ledger import Ledger
+from paceline.core.messages import Assign, Decision, Step, fraction
+
+
+@dataclass(frozen=True)
+class DelayAdaptive(Strategy):
+    r"""Step on each gradient as it arrives; one that is older than the number of workers counts less.
+
+    $$w_{t+1} = w_t - \eta\, \min\!\left(1, \frac{P}{\tau_t}\right) g_{i(t)}(w_{t-\tau_t}),$$
+
+    where $P$ is the number of workers that are here, which is how many gradients are being computed at any time, and
+    $\tau_t$ the staleness. The weight of an update is **at most 1**: a learning rate means a little less than in other
+    rules, the more the speeds differ.
+
+    **Wins** against ``Asynchronous`` where a few workers are much slower than the others: the learning rate need not be
+    as small as their oldest gradient would ask for. **Loses** where speeds are alike, for then nothing changes; and
+    with unlike data it takes weight from slow workers, which count too seldom already.
+
+    **Memory**: one gradient a worker.
+
+    Koloskova, Stich & Jaggi, *Sharper Convergence Guarantees for Asynchronous SGD*, NeurIPS 2022, whose learning rate
+    is constant up to the concurrency and falls with $1/\tau$ beyond; Mishchenko et al., *Asynchronous SGD Beats
+    Minibatch SGD Under Arbitrary Delays*, NeurIPS 2022.
+    """
+
+    weight_sum: ClassVar[str] = "at most 1"
+    rounds_of_its_own: ClassVar[str] = "each worker begins anew after an update of its own"
+
+    def decide(self, ledger: Ledger) -> Sequence[Decision]:
+        for ticket in ledger.handed_in:  # one update at a time: the next one finds the others older
+            workers, age = max(1, len(ledger.workers)), ledger.age(ticket)
+            return [Step({ticket: fraction(workers, max(workers, age))})]
+        return [Assign(worker) for worker in ledger.free]
