@@ -176,12 +176,22 @@ class Pareto:
 
 @dataclass(frozen=True)
 class Empirical:
-    """Measured durations: drawn at random with replacement, or gone through ``in_order`` again and again."""
+    """Measured durations: drawn at random with replacement, or gone through ``in_order`` again and again.
+
+    With a ``block`` of more than one, so many durations that followed each other are drawn together, from a random
+    place on and beyond the last to the first: slowness lasts as long as it did, but for the ends of blocks. (The
+    circular block bootstrap; Politis & Romano, 1992.)
+    """
 
     values: Sequence[float]
     in_order: bool = False
+    block: int = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if self.block < 1 or (self.block > 1 and self.in_order):
+            why = "at least 1" if self.block < 1 else "in_order goes through all of them: leave one of the two out"
+            raise ConfigError(f"Empirical cannot have block={self.block}: {why}")
         try:
             object.__setattr__(self, "values", tuple(float(value) for value in self.values))
         except (TypeError, ValueError):
@@ -193,7 +203,9 @@ class Empirical:
                 raise ConfigError(f"Empirical cannot have a duration of {value}: each must be positive and finite")
 
     @classmethod
-    def from_trace(cls, trace: Trace | Path | str, worker: int | None = None, in_order: bool = False) -> "Empirical":
+    def from_trace(
+        cls, trace: Trace | Path | str, worker: int | None = None, in_order: bool = False, block: int = 1
+    ) -> "Empirical":
         """What a mini-batch took in a recorded run, whatever the kind of work was: of one worker, or of all.
 
         Messages and labels by other workers' models are left out. Of work that a recall ended early, the time of the
@@ -205,7 +217,7 @@ class Empirical:
             raise ConfigError(
                 f"the trace has no finished work of {'any worker' if worker is None else f'worker {worker}'}"
             )
-        return cls(values, in_order)
+        return cls(values, in_order, block)
 
     @property
     def median(self) -> float:
@@ -222,6 +234,8 @@ class Empirical:
         if self.in_order:
             yield from cycle(self.values)
         values: Floats = np.asarray(self.values)
+        while self.block > 1:
+            yield from values.take(int(generator.integers(len(values))) + np.arange(self.block), mode="wrap").tolist()
         while True:
             yield from values[generator.integers(len(values), size=DRAWN_AT_ONCE)].tolist()
 
@@ -304,7 +318,7 @@ def sized(delay: Delay, samples: float, reference: float) -> Delay:
     if isinstance(drawn, ShiftedExponential):
         return ShiftedExponential(fixed + factor * drawn.shift, factor * drawn.mean, drawn.h)
     if isinstance(drawn, Empirical):
-        return Empirical([fixed + factor * value for value in drawn.values], drawn.in_order)
+        return Empirical([fixed + factor * value for value in drawn.values], drawn.in_order, drawn.block)
     if isinstance(drawn, LogNormal) and not fixed:
         return LogNormal(factor * drawn.median, drawn.sigma)
     if isinstance(drawn, Pareto) and not fixed:

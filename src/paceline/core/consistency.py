@@ -47,7 +47,9 @@ def _check(ledger: LedgerState, now: float) -> None:
     _agree(ledger.recalled <= {*running}, "something was recalled that does not run")
     own = Counter(ticket.worker for ticket in ledger.fresh)
     _agree(own == ledger.holding and all(ledger.holding.values()), "who handed in does not fit what is fresh")
-    _agree(ledger.idle == workers - at_work - own.keys(), "who is idle does not fit who is at work")
+    leaving = ledger.leaving.keys()
+    _agree(leaving <= workers, "somebody is leaving who is not here")
+    _agree(ledger.idle == workers - at_work - own.keys() - leaving, "who is idle does not fit who is at work")
     held = [*ledger.fresh.items(), *ledger.late.items(), *ledger.kept.items()]
     _agree(
         len({ticket for ticket, _ in held} | {*running}) == len(held) + len(running), "a piece of work is in two places"

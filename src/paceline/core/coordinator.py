@@ -16,6 +16,7 @@ from paceline.core.messages import (
     Halt,
     Instruction,
     Joined,
+    Leaving,
     Left,
     Recall,
     Regroup,
@@ -132,6 +133,10 @@ class Coordinator:
                 instructions.append(Halt(running))
             if self._regrouping:
                 self._move_on(event.worker)
+        elif isinstance(event, Leaving):
+            for ledger in self._touch(event.worker):
+                ledger.now = at
+                ledger.announce(event.worker, event.by)
         else:
             self.ledger.ring(at)
 

@@ -77,6 +77,15 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """A worker will be gone ``by`` a time: a machine that is to be taken away, or drained. It is given no more work."""
+
+    at: float
+    worker: int
+    by: float
+
+
+@dataclass(frozen=True, slots=True)
 class Arrived:
     """A worker handed in ``done`` units of its ticket: all of them, or fewer (maybe none) after a recall."""
 
@@ -92,7 +101,7 @@ class Rang:
     at: float
 
 
-Event = Joined | Left | Arrived | Rang
+Event = Joined | Left | Leaving | Arrived | Rang
 
 
 # Decisions: what a strategy wants.

@@ -12,6 +12,7 @@ from paceline.core.messages import (
     Drop,
     Event,
     Joined,
+    Leaving,
     Left,
     Recall,
     Regroup,
@@ -57,6 +58,11 @@ def check_events(ledger: LedgerState, events: Sequence[Event]) -> None:
                 raise ImpossibleEvent(f"worker {event.worker} cannot leave: it is not here")
             came.discard(event.worker)
             gone.add(event.worker)
+        elif isinstance(event, Leaving):
+            if event.worker not in came and (event.worker not in ledger.workers or event.worker in gone):
+                raise ImpossibleEvent(f"worker {event.worker} cannot be leaving: it is not here")
+            if not now <= event.by < math.inf:
+                raise ImpossibleEvent(f"{event} cannot happen: it names no time to come")
         elif not any(alarm <= now for alarm in ledger.alarms):
             raise ImpossibleEvent(f"{event} cannot happen: nobody asked to be woken by then")
 

@@ -26,10 +26,10 @@ class LedgerState:
     """
 
     __slots__ = (
-        "_alarms", "_behind", "_current", "_fresh", "_handed_in", "_holding", "_idle", "_kept", "_late", "_memory",
-        "_parts", "_recalled", "_running", "_sizes", "_workers", "alarms", "behind", "current", "fresh", "groups",
-        "handed_in", "holding", "idle", "is_split", "kept", "late", "memory", "moving", "now", "part_of", "recalled",
-        "round", "running", "sizes", "speeds", "touched", "updated_at", "workers",
+        "_alarms", "_behind", "_current", "_fresh", "_handed_in", "_holding", "_idle", "_kept", "_late", "_leaving",
+        "_memory", "_parts", "_recalled", "_running", "_sizes", "_workers", "alarms", "behind", "current", "fresh",
+        "groups", "handed_in", "holding", "idle", "is_split", "kept", "late", "leaving", "memory", "moving", "now",
+        "part_of", "recalled", "round", "running", "sizes", "speeds", "touched", "updated_at", "workers",
     )  # fmt: skip
 
     def __init__(self, sizes: dict[int, int] | None = None) -> None:
@@ -45,6 +45,7 @@ class LedgerState:
         self._handed_in: dict[Ticket, None] = {}
         self._kept: dict[Ticket, int] = {}
         self._holding: dict[int, int] = {}
+        self._leaving: dict[int, float] = {}
         self._alarms: dict[float, None] = {}
         self._memory: dict[str, float] = {}
 
@@ -59,6 +60,7 @@ class LedgerState:
         self.handed_in: Set[Ticket] = self._handed_in.keys()
         self.kept: Mapping[Ticket, int] = MappingProxyType(self._kept)
         self.holding: Mapping[int, int] = MappingProxyType(self._holding)
+        self.leaving: Mapping[int, float] = MappingProxyType(self._leaving)
         self.alarms: Set[float] = self._alarms.keys()
         self.memory: Mapping[str, float] = MappingProxyType(self._memory)
         self.sizes: Mapping[int, int] = MappingProxyType(self._sizes)
@@ -83,6 +85,12 @@ class LedgerState:
 
     def leave(self, worker: int) -> None:
         del self._workers[worker]
+        self._idle.pop(worker, None)
+        self._leaving.pop(worker, None)
+
+    def announce(self, worker: int, by: float) -> None:
+        """It will be gone by then: it counts as idle no more."""
+        self._leaving[worker] = by
         self._idle.pop(worker, None)
 
     def start(self, ticket: Ticket) -> None:
@@ -132,7 +140,8 @@ class LedgerState:
             self._kept.pop(ticket, None)
 
     def _free(self, worker: int) -> None:
-        if worker in self._workers and worker not in self._running and worker not in self._holding:
+        busy = worker in self._running or worker in self._holding
+        if not busy and worker in self._workers and worker not in self._leaving:
             self._idle[worker] = None
 
     def step(self, weights: Mapping[Ticket, object], keep: Collection[Ticket]) -> None:
@@ -155,9 +164,9 @@ class LedgerState:
         if self._current:
             self._behind.update(self._current)
             self._current.clear()
-        running, workers, idle = self._running, self._workers, self._idle
+        running, workers, idle, leaving = self._running, self._workers, self._idle, self._leaving
         for worker in self._holding:
-            if worker not in running and worker in workers:
+            if worker not in running and worker in workers and worker not in leaving:
                 idle[worker] = None
         self._holding.clear()
         self.round += 1
@@ -258,6 +267,8 @@ class LedgerState:
             part = self._parts[self.part_number(worker)]
             part.now = self.now
             part.join(worker)
+            if worker in self._leaving:
+                part.announce(worker, self._leaving[worker])
 
     # From one split to another, ticket by ticket: no ticket ever changes its part. What a worker runs or has handed in
     # stays in the part that gave it out, and is used there. The worker itself leaves that part when it has nothing
@@ -292,6 +303,8 @@ class LedgerState:
         if here:
             for part in self._touch_inside(worker):
                 part.join(worker)
+                if worker in self._leaving:
+                    part.announce(worker, self._leaving[worker])
         return True
 
     def _touch_inside(self, worker: int) -> tuple["LedgerState", ...]:
@@ -316,6 +329,7 @@ class LedgerState:
             "handed_in": [plain_ticket(each) for each in self._handed_in],
             "_holding": [[worker, count] for worker, count in self._holding.items()],
             "_memory": [[name, value] for name, value in self._memory.items()],
+            **({"leaving": [[worker, by] for worker, by in self._leaving.items()]} if self._leaving else {}),
             "numbers": [self.round, self.now, self.updated_at],
             "_groups": [list(group) for group in self.groups],
             "moving": [[worker, self.part_number(worker), part] for worker, part in self.moving.items()],
@@ -340,6 +354,7 @@ class LedgerState:
         self._running.update((ticket.worker, ticket) for ticket in (*self._behind, *self._current))
         self._holding.update((whole(worker), whole(count)) for worker, count in state["_holding"])
         self._memory.update((str(name), value) for name, value in state["_memory"] if isinstance(value, int | float))
+        self._leaving.update((whole(worker), real(by)) for worker, by in state.get("leaving", ()))
         self.round = whole(state["numbers"][0])
         self.now, self.updated_at = map(real, state["numbers"][1:])
         self.groups = tuple(tuple(whole(worker) for worker in group) for group in state["_groups"])

@@ -29,7 +29,7 @@ from paceline.core.messages import (
     WakeAt,
 )
 from paceline.core.rules import check_events
-from paceline.fleets.base import RealTime, WorkerGroup
+from paceline.fleets.base import FollowsSteps, RealTime, WorkerGroup
 from paceline.trace.format import facts_from, plain_facts, tickets_of
 from paceline.trace.writing import TraceWriter
 
@@ -131,6 +131,7 @@ class Loop:
         self.watch: WorkerWatch | None = None
         self._workers = workers
         self.in_real_time = isinstance(workers, RealTime)
+        self._follows_steps = workers if isinstance(workers, FollowsSteps) else None
         self._learner = learner
         self._trace = trace
         self._seconds = math.inf if seconds is None else seconds
@@ -219,6 +220,8 @@ class Loop:
             raise
         if non_finite:
             self._trace.non_finite(non_finite)
+        if self._follows_steps is not None:
+            self._follows_steps.stepped(step)
         if self.watch is not None:
             self.watch.stepped(step, self.version, at)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from paceline.core.codec import MOST_WORKERS
 from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
-from paceline.core.messages import Event, Ticket
+from paceline.core.messages import Event, Step, Ticket
 from paceline.data.sizes import BatchSizes
 
 if TYPE_CHECKING:
@@ -48,6 +48,15 @@ class RealTime(Protocol):
 
     def end_waiting(self, at: float, asked: Callable[[], bool]) -> None:
         """From now on ``wait`` comes back with nothing at that time, and soon after ``asked()`` is true."""
+        ...
+
+
+@runtime_checkable
+class FollowsSteps(Protocol):
+    """Workers for whose time it matters what an update is made of."""
+
+    def stepped(self, step: Step, /) -> None:
+        """An update was made, before the next work is given out."""
         ...
 
 

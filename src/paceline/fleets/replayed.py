@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
@@ -39,18 +40,24 @@ class Replayed:
 class ReplayedWorkers:
     """Tells the recorded events again. What happened at one instant is told together.
 
-    ``announce`` is told the cost of a ticket again, where the trace has it.
+    ``announce`` is told the cost of a ticket again, where the trace has it: when it starts, or on machines, where that
+    is known later, before the next event.
     """
 
     def __init__(self, trace: Trace, worker: InlineWorker) -> None:
         self.about: Mapping[str, object] = {name: v for name, v in trace.about.items() if name != "paceline_trace"}
         self._moments = moments(trace)
         self._worker = worker
-        self._costs = {fact.ticket: fact for fact in trace if isinstance(fact, WorkCost)}
+        later = "workers_a_machine" in trace.about
+        self._later = _costs_before_events(trace) if later else iter(())
+        self._costs = {} if later else {fact.ticket: fact for fact in trace if isinstance(fact, WorkCost)}
         self.announce: Callable[[WorkCost], None] = lambda cost: None
 
     def wait(self) -> Sequence[Event]:
         events = next(self._moments, ())
+        for costs in islice(self._later, len(events)):
+            for cost in costs:
+                self.announce(cost)
         for event in events:
             if isinstance(event, Arrived):
                 self._worker.hand_in(event.ticket, event.done)
@@ -74,6 +81,17 @@ class ReplayedWorkers:
 
     def close(self) -> None:
         self._worker.close()
+
+
+def _costs_before_events(trace: Trace) -> Iterator[Sequence[WorkCost]]:
+    """For each event the costs that were told since the event before it."""
+    told: list[WorkCost] = []
+    for fact in trace:
+        if isinstance(fact, WorkCost):
+            told.append(fact)
+        elif isinstance(fact, Event):
+            yield told
+            told = []
 
 
 def moments(trace: Trace) -> Iterator[Sequence[Event]]:

@@ -4,6 +4,7 @@ One JSON array a line, after a first line that describes the run:
 
     ["joined", at, worker]                 ["start", ticket, worker, version, kind, units, samples]
     ["left", at, worker]                   ["halt", ticket]
+    ["leaving", at, worker, by]
     ["arrived", at, ticket, done]          ["drop", ticket]
     ["rang", at]                           ["recall", ticket]
     ["step", {weight: [tickets]}, [kept]]  ["wake", at]
@@ -17,8 +18,9 @@ Instructions follow at the time of the event before them. A ``start`` has ``samp
 mini-batches of sizes of their own, and ``resize`` says which from now on, and why. ``spoiled`` (``NonFinite``) says
 that the contribution was not finite, and was left out of the step before. ``billed`` (``WorkCost``) says which part of
 the work that was just started does not go into training, in seconds, where that differs from ticket to ticket; else it
-is ``transfer_seconds`` (first line) each way. ``regroup`` says which workers each part has from now on, and why.
-``computed`` is written by a profile: what the worker itself took for the work that is about to arrive.
+is ``transfer_seconds`` (first line) each way. On simulated machines it follows when the model is there. ``regroup``
+says which workers each part has from now on, and why. ``computed`` is written by a profile: what the worker itself took
+for the work that is about to arrive.
 
 Reading is strict, since a trace may come from anybody and may be damaged. A number is a number of the right kind and
 size, a text a text; what is longer or deeper than any run writes is refused with ``ValueError``, before memory is taken
@@ -41,6 +43,7 @@ from paceline.core.messages import (
     Halt,
     Instruction,
     Joined,
+    Leaving,
     Left,
     Rang,
     Recall,
@@ -170,6 +173,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Step: _encode_step,
     Joined: lambda e: f'["joined",{e.at!r},{e.worker}]\n',
     Left: lambda e: f'["left",{e.at!r},{e.worker}]\n',
+    Leaving: lambda e: f'["leaving",{e.at!r},{e.worker},{e.by!r}]\n',
     Rang: lambda e: f'["rang",{e.at!r}]\n',
     Halt: lambda i: f'["halt",{i.ticket.serial}]\n',
     Drop: lambda i: f'["drop",{i.ticket.serial}]\n',
@@ -217,6 +221,13 @@ def _ticket(serial: Any, tickets: Mapping[int, Ticket]) -> Ticket:
 def _arrived(record: Sequence[Any], tickets: dict[int, Ticket]) -> Arrived:
     _, at, serial, done = record
     return Arrived(_time(at), _ticket(serial, tickets), _count(done, MOST_UNITS))
+
+
+def _leaving(record: Sequence[Any], tickets: dict[int, Ticket]) -> Leaving:
+    _, at, worker, by = record
+    if _time(by) < _time(at):
+        raise ValueError("it is to be gone before it says so")
+    return Leaving(_time(at), _count(worker, MOST_WORKERS - 1), _time(by))
 
 
 def _start(record: Sequence[Any], tickets: dict[int, Ticket]) -> Start:
@@ -336,6 +347,7 @@ DECODERS: Mapping[str, Callable[[list[Any], dict[int, Ticket]], Fact]] = {
     "step": _step,
     "joined": _of_worker(Joined),
     "left": _of_worker(Left),
+    "leaving": _leaving,
     "rang": _at_a_time(Rang),
     "halt": _about_one(Halt),
     "drop": _about_one(Drop),
@@ -356,6 +368,11 @@ def check_about(about: Mapping[str, Any]) -> None:
         _count(about["workers"], MOST_WORKERS)
     if type(notes := about.get("notes", [])) is not list or not all(type(note) is str for note in notes):
         raise ValueError("notes are a list of texts")
+    if "workers_a_machine" in about and _count(about["workers_a_machine"], MOST_WORKERS) < 1:
+        raise ValueError("a machine has no workers")
+    _count(about.get("wire_bytes", 0))
+    if type(prices := about.get("prices", [])) is not list or not all(real(price) >= 0 for price in prices):
+        raise ValueError("prices are a list of numbers of at least 0")
     for name in ("transfer_seconds", "server_seconds"):
         if name in about and not 0 <= real(about[name]) <= MOST_SECONDS:
             raise ValueError(f"{name} is {about[name]}")

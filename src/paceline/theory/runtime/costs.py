@@ -194,7 +194,7 @@ def runtime(
     seed           random seed of the simulation, if one is needed
     """
     sizes = simulated_sizes(strategy, fleet.workers, batch_size)
-    transfer = fleet.network.seconds(message_bytes)
+    transfer = fleet.message_seconds(message_bytes)
     clocks = clocks_of(strategy, fleet if sizes is None else fleet.sized(sizes), transfer)
     case = _Case(strategy, fleet, clocks, message_bytes, seed, sizes)
     return Runtime(case.rate(), case.waste(), case.mean_staleness(), case.staleness, *case.weights())
@@ -221,7 +221,7 @@ class _Case:
 
     @cached_property
     def transfers_take_time(self) -> bool:
-        return self.fleet.network.seconds(self.message_bytes) > 0
+        return self.fleet.machines is not None or self.fleet.message_seconds(self.message_bytes) > 0
 
     def rate(self) -> Estimate:
         if self.clocks is None:

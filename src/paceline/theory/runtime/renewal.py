@@ -71,7 +71,7 @@ class Clock:
     @property
     def independent_rounds(self) -> bool:
         """Is every duration drawn again in each round?"""
-        return not any(isinstance(delay, ShiftedExponential) and delay.h > 1 for delay in self.delays)
+        return not any(_holds(delay) for delay in self.delays)
 
     @property
     def may_tick_in_step(self) -> bool:
@@ -81,8 +81,10 @@ class Clock:
 
 def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> list[Clock] | None:
     """The clocks of a strategy on a fleet, or None if rounds depend on each other or delays are unknown."""
-    if fleet.server_seconds:
+    if fleet.server_seconds or fleet.machines is not None:
         return None  # all workers wait for the same server
+    if fleet.slowness or fleet.availability is not None:
+        return None  # durations depend on each other, or on who is there
     delays: list[Distribution] = []
     for delay in fleet.worker_delays:
         if not _is_drawn(delay):
@@ -97,6 +99,15 @@ def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> lis
             return None
         clocks += own
     return clocks
+
+
+def _holds(delay: Delay) -> bool:
+    """Does a duration depend on the one before it?"""
+    if isinstance(delay, Stretched):
+        return _holds(delay.delay)
+    if isinstance(delay, Empirical):
+        return delay.block > 1
+    return isinstance(delay, ShiftedExponential) and delay.h > 1
 
 
 def _is_drawn(delay: Delay) -> TypeGuard[Distribution]:
