@@ -371,6 +371,8 @@ def check_about(about: Mapping[str, Any]) -> None:
     if "workers_a_machine" in about and _count(about["workers_a_machine"], MOST_WORKERS) < 1:
         raise ValueError("a machine has no workers")
     _count(about.get("wire_bytes", 0))
+    if type(about.get("machines", {})) is not dict:
+        raise ValueError("machines are a table")
     if type(prices := about.get("prices", [])) is not list or not all(real(price) >= 0 for price in prices):
         raise ValueError("prices are a list of numbers of at least 0")
     for name in ("transfer_seconds", "server_seconds"):

@@ -61,8 +61,8 @@ class Machines:
         check_fields(self)
         if self.workers_each < 1:
             raise ConfigError(f"workers_each={self.workers_each} is not possible: at least 1 worker on a machine")
-        if not self.gigabits > 0:
-            raise ConfigError(f"gigabits={self.gigabits:g} is not possible: more than 0 a second")
+        if not 0 < self.gigabits < math.inf:
+            raise ConfigError(f"gigabits={self.gigabits:g} is not possible: a finite number of more than 0 a second")
         if not 1 <= self.shards <= MOST_SHARDS:
             raise ConfigError(f"shards={self.shards} is not possible: 1 to {MOST_SHARDS:,}")
         for name in ("latency", "sum_seconds", "step_seconds", "message_bytes"):
@@ -81,6 +81,18 @@ class Machines:
         """The seconds that a message alone takes on the link of its machine, and on that of a shard."""
         seconds = wire_bytes * 8 / (self.gigabits * 1e9)
         return seconds, seconds / self.shards
+
+    def server_seconds(self, sums: int) -> float:
+        """What the server, or each of its shards, takes for an update that so many machines have a part in."""
+        return (sums * self.sum_seconds + self.step_seconds) / self.shards
+
+    def round_seconds(self, sums: int, wire_bytes: int) -> float:
+        """What a round of so many machines takes besides computing, if all begin together and nobody else sends.
+
+        Weights and a report, an order and sums, and the server's time; messages share the links of the server.
+        """
+        own, server = self.alone(wire_bytes)
+        return 4 * self.latency + 2 * max(own, sums * server) + self.server_seconds(sums)
 
 
 class Cluster:

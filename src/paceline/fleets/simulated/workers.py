@@ -13,7 +13,7 @@ Where workers are on machines with links that they share, ``cluster`` says when 
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import astuple, replace
+from dataclasses import asdict, astuple, replace
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,7 @@ class SimulatedWorkers:
             transfer = fleet.machines.latency
             self._cluster = Cluster(fleet.machines, fleet.machines.wire_bytes(message_bytes, fleet.wire))
             about["workers_a_machine"], about["wire_bytes"] = fleet.machines.workers_each, self._cluster.wire_bytes
+            about["machines"] = asdict(replace(fleet.machines, message_bytes=self._cluster.wire_bytes))
         if fleet.prices:
             about["prices"] = list(fleet.worker_prices)
         self.about: Mapping[str, object] = {**about, "transfer_seconds": transfer}

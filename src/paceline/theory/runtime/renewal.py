@@ -81,7 +81,7 @@ class Clock:
 
 def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> list[Clock] | None:
     """The clocks of a strategy on a fleet, or None if rounds depend on each other or delays are unknown."""
-    if fleet.server_seconds or fleet.machines is not None:
+    if fleet.server_seconds:
         return None  # all workers wait for the same server
     if fleet.slowness or fleet.availability is not None:
         return None  # durations depend on each other, or on who is there
@@ -91,7 +91,10 @@ def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> lis
             return None
         delays.append(delay)
     if type(strategy) is not Grouped:
-        return _clocks(strategy, delays, fleet.recall, transfer)
+        alone = _clocks(strategy, delays, fleet.recall, transfer)
+        return alone if fleet.machines is None or _all_at_once(alone, fleet.workers) else None
+    if fleet.machines is not None:
+        return None
     clocks: list[Clock] = []
     for group in strategy.groups:
         own = _clocks(strategy.inside, [delays[worker] for worker in group], fleet.recall, transfer)
@@ -99,6 +102,11 @@ def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> lis
             return None
         clocks += own
     return clocks
+
+
+def _all_at_once(clocks: Sequence[Clock] | None, workers: int) -> bool:
+    """Do all workers begin and end a round together, so that all messages of a kind pass at the same time?"""
+    return clocks is not None and len(clocks) == 1 and clocks[0].rank == workers
 
 
 def _holds(delay: Delay) -> bool:
