@@ -49,8 +49,6 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.fleets.ray.fleet import RayFleet as RayFleet
     from paceline.fleets.simulated.cluster import Machines as Machines
     from paceline.fleets.simulated.conditions import Availability as Availability
-    from paceline.fleets.simulated.conditions import Hourly as Hourly
-    from paceline.fleets.simulated.conditions import SlowSpells as SlowSpells
     from paceline.fleets.simulated.fleet import Network as Network
     from paceline.fleets.simulated.fleet import SimulatedFleet as SimulatedFleet
     from paceline.learning.curvature import curvature as curvature
@@ -104,7 +102,7 @@ _NAMES = {
     "paceline.fleets.processes.timeouts": ("SilenceTimeout",),
     "paceline.fleets.ray.fleet": ("RayFleet",),
     "paceline.fleets.simulated.cluster": ("Machines",),
-    "paceline.fleets.simulated.conditions": ("Availability", "Hourly", "SlowSpells"),
+    "paceline.fleets.simulated.conditions": ("Availability",),
     "paceline.fleets.simulated.fleet": ("Network", "SimulatedFleet"),
     "paceline.learning.curvature": ("curvature",),
     "paceline.learning.task": ("Task",),

@@ -10,12 +10,12 @@ from paceline.config.target import Target
 from paceline.config.toml import to_toml
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Joined, Leaving, Left
-from paceline.delays import Constant, LogNormal, PerSample, ShiftedExponential
+from paceline.delays import Constant, Hourly, LogNormal, PerSample, ShiftedExponential, SlowSpells
 from paceline.engine.limits import Stop
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.simulated.cluster import Machines
-from paceline.fleets.simulated.conditions import Availability, Hourly, SlowSpells
+from paceline.fleets.simulated.conditions import Availability
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
 from paceline.strategies.fastest_k import FastestK

@@ -254,7 +254,7 @@ CASES: Mapping[str, Case] = {
         replace(
             FLEET,
             machines=pl.Machines(2, gigabits=0.0005, latency=0.001, shards=2, sum_seconds=0.01, step_seconds=0.01),
-            slowness=[pl.SlowSpells(3.0, lasts=0.05, every=0.1), pl.Hourly([1.0, 1.5], hour=0.1)],
+            slowness=[pl.delays.SlowSpells(3.0, lasts=0.05, every=0.1), pl.delays.Hourly([1.0, 1.5], hour=0.1)],
             prices=0.5,
         ),
         optimizer=sgd(momentum=0.9),

@@ -17,13 +17,23 @@ from paceline.core.fields import (
     table_of,
 )
 from paceline.core.messages import Joined, Leaving, Left
-from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, PerSample, ShiftedExponential
+from paceline.delays import (
+    Constant,
+    Delay,
+    Empirical,
+    Hourly,
+    LogNormal,
+    Pareto,
+    PerSample,
+    ShiftedExponential,
+    SlowSpells,
+)
 from paceline.fleets.base import check_number
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.ray.fleet import RayFleet
 from paceline.fleets.simulated.cluster import Machines
-from paceline.fleets.simulated.conditions import Availability, Hourly, SlowSpells
+from paceline.fleets.simulated.conditions import Availability
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
 
 DELAYS: Mapping[str, type[Any]] = {

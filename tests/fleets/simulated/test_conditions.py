@@ -122,7 +122,7 @@ def test_a_notice_without_a_loss_and_one_of_somebody_who_is_away_are_refused() -
 
 def test_an_hour_has_the_factor_of_its_place() -> None:
     """A second a mini-batch in the first 3 s, two in the next 3, and so on."""
-    trace = simulated(pl.Asynchronous(), 13.0, workers=1, slowness=[pl.Hourly([1.0, 2.0], hour=3.0)])
+    trace = simulated(pl.Asynchronous(), 13.0, workers=1, slowness=[pl.delays.Hourly([1.0, 2.0], hour=3.0)])
     assert update_times(trace) == [1, 2, 3, 5, 7, 8, 9, 11, 13]
 
 
@@ -130,7 +130,7 @@ def test_the_workers_of_a_machine_are_slow_together_and_machines_are_not() -> No
     """Drawn alone, each pair of a machine would take the same time as seldom as two of different machines."""
     trace = simulated(
         pl.Asynchronous(), 3000.0, workers=4, machines=pl.Machines(2),
-        slowness=[pl.SlowSpells(3.0, lasts=20.0, every=60.0)],
+        slowness=[pl.delays.SlowSpells(3.0, lasts=20.0, every=60.0)],
     )  # fmt: skip
     took: dict[int, list[tuple[float, float]]] = {worker: [] for worker in range(4)}
     for worker in range(4):
@@ -145,7 +145,7 @@ def test_the_workers_of_a_machine_are_slow_together_and_machines_are_not() -> No
 
 
 def test_slowness_is_a_function_of_the_time_whatever_was_asked_before() -> None:
-    spells = [pl.SlowSpells(3.0, 2.0, 5.0), pl.SlowSpells(2.0, 1.0, 4.0, together="fleet")]
+    spells = [pl.delays.SlowSpells(3.0, 2.0, 5.0), pl.delays.SlowSpells(2.0, 1.0, 4.0, together="fleet")]
     forward, back = Slowness(spells, seed=5), Slowness(spells, seed=5)
     times = [each / 3 for each in range(150)]
     one = [forward.factor(machine, at) for at in times for machine in (0, 1)]
@@ -190,7 +190,7 @@ def test_the_price_counts_the_seconds_in_which_a_worker_is_here() -> None:
         ({"availability": 3.0}, r"give Availability\(3600.0, 60.0\)"),
         ({"availability": pl.Availability(1.0, 1.0, workers=(7,))}, "availability names worker 7: the fleet has"),
         ({"availability": pl.Availability(1.0, 1.0), "changes": [Left(1.0, 0)]}, "choose one of them"),
-        ({"slowness": pl.Hourly([1.0])}, "is no list: give"),
+        ({"slowness": pl.delays.Hourly([1.0])}, "is no list: give"),
         ({"slowness": [3.0]}, "slowness: 3.0 is none"),
         ({"prices": [1.0]}, "1 prices for 2 workers: give one for each, or one for all"),
         ({"prices": -1.0}, "prices: -1.0 is no price"),
@@ -206,9 +206,9 @@ def test_conditions_that_cannot_be_are_refused(more: dict[str, Any], why: str) -
     [
         lambda: pl.Availability(0.0, 1.0),
         lambda: pl.Availability(1.0, 1.0, notice=-1.0),
-        lambda: pl.SlowSpells(0.0, 1.0, 1.0),
-        lambda: pl.Hourly([]),
-        lambda: pl.Hourly([1.0], hour=0.0),
+        lambda: pl.delays.SlowSpells(0.0, 1.0, 1.0),
+        lambda: pl.delays.Hourly([]),
+        lambda: pl.delays.Hourly([1.0], hour=0.0),
         lambda: pl.delays.Empirical([1.0], block=0),
         lambda: pl.delays.Empirical([1.0], in_order=True, block=2),
     ],

@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
 from paceline.core.messages import Joined, Leaving, Left
 from paceline.core.stateful import State
+from paceline.delays import Hourly, SlowSpells
 from paceline.randomness import stream
 
 MOST_STAYS = 10**7  # of one worker; only a forged checkpoint has more
@@ -58,54 +58,6 @@ class Availability:
         while True:
             yield self.mean_up * generator.standard_exponential()
             yield self.mean_down * generator.standard_exponential()
-
-
-@dataclass(frozen=True)
-class SlowSpells:
-    r"""From time to time the workers of a machine, or all workers, take ``factor`` times as long, together.
-
-    A spell lasts ``lasts`` seconds in the mean, and begins ``every`` seconds in the mean after the last one ended, both
-    exponential. Machines have spells of their own (``together="machine"``; by ``Machines``, else each worker is one),
-    or all have the same (``"fleet"``). Work has the factor of the moment in which it begins.
-    """
-
-    factor: float
-    lasts: float
-    every: float
-    together: Literal["machine", "fleet"] = "machine"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("factor", "lasts", "every"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"SlowSpells cannot have {name}={getattr(self, name):g}: more than 0")
-        if self.together not in ("machine", "fleet"):
-            raise ConfigError(f"together={self.together!r} is unknown: choose machine or fleet")
-
-
-@dataclass(frozen=True)
-class Hourly:
-    """All workers take ``factors[k]`` times as long in the k-th hour of the run, and so on from the start again.
-
-    ``hour`` is how many seconds one of these hours has. Work has the factor of the moment in which it begins.
-    """
-
-    factors: Sequence[float]
-    hour: float = 3600.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        try:
-            object.__setattr__(self, "factors", tuple(float(factor) for factor in self.factors))
-        except (TypeError, ValueError):
-            raise ConfigError(f"Hourly cannot have factors={shown(self.factors)}: give a list of numbers") from None
-        if not self.factors or not all(0 < factor < math.inf for factor in self.factors):
-            raise ConfigError(f"Hourly cannot have factors={shown(self.factors)}: at least one, each more than 0")
-        if not 0 < self.hour < math.inf:
-            raise ConfigError(f"Hourly cannot have hour={self.hour:g}: seconds, more than 0")
-
-    def factor(self, seconds: float) -> float:
-        return self.factors[int(seconds // self.hour) % len(self.factors)]
 
 
 class Slowness:

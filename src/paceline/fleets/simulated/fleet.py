@@ -9,10 +9,10 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, shown
 from paceline.core.messages import Joined, Leaving, Left, Ticket
 from paceline.data.sizes import BatchSizes
-from paceline.delays import Delay, check_delay, sized
+from paceline.delays import Delay, Hourly, SlowSpells, check_delay, sized
 from paceline.fleets.base import NoInlineWorker, check_labels, check_number
 from paceline.fleets.simulated.cluster import WIRES, Machines
-from paceline.fleets.simulated.conditions import Availability, Hourly, SlowSpells
+from paceline.fleets.simulated.conditions import Availability
 from paceline.fleets.simulated.workers import SimulatedWorkers
 from paceline.learning.cost import Cost
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
     from paceline.learning.workload import Workload
 
-__all__ = ["Availability", "Hourly", "Machines", "Network", "SimulatedFleet", "SimulatedWorkers", "SlowSpells"]
+__all__ = ["Network", "SimulatedFleet", "SimulatedWorkers"]
 CHOICES = {
     "recall": ("complete", "block", "abandon"),
     "ties": ("index", "reverse", "batch"),
@@ -67,7 +67,7 @@ class SimulatedFleet:
     machines  workers on machines with links that they share, instead of ``network`` and ``server_seconds``
     wire     ``bfloat16`` for messages of half the size; what is computed stays the same
     availability  workers that are lost and come back at random
-    slowness  workers that are slow together: ``SlowSpells`` and ``Hourly``
+    slowness  workers that are slow together: ``delays.SlowSpells`` and ``delays.Hourly``
     prices   of a second of each worker, or one for all, for the price of a run in its summary
     """
 
