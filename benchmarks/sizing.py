@@ -56,15 +56,25 @@ MEASURED = RESULTS / "ray_fleet_scaling.json"
 SAVED = RESULTS / "sizing.json"
 BYTES = {"trivial": message_bytes(nn.Linear(4, 1))}
 BYTES |= {name: message_bytes(case.model()) for name, case in CASES.items()}
-DESIGNS = {"1 server": (1, "float32"), "4 shards": (4, "float32"), "4 shards, bfloat16": (4, "bfloat16")}
+DESIGNS = {
+    "1 server": (1, "float32"),
+    "1 server, bfloat16": (1, "bfloat16"),
+    "4 shards": (4, "float32"),
+    "4 shards, bfloat16": (4, "bfloat16"),
+}
+ON_THE_PAGE = ("LeNet", "MLP of 10 M")  # in its second table
 ALL = ("gathered", *DESIGNS)
 
 
 @dataclass(frozen=True)
 class Server:
-    """The server's seconds: for a gradient that comes by itself, for a machine's sum, and for a step."""
+    """The server's seconds: for a gradient that comes by itself; for a call, a machine's sum and a step by machine.
+
+    Each shard has a call of its own for its part, and does its share of the rest.
+    """
 
     gradient: float
+    call: float
     sum: float
     step: float
 
@@ -99,7 +109,8 @@ def fleet(model: str, workers: int, design: str, server: Server) -> pl.Simulated
     if design == "gathered":
         return pl.SimulatedFleet(MINI_BATCH, workers=workers, network=NETWORK, server_seconds=server.gradient)
     shards, wire = DESIGNS[design]
-    machines = pl.Machines(EACH, GIGABITS, LATENCY, shards, server.sum, server.step, BYTES[model])
+    each_sum = shards * server.call + server.sum  # of which a shard has its share
+    machines = pl.Machines(EACH, GIGABITS, LATENCY, shards, each_sum, server.step, BYTES[model])
     return pl.SimulatedFleet(MINI_BATCH, workers=workers, machines=machines, wire=wire)  # type: ignore[arg-type]
 
 
@@ -203,13 +214,17 @@ Table = list[Sequence[str]]
 
 def saturation_table(times: Mapping[str, Server], found: Mapping[str, Mapping[str, tuple[int, int]]]) -> Table:
     table: Table = [
-        ["model", "message", "gathered: server, ms", "by machine: sum + step, ms"]
+        ["model", "message", "gathered: server, ms", "by machine: call + sum + step, ms"]
         + [f"{design}: saturates at, formula / simulated" for design in ALL]
     ]
     for model, server in times.items():
         message = f"{BYTES[model] / 1e6:.2g} MB" if BYTES[model] > 1e5 else f"{BYTES[model]:,} bytes"
-        own = f"{server.sum * 1e3:.3g} + {server.step * 1e3:.3g}"
-        knee = [f"{formula:,} / {seen:,}" for formula, seen in found[model].values()]
+        own = " + ".join(f"{each * 1e3:.3g}" for each in (server.call, server.sum, server.step))
+        most = max(WORKERS)
+        knee = [
+            f"{formula:,} / {f'{seen:,}' if formula < 0.9 * most else f'not by {most:,}'}"
+            for formula, seen in found[model].values()
+        ]
         table.append([model, message, f"{server.gradient * 1e3:.3g}", own, *knee])
     return table
 
@@ -290,18 +305,18 @@ def gathered() -> dict[str, float]:
     return {model: found[model][most[model]] / 1e3 for model in BYTES if model in found}
 
 
-def by_machine(*, measure_memory: bool) -> tuple[dict[str, tuple[float, float]], dict[str, dict[str, float]], str]:
-    """The server's seconds for a sum and a step of each model, what of memory they rest on, and where they are from."""
+Times = dict[str, tuple[float, float, float]]
+
+
+def by_machine(*, measure_memory: bool) -> tuple[Times, dict[str, dict[str, float]], str]:
+    """The server's seconds for a call, a sum and a step of each model; what they rest on, and where they are from."""
     found = recorded(MEASURED).get("server milliseconds a sum and a step")
     if found:
-        return {model: (s / 1e3, t / 1e3) for model, (s, t) in found.items()}, {}, f"measured: {MEASURED.name}"
-    memory = (
-        {model: memory_seconds(size) for model, size in BYTES.items()}
-        if measure_memory or not SAVED.exists()
-        else recorded(SAVED)["memory seconds"]
-    )
+        return {model: (0.0, s / 1e3, t / 1e3) for model, (s, t) in found.items()}, {}, f"measured: {MEASURED.name}"
+    saved = recorded(SAVED).get("memory seconds") if SAVED.exists() else None
+    memory = saved if saved and not measure_memory else {model: memory_seconds(size) for model, size in BYTES.items()}
     call = gathered()["trivial"]
-    times = {model: (call + took["copy"] + took["add"], took["step"] + took["copy"]) for model, took in memory.items()}
+    times = {model: (call, took["copy"] + took["add"], took["step"] + took["copy"]) for model, took in memory.items()}
     return times, memory, "estimated from memory bandwidth and Ray's calls, not measured"
 
 
@@ -316,8 +331,8 @@ def recorded(file: Path) -> dict[str, Any]:
         )
 
 
-def given(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
-    times: dict[str, tuple[float, float]] = {}
+def given(texts: Sequence[str]) -> Times:
+    times: Times = {}
     for text in texts:
         model, _, milliseconds = text.partition("=")
         try:
@@ -326,7 +341,7 @@ def given(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
             refuse(f"--server-ms {text}: write MODEL=SUM+STEP in milliseconds, such as LeNet=2.1+0.5")
         if model not in BYTES or not (0 <= own < float("inf") and 0 < step < float("inf")):
             refuse(f"--server-ms {text}: give times above 0 for one of {', '.join(BYTES)}")
-        times[model] = own, step
+        times[model] = 0.0, own, step
     return times
 
 
@@ -364,11 +379,13 @@ def main() -> None:
             "mini-batch": repr(MINI_BATCH),
             "machines": f"{EACH} workers, {GIGABITS:g} Gbit/s, {LATENCY * 1e3:g} ms",
             "saturates at, formula and simulated": found,
-            "rows": [{name: rounded(value) for name, value in asdict(row).items()} for row in rows],
+            "columns": list(asdict(rows[0])),
+            "rows": ["; ".join(str(rounded(value)) for value in asdict(row).values()) for row in rows],
         }
         write("sizing", result, save=True)
     markdown = arguments.markdown
-    for table in (saturation_table(times, found), costs(rows, markdown=markdown)):
+    shown = [row for row in rows if row.model in ON_THE_PAGE or not markdown]
+    for table in (saturation_table(times, found), costs(shown, markdown=markdown)):
         print(layout(table, markdown=markdown), end="\n\n")
 
 

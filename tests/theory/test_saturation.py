@@ -50,7 +50,6 @@ def test_groups_by_machine_saturate_where_the_formula_says(shards: int) -> None:
     assert found.saturation.workers.value == pytest.approx(8 * alone / (0.1 / shards))
     assert found.saturation.updates_per_second.value == pytest.approx(10.0 * shards)
     assert found.updates_per_second.value == pytest.approx(10.0 * shards, rel=0.1)
-    assert found.updates_per_second.value <= 10.0 * shards * 1.001
 
 
 def test_the_saturation_of_one_server_that_takes_time_is_that_of_the_page() -> None:

@@ -60,9 +60,11 @@ class LiveCompensation(Strategy):
         if wanted:
             return wanted
         everybody = ledger.round < self.warm_up
+        may_step = len(ledger.fresh) >= self.quorum and not everybody and not ledger.behind
+        if ledger.running and not may_step:
+            return []
         whole = [ticket for ticket, done in ledger.fresh.items() if done == ticket.work.units]
-        enough = len(whole) >= self.quorum and not everybody and not ledger.behind
-        if ledger.running and not enough:
+        if ledger.running and len(whole) < self.quorum:
             return []
         if not whole:  # and nobody is there to make up one round later for what those who left have handed in
             return [Drop(ticket) for ticket in ledger.fresh]

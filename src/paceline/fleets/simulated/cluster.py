@@ -7,8 +7,9 @@ machine once, when somebody there needs it. What happens, with the latency $l$ o
    way, when it is there. Else the server sends it as soon as it is made: $l$, and then its bytes.
 2. It computes, and reports that it is done: $l$. What it computed stays where it is.
 3. A step asks every machine for the weighted sum of its own contributions ($l$), which comes back ($l$, and its bytes).
-   The server takes ``sum_seconds`` for each sum, in the order in which they come, and then ``step_seconds`` for the
-   optimizer. Steps are made in order; what others send meanwhile travels at the same time.
+   The server takes ``sum_seconds`` for each sum, in the order in which they come, and ``step_seconds`` for the
+   optimizer as soon as it has all sums of an update. Steps are made in order; what others send meanwhile travels at the
+   same time.
 
 A message passes the link of its machine and that of the server at once, each shared by what passes it (``links``). Of
 S shards each has a link of its own, 1/S of every message, and 1/S of the server's work. What happens to one of them
@@ -195,22 +196,20 @@ class Cluster:
             return
         kind, machine, version, _ = self._messages.pop(message)
         if kind == SUM:
-            self._queue((version, 0), now)
+            self._queue_sum(version, now)
             return
         self._newest[machine] = version
         for worker, serial, ready in self._waiting.pop((machine, version), ()):
             begin.append((worker, serial, max(ready, now)))
 
-    def _queue(self, job: Job, now: int) -> None:
-        self._jobs.append(job)
+    def _queue_sum(self, version: int, now: int) -> None:
+        self._jobs.append((version, 0))
         if len(self._jobs) == 1:
-            heappush(self._heap, (now + self._costs[job[1]], DEALT_WITH, 0))
+            heappush(self._heap, (now + self._costs[0], DEALT_WITH, 0))
 
     def _dealt_with(self, now: int) -> None:
-        """The server has dealt with the first of its jobs."""
+        """The server has dealt with the first of its jobs. A step that can be made comes before sums that wait."""
         version, stepped = self._jobs.popleft()
-        if self._jobs:
-            heappush(self._heap, (now + self._costs[self._jobs[0][1]], DEALT_WITH, 0))
         if stepped:
             self._made = version
             del self._sums[version]
@@ -218,8 +217,10 @@ class Cluster:
                 self._send(WEIGHTS, machine, version, now + self._latency)
         else:
             self._sums[version] -= 1
-        if self._sums.get(self._made + 1) == 0 and (self._made + 1, 1) not in self._jobs:
-            self._queue((self._made + 1, 1), now)
+        if self._sums.get(self._made + 1) == 0:
+            self._jobs.appendleft((self._made + 1, 1))
+        if self._jobs:
+            heappush(self._heap, (now + self._costs[self._jobs[0][1]], DEALT_WITH, 0))
 
     def state(self) -> State:
         return {
