@@ -224,9 +224,7 @@ class SimulatedFleet:
     def launch(self, workload: "Workload", seed: int) -> "tuple[SimulatedWorkers, Contributions]":
         """The workers of a run; what they compute is evaluated when a step asks for it."""
         if self.machines is not None:
-            from paceline.learning.models.compression import Ensembling
-
-            if isinstance(workload.aggregation, Ensembling):
+            if workload.aggregation is not None and "distilled_steps" in workload.aggregation.kinds:
                 raise ConfigError(
                     "machines send sums of what their workers hand in, and an ensemble needs every model: leave "
                     "machines out, and give Network(latency, bandwidth)"
