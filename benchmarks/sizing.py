@@ -243,7 +243,7 @@ def costs(rows: Sequence[Row], *, markdown: bool) -> Table:
         rates = []
         for design in ALL:
             shown = number(found[design].contributions_per_second)
-            if found[design].card_gigabytes_per_second * 1e9 > NETWORK.bandwidth * 1.001:
+            if design == "gathered" and found[design].card_gigabytes_per_second * 1e9 > NETWORK.bandwidth:
                 shown = f"**{shown}**" if markdown else f"{shown} (!)"
             rates.append(shown)
         old, new = found["gathered"], found["1 server"]
