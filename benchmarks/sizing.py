@@ -1,30 +1,39 @@
-"""What 10, 100 and 1,000 workers cost: the simulator, with the server's time as it was measured.
+"""What 10, 100 and 1,000 workers cost, on machines of eight with links of 10 Gbit/s: the simulator, without a model.
 
-    python benchmarks/ray_fleet.py --scaling --save     measures the driver's time for an update
-    python benchmarks/sizing.py [--save] [--markdown]   extrapolates; --markdown prints the tables of docs/cluster.md
-    python benchmarks/sizing.py --server-ms LeNet=0.54  with other times, and only the models named
+    python benchmarks/sizing.py --save --markdown       both tables of docs/cluster.md, and benchmarks/results
+    python benchmarks/sizing.py --measure-memory        times the server's memory first; else those of the last --save
+    python benchmarks/sizing.py --server-ms LeNet=2+1   other times of the server: for a machine's sum, and for a step
 
-Nothing is trained: the core and the simulator run without a model. The model of this extrapolation:
+Nothing is trained: the core and the simulator run without a model. Two designs stand side by side:
 
-server      one core takes the same time for each contribution, one after the other, first come, first served. It was
-            measured with updates of one contribution; where an update has many, the optimizer steps less often, and the
-            server is less busy than here
-workers     do not depend on each other; a mini-batch takes 0.1 s in the median, log-normal with sigma 0.2
-network     10 Gbit/s and 0.2 ms for every message, as if each had a link of its own. The server's card is not part of
-            it: what would go through it is counted, in the direction with more of it, and marked where it is more than
-            10 Gbit/s. There a real run is slower
-strategies  lgc goes on with three quarters of the workers, and has 4 blocks; gsgd has four groups
+gathered   every worker sends its gradient to one server, which takes as long for each as its driver did when it was
+           measured (benchmarks/ray_fleet.py --scaling --save). Every message has 10 Gbit/s for itself: what would go
+           through the server's card is counted, and marked where it is more than the card carries. There a real run is
+           slower
+by machine  one sum and one set of weights a machine and update (``paceline.Machines``), on links that are shared by
+           what passes at once, with one server or several shards
+
+The server's times of the second design, in the order in which they are looked for: ``--server-ms``; what
+``ray_fleet_scaling.json`` has under "server milliseconds a sum and a step", once it is measured there; and else an
+estimate from memory: a call (that of the first design for a model of five numbers), a copy of the sum and adding it;
+for a step SGD with momentum and a copy of the weights. The result says which.
+
+Workers do not depend on each other; a mini-batch takes 0.1 s in the median, log-normal with sigma 0.2. A message takes
+0.2 ms besides its bytes. lgc goes on with three quarters of the workers, and has 4 blocks; gsgd has four groups;
+"by machine" is gsgd with a group for each machine.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import floor
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
-import numpy as np
+import torch
 from against_ddp import CASES
 from measuring import RESULTS, write
 from torch import nn
@@ -33,156 +42,214 @@ import paceline as pl
 from paceline.core.messages import Arrived, Event, Instruction, Start, Ticket
 from paceline.engine.loop import Loop, NoLearner, Stepped, seldom_collecting
 from paceline.learning.model_state import message_bytes
+from paceline.theory.runtime.saturation import saturation
+from paceline.trace.traffic import Traffic
 from paceline.trace.writing import TraceWriter
 
 WORKERS = (10, 100, 1000)
+EACH = 8  # workers on a machine
 MINI_BATCH = pl.delays.LogNormal(median=0.1, sigma=0.2)
-NETWORK = pl.Network(latency=0.2e-3, bandwidth=10e9 / 8)
-SETTLING, ROUNDS, FEWEST = 5, 20, 10_000  # contributions of a worker before what is measured, and in it; of all workers
+LATENCY, GIGABITS = 0.2e-3, 10.0
+NETWORK = pl.Network(latency=LATENCY, bandwidth=GIGABITS * 1e9 / 8)
+SETTLING, ROUNDS, FEWEST = 3, 10, 3_000  # contributions of a worker before what is measured, and in it; of all workers
 MEASURED = RESULTS / "ray_fleet_scaling.json"
+SAVED = RESULTS / "sizing.json"
 BYTES = {"trivial": message_bytes(nn.Linear(4, 1))}
 BYTES |= {name: message_bytes(case.model()) for name, case in CASES.items()}
+DESIGNS = {
+    "1 server": (1, "float32"),
+    "1 server, bfloat16": (1, "bfloat16"),
+    "4 shards": (4, "float32"),
+    "4 shards, bfloat16": (4, "bfloat16"),
+}
+ON_THE_PAGE = ("LeNet", "MLP of 10 M")  # in its second table
+ALL = ("gathered", *DESIGNS)
 
 
-def strategies(workers: int) -> dict[str, pl.strategy.Strategy]:
-    return {
-        "ssgd": pl.Synchronous(),
-        "asgd": pl.Asynchronous(),
-        "lgc": pl.LiveCompensation(workers * 3 // 4, blocks=4),
-        "gsgd": pl.Grouped([list(range(first, workers, 4)) for first in range(4)]),
-    }
+@dataclass(frozen=True)
+class Server:
+    """The server's seconds: for a gradient that comes by itself; for a call, a machine's sum and a step by machine.
+
+    Each shard has a call of its own for its part, and does its share of the rest.
+    """
+
+    gradient: float
+    call: float
+    sum: float
+    step: float
 
 
 @dataclass(frozen=True)
 class Row:
-    """A strategy with so many workers. Shares are of the time; being served, too, is waiting for a worker."""
+    """A strategy with so many workers under one of the designs."""
 
     model: str
     strategy: str
     workers: int
+    design: str
     updates_per_second: float
     contributions_per_second: float
-    server_busy: float
     mean_staleness: float
-    workers_wait: float
-    card_gigabytes_per_second: float
+    messages_per_update: float  # between machines, in both directions
+    card_gigabytes_per_second: float  # at the server, or at each shard, in the busier direction
 
 
-class Remembered:
-    """A delay that remembers what it drew last."""
+def strategies(workers: int) -> dict[str, pl.strategy.Strategy]:
+    machines = [list(range(first, min(first + EACH, workers))) for first in range(0, workers, EACH)]
+    return {
+        "ssgd": pl.Synchronous(),
+        "asgd": pl.Asynchronous(),
+        "lgc": pl.LiveCompensation(max(1, workers * 3 // 4), blocks=4),
+        "gsgd": pl.Grouped([list(range(first, workers, 4)) for first in range(min(4, workers))]),
+        "by machine": pl.Grouped(machines),
+    }
 
-    median = MINI_BATCH.median
-    last = 0.0
 
-    def durations(self, generator: np.random.Generator) -> Iterator[float]:
-        for seconds in MINI_BATCH.durations(generator):
-            self.last = seconds
-            yield seconds
+def fleet(model: str, workers: int, design: str, server: Server) -> pl.SimulatedFleet:
+    if design == "gathered":
+        return pl.SimulatedFleet(MINI_BATCH, workers=workers, network=NETWORK, server_seconds=server.gradient)
+    shards, wire = DESIGNS[design]
+    each_sum = shards * server.call + server.sum  # of which a shard has its share
+    machines = pl.Machines(EACH, GIGABITS, LATENCY, shards, each_sum, server.step, BYTES[model])
+    return pl.SimulatedFleet(MINI_BATCH, workers=workers, machines=machines, wire=wire)  # type: ignore[arg-type]
 
 
 class Tally(TraceWriter):
     """Counts what happens since ``begin``, instead of writing it down."""
 
-    def __init__(self, delays: Sequence[Remembered], transfer: float) -> None:
+    def __init__(self, about: Mapping[str, object]) -> None:
         super().__init__(None, {})
-        self._delays, self._transfer = delays, transfer
+        self._traffic = Traffic(about) if "workers_a_machine" in about else None
         self._unused: set[Ticket] = set()
         self.begin(0.0)
 
     def begin(self, at: float) -> None:
-        self.since, self.updates, self.arrived, self.downloads, self.uploads = at, 0, 0, 0, 0
-        self.working = self.staleness = 0.0
+        self.since, self.updates, self.arrived = at, 0, 0
+        self.staleness = 0.0
+        self._before = self._messages() if self._traffic else (0, 0)
+        self._out = self._back = 0
+
+    def _messages(self) -> tuple[int, int]:
+        return (self._traffic.weights, self._traffic.sums) if self._traffic else (self._out, self._back)
+
+    @property
+    def messages(self) -> tuple[int, int]:
+        """Weights and gradients, or sums of them, since ``begin``."""
+        (out, back), (out_before, back_before) = self._messages(), self._before
+        return out - out_before, back - back_before
 
     def record(self, events: Iterable[Event], instructions: Iterable[Instruction]) -> None:
         for event in events:
             if isinstance(event, Arrived):
-                ticket, done = event.ticket, event.done
-                self._unused.add(ticket)
+                self._unused.add(event.ticket)
                 self.arrived += 1
-                self.uploads += done > 0
-                self.working += self._delays[ticket.worker].last * done / ticket.work.units
-                self.working += self._transfer * (2 if done else 1)
-        self.downloads += sum(isinstance(each, Start) for each in instructions)
+                self._back += event.done > 0
+        for instruction in instructions:
+            if isinstance(instruction, Start):
+                self._out += 1
+                if self._traffic:
+                    self._traffic.started(instruction.ticket)
 
     def updated(self, update: Stepped) -> None:
+        if self._traffic:
+            self._traffic.stepped(update.step.weights)
         first_used = self._unused & update.step.weights.keys()
         self._unused -= first_used
         self.updates += 1
         self.staleness += sum(update.version - ticket.version for ticket in first_used) / len(first_used)
 
 
-def simulated(model: str, name: str, workers: int, server_seconds: float) -> Row:
+def simulated(model: str, name: str, workers: int, design: str, server: Server) -> Row:
     """From one update to another, when the run has settled."""
-    delays = [Remembered() for _ in range(workers)]
-    fleet = pl.SimulatedFleet(delays, network=NETWORK, server_seconds=server_seconds)
-    tally = Tally(delays, NETWORK.seconds(BYTES[model]))
+    group = fleet(model, workers, design, server).open(0, BYTES[model])
+    tally = Tally(group.about)
     settling, enough = True, SETTLING * workers
     with seldom_collecting():
-        for update in Loop(strategies(workers)[name], fleet.open(0, BYTES[model]), NoLearner(), tally):
+        for update in Loop(strategies(workers)[name], group, NoLearner(), tally):
             tally.updated(update)
             if tally.arrived >= enough:
                 if not settling:
                     break
                 settling, enough = False, max(ROUNDS * workers, FEWEST)
                 tally.begin(update.at)
-    seconds = update.at - tally.since
+    seconds, (out, back) = update.at - tally.since, tally.messages
+    shards, wire = DESIGNS.get(design, (1, "float32"))
+    size = BYTES[model] * (0.5 if wire == "bfloat16" else 1.0)
     return Row(
         model=model,
         strategy=name,
         workers=workers,
+        design=design,
         updates_per_second=tally.updates / seconds,
         contributions_per_second=tally.arrived / seconds,
-        server_busy=tally.arrived * server_seconds / seconds,
         mean_staleness=tally.staleness / tally.updates,
-        workers_wait=1 - tally.working / (workers * seconds),
-        card_gigabytes_per_second=max(tally.downloads, tally.uploads) * BYTES[model] / seconds / 1e9,
+        messages_per_update=(out + back) / tally.updates,
+        card_gigabytes_per_second=max(out, back) * size / shards / seconds / 1e9,
     )
 
 
-def alone(model: str, server_seconds: float) -> float:
-    """Seconds from one model that a worker gets to the next, if it has the server for itself."""
-    return MINI_BATCH.mean_seconds + 2 * NETWORK.seconds(BYTES[model]) + server_seconds
+def knees(model: str, server: Server, rows: Sequence[Row]) -> dict[str, tuple[int, int]]:
+    """Where each design saturates: by the formula, and as simulated.
 
-
-def formula(model: str, workers: int, server_seconds: float) -> float:
-    """Asynchronous updates a second, if nobody ever waited for the server before it is saturated."""
-    return min(workers / alone(model, server_seconds), 1 / server_seconds)
+    Simulated: as many workers as would reach the rate of the largest fleet if each had the speed of a machine alone
+    (of a worker alone where gradients are gathered).
+    """
+    found: dict[str, tuple[int, int]] = {}
+    most = max(WORKERS)
+    for design in ALL:
+        name, few = ("asgd", 1) if design == "gathered" else ("by machine", EACH)
+        bound = saturation(strategies(most)[name], fleet(model, most, design, server), BYTES[model])
+        alone_name = "asgd" if few == 1 else "ssgd"  # one machine alone is one group
+        alone = simulated(model, alone_name, few, design, server).contributions_per_second / few
+        plateau = next(
+            row for row in rows if (row.model, row.strategy, row.workers, row.design) == (model, name, most, design)
+        )
+        assert bound is not None
+        found[design] = floor(bound.workers.value), floor(plateau.contributions_per_second / alone)
+    return found
 
 
 Table = list[Sequence[str]]
 
 
-def saturation(times: Mapping[str, float], rows: Sequence[Row]) -> Table:
-    """Up to how many workers the server has time for all, and how well the formula describes what was simulated."""
-    found = {(row.model, row.strategy, row.workers): row for row in rows}
+def saturation_table(times: Mapping[str, Server], found: Mapping[str, Mapping[str, tuple[int, int]]]) -> Table:
     table: Table = [
-        ["model", "server, ms", "message", "card carries, messages/s", "saturates at, workers"]
-        + [f"asgd with {workers:,}: formula / simulated" for workers in WORKERS]
+        ["model", "message", "gathered: server, ms", "by machine: call + sum + step, ms"]
+        + [f"{design}: saturates at, formula / simulated" for design in ALL]
     ]
-    for model, seconds in times.items():
-        sides = (
-            f"{formula(model, workers, seconds):,.0f} / {found[model, 'asgd', workers].updates_per_second:,.0f}"
-            for workers in WORKERS
-        )
-        carried, saturates = NETWORK.bandwidth / BYTES[model], floor(alone(model, seconds) / seconds)
+    for model, server in times.items():
         message = f"{BYTES[model] / 1e6:.2g} MB" if BYTES[model] > 1e5 else f"{BYTES[model]:,} bytes"
-        table.append([model, f"{seconds * 1e3:g}", message, f"{carried:,.0f}", f"{saturates:,}", *sides])
+        own = " + ".join(f"{each * 1e3:.3g}" for each in (server.call, server.sum, server.step))
+        most = max(WORKERS)
+        knee = [
+            f"{formula:,} / {f'{seen:,}' if formula < 0.9 * most else f'not by {most:,}'}"
+            for formula, seen in found[model].values()
+        ]
+        table.append([model, message, f"{server.gradient * 1e3:.3g}", own, *knee])
     return table
 
 
 def costs(rows: Sequence[Row], *, markdown: bool) -> Table:
+    """One row a strategy and number of workers, with what each design makes of it."""
     table: Table = [
-        ["model", "workers", "strategy", "updates/s", "contributions/s", "server busy", "mean staleness",
-         "workers wait", "GB/s at the card"]
-    ]  # fmt: skip
+        ["model", "workers", "strategy"]
+        + [f"{design}: contributions/s" for design in ALL]
+        + ["gathered: staleness", "1 server: staleness", "messages an update: gathered", "by machine"]
+    ]
+    by_key: dict[tuple[str, int, str], dict[str, Row]] = {}
     for row in rows:
-        through = row.card_gigabytes_per_second
-        shown = f"{through:.2g}" if through >= 0.01 else "< 0.01"
-        above = f"**{shown}**" if markdown else f"{shown} (!)"
+        by_key.setdefault((row.model, row.workers, row.strategy), {})[row.design] = row
+    for (model, workers, name), found in by_key.items():
+        rates = []
+        for design in ALL:
+            shown = number(found[design].contributions_per_second)
+            if design == "gathered" and found[design].card_gigabytes_per_second * 1e9 > NETWORK.bandwidth:
+                shown = f"**{shown}**" if markdown else f"{shown} (!)"
+            rates.append(shown)
+        old, new = found["gathered"], found["1 server"]
         table.append([
-            row.model, f"{row.workers:,}", row.strategy, number(row.updates_per_second),
-            number(row.contributions_per_second), f"{row.server_busy:.0%}", number(row.mean_staleness),
-            f"{row.workers_wait:.0%}", above if through * 1e9 > NETWORK.bandwidth else shown,
+            model, f"{workers:,}", name, *rates, number(old.mean_staleness), number(new.mean_staleness),
+            number(old.messages_per_update), number(new.messages_per_update),
         ])  # fmt: skip
     return table
 
@@ -205,29 +272,76 @@ def layout(table: Sequence[Sequence[str]], *, markdown: bool) -> str:
     )
 
 
-def measured(place: str) -> dict[str, float]:
-    """The server's seconds for each model, with as many workers as it was measured with at most."""
+def seconds_of(action: Callable[[], object], times: int = 25) -> float:
+    """The shortest of several, in processor time of this thread: other programs may be running."""
+    found = []
+    for _ in range(times):
+        begin = time.thread_time()
+        action()
+        found.append(time.thread_time() - begin)
+    return min(found)
+
+
+def memory_seconds(size: int) -> dict[str, float]:
+    """What this machine takes to copy so many bytes, to add them to others, and for a step of SGD with momentum."""
+    torch.set_num_threads(1)
+    values = max(1, size // 4)
+    one, other = torch.rand(values), torch.rand(values)
+    parameter = nn.Parameter(torch.rand(values))
+    parameter.grad = torch.rand(values)
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    optimizer.step()
+    return {
+        "copy": seconds_of(lambda: one.copy_(other)),
+        "add": seconds_of(lambda: one.add_(other)),
+        "step": seconds_of(optimizer.step),
+    }
+
+
+def gathered() -> dict[str, float]:
+    """The server's seconds for each gradient, measured with as many workers as it was measured with at most."""
+    found = recorded(MEASURED)["driver milliseconds an update"]["remote"]
+    most = {model: max(by_workers, key=lambda told: int(told.split()[0])) for model, by_workers in found.items()}
+    return {model: found[model][most[model]] / 1e3 for model in BYTES if model in found}
+
+
+Times = dict[str, tuple[float, float, float]]
+
+
+def by_machine(*, measure_memory: bool) -> tuple[Times, dict[str, dict[str, float]], str]:
+    """The server's seconds for a call, a sum and a step of each model; what they rest on, and where they are from."""
+    found = recorded(MEASURED).get("server milliseconds a sum and a step")
+    if found:
+        return {model: (0.0, s / 1e3, t / 1e3) for model, (s, t) in found.items()}, {}, f"measured: {MEASURED.name}"
+    saved = recorded(SAVED).get("memory seconds") if SAVED.exists() else None
+    memory = saved if saved and not measure_memory else {model: memory_seconds(size) for model, size in BYTES.items()}
+    call = gathered()["trivial"]
+    times = {model: (call, took["copy"] + took["add"], took["step"] + took["copy"]) for model, took in memory.items()}
+    return times, memory, "estimated from memory bandwidth and Ray's calls, not measured"
+
+
+def recorded(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(MEASURED.read_text())["driver milliseconds an update"][place]
-        most = {model: max(by_workers, key=lambda told: int(told.split()[0])) for model, by_workers in found.items()}
-        return {model: found[model][most[model]] / 1e3 for model in BYTES if model in found}
-    except (OSError, LookupError, ValueError) as error:
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+    except (OSError, ValueError) as error:
         refuse(
-            f"benchmarks/results/{MEASURED.name} cannot be used ({type(error).__name__}): make it with "
-            "python benchmarks/ray_fleet.py --scaling --save, or give times, such as --server-ms LeNet=0.54"
+            f"{file} cannot be used ({type(error).__name__}): make ray_fleet_scaling.json with python "
+            "benchmarks/ray_fleet.py --scaling --save"
         )
 
 
-def given(texts: Sequence[str]) -> dict[str, float]:
-    times: dict[str, float] = {}
+def given(texts: Sequence[str]) -> Times:
+    times: Times = {}
     for text in texts:
         model, _, milliseconds = text.partition("=")
         try:
-            times[model] = float(milliseconds) / 1e3
+            own, step = (float(each) / 1e3 for each in milliseconds.split("+"))
         except ValueError:
-            refuse(f"--server-ms {text}: write MODEL=MILLISECONDS, such as LeNet=0.54")
-        if model not in BYTES or not 0 < times[model] < float("inf"):
-            refuse(f"--server-ms {text}: give more than 0 for one of {', '.join(BYTES)}")
+            refuse(f"--server-ms {text}: write MODEL=SUM+STEP in milliseconds, such as LeNet=2.1+0.5")
+        if model not in BYTES or not (0 <= own < float("inf") and 0 < step < float("inf")):
+            refuse(f"--server-ms {text}: give times above 0 for one of {', '.join(BYTES)}")
+        times[model] = 0.0, own, step
     return times
 
 
@@ -240,28 +354,38 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results")
     parser.add_argument("--markdown", action="store_true", help="print the tables as docs/cluster.md has them")
-    parser.add_argument("--place", choices=("local", "remote"), default="remote", help="of the measured workers")
-    parser.add_argument("--server-ms", nargs="+", metavar="MODEL=MS", help="instead of what was measured")
+    parser.add_argument("--measure-memory", action="store_true", help="time copying, adding and stepping here and now")
+    parser.add_argument("--server-ms", nargs="+", metavar="MODEL=SUM+STEP", help="times of the server by machine")
     arguments = parser.parse_args()
-    times = given(arguments.server_ms) if arguments.server_ms else measured(arguments.place)
+    estimated, memory, source = by_machine(measure_memory=arguments.measure_memory)
+    own = given(arguments.server_ms) if arguments.server_ms else estimated
+    times = {model: Server(seconds, *own[model]) for model, seconds in gathered().items() if model in own}
     rows = [
-        simulated(model, name, workers, seconds)
-        for model, seconds in times.items()
+        simulated(model, name, workers, design, server)
+        for model, server in times.items()
         for workers in WORKERS
         for name in strategies(workers)
+        for design in ALL
     ]
+    found = {model: knees(model, server, rows) for model, server in times.items()}
     if arguments.save:
         result = {
-            "server": "given" if arguments.server_ms else f"measured with {arguments.place} workers",
-            "server milliseconds": {model: round(seconds * 1e3, 3) for model, seconds in times.items()},
+            "server by machine": "given" if arguments.server_ms else source,
+            "memory seconds": memory,
+            "server milliseconds": {
+                model: {name: round(each * 1e3, 3) for name, each in asdict(server).items()}
+                for model, server in times.items()
+            },
             "mini-batch": repr(MINI_BATCH),
-            "network": repr(NETWORK),
-            "rows": [{name: rounded(value) for name, value in asdict(row).items()} for row in rows],
+            "machines": f"{EACH} workers, {GIGABITS:g} Gbit/s, {LATENCY * 1e3:g} ms",
+            "saturates at, formula and simulated": found,
+            "columns": list(asdict(rows[0])),
+            "rows": ["; ".join(str(rounded(value)) for value in asdict(row).values()) for row in rows],
         }
         write("sizing", result, save=True)
     markdown = arguments.markdown
-    many = [row for row in rows if row.workers >= 100 or not markdown]  # the page has enough with these
-    for table in (saturation(times, rows), costs(many, markdown=markdown)):
+    shown = [row for row in rows if row.model in ON_THE_PAGE or not markdown]
+    for table in (saturation_table(times, found), costs(shown, markdown=markdown)):
         print(layout(table, markdown=markdown), end="\n\n")
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.core.errors import ConfigError as ConfigError
     from paceline.core.errors import PacelineError as PacelineError
     from paceline.core.messages import Joined as Joined
+    from paceline.core.messages import Leaving as Leaving
     from paceline.core.messages import Left as Left
     from paceline.data.batches import Resampled as Resampled
     from paceline.data.batches import Shuffled as Shuffled
@@ -46,6 +47,8 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.fleets.processes.fleet import ProcessFleet as ProcessFleet
     from paceline.fleets.processes.timeouts import SilenceTimeout as SilenceTimeout
     from paceline.fleets.ray.fleet import RayFleet as RayFleet
+    from paceline.fleets.simulated.cluster import Machines as Machines
+    from paceline.fleets.simulated.conditions import Availability as Availability
     from paceline.fleets.simulated.fleet import Network as Network
     from paceline.fleets.simulated.fleet import SimulatedFleet as SimulatedFleet
     from paceline.learning.curvature import curvature as curvature
@@ -109,7 +112,7 @@ _NAMES = {
     "paceline.comparison.compare": ("compare",),
     "paceline.comparison.results": ("Comparison",),
     "paceline.core.errors": ("CannotWrite", "ConfigError", "PacelineError"),
-    "paceline.core.messages": ("Joined", "Left"),
+    "paceline.core.messages": ("Joined", "Leaving", "Left"),
     "paceline.data.batches": ("Resampled", "Shuffled"),
     "paceline.data.partition": ("Dirichlet", "Equal", "Pathological"),
     "paceline.data.reassign": ("ReassignShards",),
@@ -121,6 +124,8 @@ _NAMES = {
     "paceline.fleets.processes.fleet": ("ProcessFleet",),
     "paceline.fleets.processes.timeouts": ("SilenceTimeout",),
     "paceline.fleets.ray.fleet": ("RayFleet",),
+    "paceline.fleets.simulated.cluster": ("Machines",),
+    "paceline.fleets.simulated.conditions": ("Availability",),
     "paceline.fleets.simulated.fleet": ("Network", "SimulatedFleet"),
     "paceline.learning.curvature": ("curvature",),
     "paceline.learning.task": ("Task",),

@@ -1,11 +1,11 @@
-"""How long a worker takes for one mini-batch: the distributions that the simulator draws from."""
+"""How long a worker takes for one mini-batch: the distributions that the simulator draws from, and slow times."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, repeat
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from paceline.core.fields import check_fields, shown
 from paceline.trace.reading import Trace, read_trace
 
 __all__ = [
-    "Constant", "Delay", "Distribution", "Empirical", "LogNormal", "Pareto", "PerSample", "ShiftedExponential",
+    "Constant", "Delay", "Distribution", "Empirical", "Hourly", "LogNormal", "Pareto", "PerSample",
+    "ShiftedExponential", "SlowSpells",
 ]  # fmt: skip
 
 DRAWN_AT_ONCE = 64
@@ -176,12 +177,22 @@ class Pareto:
 
 @dataclass(frozen=True)
 class Empirical:
-    """Measured durations: drawn at random with replacement, or gone through ``in_order`` again and again."""
+    """Measured durations: drawn at random with replacement, or gone through ``in_order`` again and again.
+
+    With a ``block`` of more than one, so many durations that followed each other are drawn together, from a random
+    place on and beyond the last to the first: slowness lasts as long as it did, but for the ends of blocks. (The
+    circular block bootstrap; Politis & Romano, 1992.)
+    """
 
     values: Sequence[float]
     in_order: bool = False
+    block: int = 1
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if self.block < 1 or (self.block > 1 and self.in_order):
+            why = "at least 1" if self.block < 1 else "in_order goes through all of them: leave one of the two out"
+            raise ConfigError(f"Empirical cannot have block={self.block}: {why}")
         try:
             object.__setattr__(self, "values", tuple(float(value) for value in self.values))
         except (TypeError, ValueError):
@@ -193,7 +204,9 @@ class Empirical:
                 raise ConfigError(f"Empirical cannot have a duration of {value}: each must be positive and finite")
 
     @classmethod
-    def from_trace(cls, trace: Trace | Path | str, worker: int | None = None, in_order: bool = False) -> "Empirical":
+    def from_trace(
+        cls, trace: Trace | Path | str, worker: int | None = None, in_order: bool = False, block: int = 1
+    ) -> "Empirical":
         """What a mini-batch took in a recorded run, whatever the kind of work was: of one worker, or of all.
 
         Messages and labels by other workers' models are left out. Of work that a recall ended early, the time of the
@@ -205,7 +218,7 @@ class Empirical:
             raise ConfigError(
                 f"the trace has no finished work of {'any worker' if worker is None else f'worker {worker}'}"
             )
-        return cls(values, in_order)
+        return cls(values, in_order, block)
 
     @property
     def median(self) -> float:
@@ -222,6 +235,8 @@ class Empirical:
         if self.in_order:
             yield from cycle(self.values)
         values: Floats = np.asarray(self.values)
+        while self.block > 1:
+            yield from values.take(int(generator.integers(len(values))) + np.arange(self.block), mode="wrap").tolist()
         while True:
             yield from values[generator.integers(len(values), size=DRAWN_AT_ONCE)].tolist()
 
@@ -279,6 +294,54 @@ class Stretched:
         return (self.fixed + self.factor * seconds for seconds in self.delay.durations(generator))
 
 
+@dataclass(frozen=True)
+class SlowSpells:
+    r"""From time to time the workers of a machine, or all workers, take ``factor`` times as long, together.
+
+    A spell lasts ``lasts`` seconds in the mean, and begins ``every`` seconds in the mean after the last one ended, both
+    exponential. Machines have spells of their own (``together="machine"``; by ``Machines``, else each worker is one),
+    or all have the same (``"fleet"``). Work has the factor of the moment in which it begins.
+    """
+
+    factor: float
+    lasts: float
+    every: float
+    together: Literal["machine", "fleet"] = "machine"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("factor", "lasts", "every"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"SlowSpells cannot have {name}={getattr(self, name):g}: more than 0")
+        if self.together not in ("machine", "fleet"):
+            raise ConfigError(f"together={self.together!r} is unknown: choose machine or fleet")
+
+
+@dataclass(frozen=True)
+class Hourly:
+    """All workers take ``factors[k]`` times as long in the k-th hour of the run, and so on from the start again.
+
+    ``hour`` is how many seconds one of these hours has. Work has the factor of the moment in which it begins.
+    """
+
+    factors: Sequence[float]
+    hour: float = 3600.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        try:
+            object.__setattr__(self, "factors", tuple(float(factor) for factor in self.factors))
+        except (TypeError, ValueError):
+            raise ConfigError(f"Hourly cannot have factors={shown(self.factors)}: give a list of numbers") from None
+        if not self.factors or not all(0 < factor < math.inf for factor in self.factors):
+            raise ConfigError(f"Hourly cannot have factors={shown(self.factors)}: at least one, each more than 0")
+        if not 0 < self.hour < math.inf:
+            raise ConfigError(f"Hourly cannot have hour={self.hour:g}: seconds, more than 0")
+
+    def factor(self, seconds: float) -> float:
+        return self.factors[int(seconds // self.hour) % len(self.factors)]
+
+
 def parts_of(delay: Delay, samples: float, reference: float) -> tuple[float, float]:
     """The fixed part of a mini-batch of so many samples, and the factor of what is drawn from a delay.
 
@@ -304,7 +367,7 @@ def sized(delay: Delay, samples: float, reference: float) -> Delay:
     if isinstance(drawn, ShiftedExponential):
         return ShiftedExponential(fixed + factor * drawn.shift, factor * drawn.mean, drawn.h)
     if isinstance(drawn, Empirical):
-        return Empirical([fixed + factor * value for value in drawn.values], drawn.in_order)
+        return Empirical([fixed + factor * value for value in drawn.values], drawn.in_order, drawn.block)
     if isinstance(drawn, LogNormal) and not fixed:
         return LogNormal(factor * drawn.median, drawn.sigma)
     if isinstance(drawn, Pareto) and not fixed:

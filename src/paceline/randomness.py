@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 LARGEST_SEED = 2**63 - 1  # that torch accepts
-PURPOSES = ("delay", "batches", "partition", "local", "pruning", "sizes")
+PURPOSES = ("delay", "batches", "partition", "local", "pruning", "sizes", "availability", "slowness")
 
 
 def stream(seed: int, purpose: str, worker: int = 0, epoch: int | None = None) -> np.random.Generator:

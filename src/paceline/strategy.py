@@ -16,6 +16,7 @@ from paceline.core.messages import (
     Event,
     Groups,
     Joined,
+    Leaving,
     Left,
     Rang,
     Recall,
@@ -36,6 +37,7 @@ from paceline.strategies.aggregation import AverageModels, EnsembleModels
 
 __all__ = [
     "Arrived", "Assign", "AverageModels", "ConfigError", "Decision", "Drop", "EnsembleModels", "Event", "Groups",
-    "IllegalDecision", "ImpossibleEvent", "Joined", "Ledger", "Left", "Rang", "Recall", "Regroup", "Remember", "Resize",
-    "Step", "Strategy", "Ticket", "WakeAt", "Within", "Work", "distilled_steps", "gradient", "local_steps", "mean",
+    "IllegalDecision", "ImpossibleEvent", "Joined", "Leaving", "Ledger", "Left", "Rang", "Recall", "Regroup",
+    "Remember", "Resize", "Step", "Strategy", "Ticket", "WakeAt", "Within", "Work", "distilled_steps", "gradient",
+    "local_steps", "mean",
 ]  # fmt: skip

@@ -8,11 +8,13 @@ from paceline.config.file import Config, parse_config, read_config, write_config
 from paceline.config.fleets import as_processes
 from paceline.config.toml import to_toml
 from paceline.core.errors import ConfigError
-from paceline.core.messages import Joined, Left
-from paceline.delays import Constant, LogNormal, PerSample, ShiftedExponential
+from paceline.core.messages import Joined, Leaving, Left
+from paceline.delays import Constant, Hourly, LogNormal, PerSample, ShiftedExponential, SlowSpells
 from paceline.engine.limits import Stop, Target
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.timeouts import SilenceTimeout
+from paceline.fleets.simulated.cluster import Machines
+from paceline.fleets.simulated.conditions import Availability
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.catalogue import BY_NAME, HAND_IN_GRADIENTS, STRATEGIES
 from paceline.strategies.ensemble_compression import EnsembleCompression, FinalEnsemble
@@ -110,6 +112,58 @@ def test_a_server_that_takes_time_is_written_and_read_back() -> None:
     assert config.fleet == SimulatedFleet((Constant(1.0), Constant(1.0)), server_seconds=0.002)
     assert parse_config(write_config(config)) == config
     assert "server_seconds" not in write_config(small())
+
+
+CONDITIONS = """
+wire = "bfloat16"
+[fleet.machines]
+workers_each = 2
+gigabits = 25
+shards = 2
+sum_seconds = 0.01
+[fleet.availability]
+mean_up = 3600
+mean_down = 60
+notice = 30
+workers = [1]
+[[fleet.slowness]]
+kind = "spells"
+factor = 3
+lasts = 60
+every = 600
+[[fleet.slowness]]
+kind = "hourly"
+factors = [1, 1.5]
+[[fleet.changes]]
+at = 5
+worker = 0
+what = "is to leave"
+by = 9
+[[fleet.changes]]
+at = 9
+worker = 0
+what = "leaves"
+"""
+
+
+def test_machines_availability_slowness_and_notices_are_read_and_written_back() -> None:
+    config = small("[optimizer]", f"[fleet]{CONDITIONS}[optimizer]")
+    assert config.fleet == SimulatedFleet(
+        (Constant(1.0), Constant(1.0)),
+        wire="bfloat16",
+        machines=Machines(2, 25.0, shards=2, sum_seconds=0.01),
+        availability=Availability(3600.0, 60.0, notice=30.0, workers=(1,)),
+        slowness=(SlowSpells(3.0, 60.0, 600.0), Hourly((1.0, 1.5))),
+        changes=(Leaving(5.0, 0, 9.0), Left(9.0, 0)),
+    )
+    assert parse_config(write_config(config), "again") == config
+
+
+def test_prices_are_those_of_workers_all_or_none() -> None:
+    priced = small('delay = "constant"', 'delay = "constant"\nprice = 0.5')
+    assert isinstance(priced.fleet, SimulatedFleet)
+    assert priced.fleet.worker_prices == (0.5, 0.5)
+    assert parse_config(write_config(priced), "again") == priced
 
 
 def test_the_demo_has_all_five_strategies_and_three_seeds() -> None:

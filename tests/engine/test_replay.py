@@ -20,6 +20,7 @@ from support.tiny import COMPENSATED
      "sizes of their own", "seconds a sample", "batch norm", "Adam and one cycle", "handed on", "watchful",
      "pruned", "pruned and handed on",
      "leaving and joining, in groups", "recall: abandon", "ties: batch", "ties: reverse", "busy server",
+     "machines", "coming and going", "coming and going on machines",
      "every delay, asynchronous"],
 )  # fmt: skip
 def test_a_simulated_run_is_replayed_bit_for_bit(name: str, tmp_path: Path) -> None:

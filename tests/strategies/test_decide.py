@@ -265,6 +265,8 @@ def total_weights(rehearsal: Rehearsal, members: Sequence[int]) -> list[dict[Tic
             round_of[fact.ticket] = len(rounds) - 1
         elif isinstance(fact, Arrived) and fact.ticket.worker in members:
             rounds[round_of[fact.ticket]][fact.ticket] = (fact.done, ONE)
+        elif isinstance(fact, Drop) and round_of.get(fact.ticket) == len(rounds) - 1:
+            del rounds[-1][fact.ticket]  # parts of those who are leaving, where nobody has done all: there is no round
         elif isinstance(fact, Step) and not fact.weights.keys().isdisjoint(round_of):
             rounds.append({})
             for ticket, weight in fact.weights.items():

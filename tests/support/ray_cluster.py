@@ -53,7 +53,7 @@ class Nodes:
 
 @contextmanager
 def nodes(cpus: Sequence[int], head: int = 0) -> Iterator[Nodes]:
-    """One node for each number of CPUs, and a head, which only those who ask for ``HERE`` use. Nothing is left of it."""
+    """One node for each number of CPUs, and a head for those who ask for ``HERE``. Nothing is left of it afterwards."""
     before = mine()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own: of files that it leaves open, of settings to come

@@ -252,6 +252,28 @@ CASES: Mapping[str, Case] = {
     ),
     "ties: reverse": Case(pl.Asynchronous(), pl.SimulatedFleet(pl.delays.Constant(0.1), workers=5, ties="reverse")),
     "busy server": Case(LGC, replace(FLEET, changes=CHANGES, server_seconds=0.02), optimizer=sgd(momentum=0.9)),
+    "machines": Case(
+        LGC,
+        replace(
+            FLEET,
+            machines=pl.Machines(2, gigabits=0.0005, latency=0.001, shards=2, sum_seconds=0.01, step_seconds=0.01),
+            slowness=[pl.delays.SlowSpells(3.0, lasts=0.05, every=0.1), pl.delays.Hourly([1.0, 1.5], hour=0.1)],
+            prices=0.5,
+        ),
+        optimizer=sgd(momentum=0.9),
+    ),
+    "coming and going": Case(
+        LGC, replace(FLEET, availability=pl.Availability(0.2, 0.03, notice=0.02), recall="abandon", wire="bfloat16")
+    ),
+    "coming and going on machines": Case(
+        BOTH,
+        replace(
+            FLEET,
+            machines=pl.Machines(3, gigabits=0.0005),
+            availability=pl.Availability(0.2, 0.03, notice=0.02, workers=(1, 2)),
+            ties="batch",
+        ),
+    ),
     "busy server, in groups": Case(BOTH, replace(FLEET, recall="complete", server_seconds=0.04)),
     "busy server, ties": Case(
         pl.Asynchronous(), pl.SimulatedFleet(pl.delays.Constant(0.1), workers=5, ties="batch", server_seconds=0.03)

@@ -41,5 +41,18 @@ class TestSimulatedWithABusyServer(FleetContract):
         assert worker == 1
 
 
+class TestSimulatedMachines(FleetContract):
+    fleet = pl.SimulatedFleet(
+        pl.delays.ShiftedExponential(0.05, 0.03),
+        workers=4,
+        changes=[pl.Leaving(0.15, 1, by=0.2), pl.Left(0.2, 1)],
+        evaluation="exact",
+        machines=pl.Machines(2, gigabits=1e-4, latency=0.001, sum_seconds=0.01, step_seconds=0.01),
+    )
+
+    def lose(self, group: Any, worker: int) -> None:
+        assert worker == 1
+
+
 class TestProcesses(FleetContract):
     fleet = pl.ProcessFleet(4, slow={3: 3.0})

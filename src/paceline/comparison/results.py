@@ -92,6 +92,12 @@ class Entry:
         """The median of a value over the seeds."""
         return median(map(value, self.outcomes))
 
+    @property
+    def price(self) -> float | None:
+        """The median price of the workers' time; None where no prices are given."""
+        found = [each.measures.price for each in self.outcomes if each.measures.price is not None]
+        return median(found) if found else None
+
     def rank(self) -> tuple[float, float, float]:
         """Sort key: the first to reach the target comes first; among those that miss it, the lowest loss."""
         return self.time, median(self.losses), self.lr or 0.0
@@ -239,6 +245,7 @@ def _row(entry: Entry, first: Entry) -> dict[str, Any]:
         "wasted_share": entry.middle(lambda each: each.measures.wasted_share),
         "idle_share": entry.middle(lambda each: each.measures.idle_share),
         "worker_seconds": {name: entry.middle(of) for name, of in WORKER_SECONDS.items()},
+        **({} if entry.price is None else {"price": entry.price}),
         "loss": or_none(entry.loss),
         "accuracy": or_none(entry.accuracy),
         "metrics": {name: or_none(entry.final(name)) for name in _other_metrics(outcomes)},

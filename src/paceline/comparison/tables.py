@@ -28,6 +28,7 @@ def comparison_rows(comparison: Comparison) -> tuple[list[Column], list[list[Cel
         Column("final\nloss", rank=3 if target is not None else 0),
         Column("final\naccuracy", rank=2),
         *(Column(f"final\n{name}", rank=2) for name in others),
+        Column("price", rank=2),
         Column("worker-seconds: training\n/ relabelling / messages", rank=8),
     ]
     apart = any(each.measures.hands_in_models for entry in comparison.entries for each in entry.outcomes)
@@ -83,7 +84,14 @@ def _cells(entry: Entry, synchronous: Entry | None, others: Sequence[str]) -> li
         end,
         f"{accuracy:.1%}" if math.isfinite(accuracy) else "-",
         *(f"{value:.4g}" if math.isfinite(value := entry.final(name)) else "-" for name in others),
+        price(entry),
     ]
+
+
+def price(entry: Entry) -> str:
+    """What the workers' time costs, the median over the seeds; "-" where no prices are given."""
+    found = entry.price
+    return "-" if found is None else f"{found:,.4g}"
 
 
 def _reached(entry: Entry) -> str:

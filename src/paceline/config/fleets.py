@@ -16,12 +16,24 @@ from paceline.core.fields import (
     refuse_unknown,
     table_of,
 )
-from paceline.core.messages import Joined, Left
-from paceline.delays import Constant, Delay, Empirical, LogNormal, Pareto, PerSample, ShiftedExponential
+from paceline.core.messages import Joined, Leaving, Left
+from paceline.delays import (
+    Constant,
+    Delay,
+    Empirical,
+    Hourly,
+    LogNormal,
+    Pareto,
+    PerSample,
+    ShiftedExponential,
+    SlowSpells,
+)
 from paceline.fleets.base import check_number
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.ray.fleet import RayFleet
+from paceline.fleets.simulated.cluster import Machines
+from paceline.fleets.simulated.conditions import Availability
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
 
 DELAYS: Mapping[str, type[Any]] = {
@@ -33,7 +45,10 @@ DELAYS: Mapping[str, type[Any]] = {
 }
 KINDS = ("simulated", "processes", "ray")
 AnyFleet = SimulatedFleet | ProcessFleet | RayFleet
-SIMULATED_CHOICES = ("recall", "ties", "evaluation")
+SIMULATED_CHOICES = ("recall", "ties", "evaluation", "wire")
+SIMULATED_TABLES: Mapping[str, type[Any]] = {"machines": Machines, "availability": Availability}
+SLOWNESS: Mapping[str, type[Any]] = {"spells": SlowSpells, "hourly": Hourly}
+CHANGES: Mapping[str, type[Any]] = {"leaves": Left, "joins": Joined, "is to leave": Leaving}
 PROCESS_CHOICES: Mapping[str, Any] = {
     "workers": int, "threads": int, "replace": bool, "min_workers": int, "labels": tuple[str, ...],
     "state": str,
@@ -77,8 +92,9 @@ def _slowness(fleet: AnyFleet) -> Mapping[int, float | Delay]:
     """How slow real workers have to be made."""
     if not isinstance(fleet, SimulatedFleet):
         return fleet.slow
-    if fleet.changes:
-        raise ConfigError("real workers do not come and go as foretold: leave [[fleet.changes]] out")
+    for name in ("changes", "availability", "slowness"):
+        if getattr(fleet, name):
+            raise ConfigError(f"real workers do not come, go and slow down as foretold: leave fleet.{name} out")
     return dict(enumerate(fleet.worker_delays))
 
 
@@ -89,50 +105,57 @@ def fleet_table(fleet: AnyFleet) -> dict[str, Any]:
 
 
 def _simulated(table: dict[str, Any]) -> SimulatedFleet:
-    refuse_unknown(
-        table, ("kind", "workers", "network", "changes", "server_seconds", "threads", *SIMULATED_CHOICES), "fleet"
-    )
+    others = ("kind", "workers", "network", "changes", "slowness", "server_seconds", "threads")
+    refuse_unknown(table, (*others, *SIMULATED_TABLES, *SIMULATED_CHOICES), "fleet")
     workers = table.get("workers")
     if not isinstance(workers, list) or not workers:
         raise ConfigError("fleet: describe the workers in one or several [[fleet.workers]], each with count and delay")
-    described: list[tuple[Delay, str]] = []
+    described: list[tuple[Delay, str, float | None]] = []
     for number, each in enumerate(workers):
         described += _workers(dict(as_table(each, f"fleet.workers[{number}]")), f"fleet.workers[{number}]")
         check_number(len(described))
-    labels = tuple(label for _, label in described)
-    changes = table.get("changes", [])
-    if not isinstance(changes, list):
-        raise ConfigError(f"fleet.changes: must be a list of tables, [[fleet.changes]], not {as_written(changes)}")
+    labels = tuple(label for _, label, _ in described)
+    prices = tuple(price for _, _, price in described)
+    if None in prices and any(price is not None for price in prices):
+        raise ConfigError(f"fleet.workers: worker {prices.index(None)} has no price, and others have: give all or none")
     choices = {name: read_value(str, table[name], f"fleet.{name}") for name in SIMULATED_CHOICES if name in table}
     return SimulatedFleet(
-        delays=tuple(delay for delay, _ in described),
+        delays=tuple(delay for delay, _, _ in described),
         network=build(Network, as_table(table.get("network", {}), "fleet.network"), "fleet.network"),
-        changes=tuple(_change(each, f"fleet.changes[{number}]") for number, each in enumerate(changes)),
+        changes=tuple(named(CHANGES, each, "what", where) for each, where in _tables(table, "changes")),
+        slowness=tuple(named(SLOWNESS, each, "kind", where) for each, where in _tables(table, "slowness")),
         labels=labels if any(labels) else (),
+        prices=tuple(price for price in prices if price is not None),
+        **{
+            name: build(kind, as_table(table[name], f"fleet.{name}"), f"fleet.{name}")
+            for name, kind in SIMULATED_TABLES.items()
+            if name in table
+        },
         server_seconds=read_value(float, table.get("server_seconds", 0.0), "fleet.server_seconds"),
         threads=read_value(int, table["threads"], "fleet.threads") if "threads" in table else None,
         **choices,
     )
 
 
-def _workers(table: dict[str, Any], where: str) -> list[tuple[Delay, str]]:
+def _tables(table: dict[str, Any], name: str) -> list[tuple[dict[str, Any], str]]:
+    """Each table of a list of them, and where it is."""
+    given = table.get(name, [])
+    if not isinstance(given, list):
+        raise ConfigError(f"fleet.{name}: must be a list of tables, [[fleet.{name}]], not {as_written(given)}")
+    places = [f"fleet.{name}[{number}]" for number in range(len(given))]
+    return [(as_table(each, where), where) for each, where in zip(given, places, strict=True)]
+
+
+def _workers(table: dict[str, Any], where: str) -> list[tuple[Delay, str, float | None]]:
     count = read_value(int, table.pop("count", 1), f"{where}.count")
     if count < 1:
         raise ConfigError(f"{where}.count: {count} workers are not possible: at least 1")
     check_number(count)
     label: str = read_value(str, table.pop("label", ""), f"{where}.label")
     fixed = read_value(float, table.pop("fixed"), f"{where}.fixed") if "fixed" in table else None
+    price = read_value(float, table.pop("price"), f"{where}.price") if "price" in table else None
     delay: Delay = named(DELAYS, table, "delay", where)
-    return [(delay if fixed is None else PerSample(fixed, delay), label)] * count
-
-
-def _change(value: Any, where: str) -> Left | Joined:
-    table = as_table(value, where)
-    refuse_unknown(table, ("at", "worker", "what"), where)
-    if (what := table.get("what")) not in ("leaves", "joins"):
-        raise ConfigError(f'{where}.what: must be "leaves" or "joins", not {as_written(what)}')
-    rest = {key: each for key, each in table.items() if key != "what"}
-    return build(Left, rest, where) if what == "leaves" else build(Joined, rest, where)
+    return [(delay if fixed is None else PerSample(fixed, delay), label, price)] * count
 
 
 def _processes(table: dict[str, Any]) -> ProcessFleet:
@@ -181,21 +204,27 @@ def _slow(table: dict[str, Any], where: str) -> tuple[int, float | Delay]:
 
 def _simulated_table(fleet: SimulatedFleet) -> dict[str, Any]:
     workers: list[dict[str, Any]] = []
-    for delay, label in zip(fleet.worker_delays, fleet.labels or [""] * fleet.workers, strict=True):
+    labels, prices = fleet.labels or [""] * fleet.workers, fleet.worker_prices or [None] * fleet.workers
+    for delay, label, price in zip(fleet.worker_delays, labels, prices, strict=True):
         described = {**_delay_table(delay), **({"label": label} if label else {})}
+        if price is not None:
+            described["price"] = price
         if workers and {**described, "count": workers[-1]["count"]} == workers[-1]:
             workers[-1]["count"] += 1
         else:
             workers.append({"count": 1, **described})
-    changes = [{"what": "leaves" if isinstance(each, Left) else "joins", **table_of(each)} for each in fleet.changes]
-    table = {name: getattr(fleet, name) for name in SIMULATED_CHOICES}
+    changes = [{"what": name_in(CHANGES, each), **table_of(each)} for each in fleet.changes]
+    slowness = [{"kind": name_in(SLOWNESS, each), **table_of(each)} for each in fleet.slowness]
+    table = {name: getattr(fleet, name) for name in SIMULATED_CHOICES if name != "wire" or fleet.wire != "float32"}
     return {
         **table,
         **({"server_seconds": float(fleet.server_seconds)} if fleet.server_seconds else {}),
         **({} if fleet.threads is None else {"threads": fleet.threads}),
         "network": table_of(fleet.network),
+        **{name: table_of(each) for name in SIMULATED_TABLES if (each := getattr(fleet, name)) is not None},
         "workers": workers,
         **({"changes": changes} if changes else {}),
+        **({"slowness": slowness} if slowness else {}),
     }
 
 

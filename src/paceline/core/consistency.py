@@ -47,8 +47,10 @@ def _check(ledger: LedgerState, now: float, *, whole: bool = False) -> None:
     _agree(ledger.recalled <= {*running}, "something was recalled that does not run")
     own = Counter(ticket.worker for ticket in ledger.fresh)
     _agree(own == ledger.holding and all(ledger.holding.values()), "who handed in does not fit what is fresh")
-    _agree(ledger.idle == workers - at_work - own.keys(), "who is idle does not fit who is at work")
-    _agree(ledger.free == workers - at_work, "who is free does not fit who is at work")
+    leaving = ledger.leaving.keys()
+    _agree(leaving <= workers, "somebody is leaving who is not here")
+    _agree(ledger.idle == workers - at_work - own.keys() - leaving, "who is idle does not fit who is at work")
+    _agree(ledger.free == workers - at_work - leaving, "who is free does not fit who is at work")
     counts = ledger.counts
     _agree(counts.keys() == workers, "whose pieces are counted does not fit who is here")
     _agree(not counts or min(counts.values()) == ledger.least_count, "the least of the counts is another one")

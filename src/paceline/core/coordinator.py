@@ -16,6 +16,7 @@ from paceline.core.messages import (
     Halt,
     Instruction,
     Joined,
+    Leaving,
     Left,
     Recall,
     Regroup,
@@ -138,6 +139,10 @@ class Coordinator:
         elif isinstance(event, Reported):
             self.ledger.now = at
             self.ledger.take_report(event.numbers)
+        elif isinstance(event, Leaving):
+            for ledger in self._touch(event.worker):
+                ledger.now = at
+                ledger.announce(event.worker, event.by)
         else:
             self.ledger.ring(at)
 

@@ -28,7 +28,11 @@ class Ledger(Protocol):
 
     @property
     def idle(self) -> Collection[int]:
-        """Who is here, computes nothing, and has handed in nothing for the current round."""
+        """Who is here, computes nothing, has handed in nothing for the current round, and is not leaving."""
+
+    @property
+    def leaving(self) -> Mapping[int, float]:
+        """Worker -> the time by which it will be gone, of those who are here and said so."""
 
     @property
     def free(self) -> Ordered[int]:

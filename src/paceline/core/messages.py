@@ -77,6 +77,15 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """A worker will be gone ``by`` a time: a machine that is to be taken away, or drained. It is given no more work."""
+
+    at: float
+    worker: int
+    by: float
+
+
+@dataclass(frozen=True, slots=True)
 class Arrived:
     """A worker handed in ``done`` units of its ticket: all of them, or fewer (maybe none) after a recall."""
 
@@ -100,7 +109,7 @@ class Reported:
     numbers: Mapping[str, float]
 
 
-Event = Joined | Left | Arrived | Rang | Reported
+Event = Joined | Left | Leaving | Arrived | Rang | Reported
 
 # What learning can tell of an update, where a rule asks for it by its attribute ``reports``.
 REPORTS = {

@@ -13,6 +13,7 @@ from paceline.core.messages import (
     Drop,
     Event,
     Joined,
+    Leaving,
     Left,
     Recall,
     Regroup,
@@ -62,6 +63,11 @@ def check_events(ledger: LedgerState, events: Sequence[Event]) -> None:
         elif isinstance(event, Reported):
             if not (event.numbers.keys() <= REPORTS.keys() and all(map(math.isfinite, event.numbers.values()))):
                 raise ImpossibleEvent(f"{event} cannot happen: the numbers {', '.join(REPORTS)} are told, if finite")
+        elif isinstance(event, Leaving):
+            if event.worker not in came and (event.worker not in ledger.workers or event.worker in gone):
+                raise ImpossibleEvent(f"worker {event.worker} cannot be leaving: it is not here")
+            if not now <= event.by < math.inf:
+                raise ImpossibleEvent(f"{event} cannot happen: it names no time to come")
         elif not any(alarm <= now for alarm in ledger.alarms):
             raise ImpossibleEvent(f"{event} cannot happen: nobody asked to be woken by then")
 

@@ -31,10 +31,11 @@ class LedgerState:
 
     __slots__ = (
         "_alarms", "_behind", "_counts", "_current", "_free", "_fresh", "_given", "_handed_in", "_holding", "_idle",
-        "_kept", "_late", "_memory", "_parts", "_recalled", "_report", "_running", "_sizes", "_tally", "_workers",
-        "alarms", "behind", "counts", "current", "free", "fresh", "groups", "handed_in", "holding", "idle", "is_split",
-        "kept", "late", "least_count", "memory", "moving", "now", "part_of", "recalled", "report", "reports", "round",
-        "running", "sizes", "speeds", "tally", "timing", "touched", "updated_at", "workers",
+        "_kept", "_late", "_leaving", "_memory", "_parts", "_recalled", "_report", "_running", "_sizes", "_tally",
+        "_workers", "alarms", "behind", "counts", "current", "free", "fresh", "groups", "handed_in", "holding", "idle",
+        "is_split", "kept", "late", "least_count", "leaving", "memory", "moving", "now", "part_of", "recalled",
+        "report", "reports", "round", "running", "sizes", "speeds", "tally", "timing", "touched", "updated_at",
+        "workers",
     )  # fmt: skip
 
     def __init__(self, sizes: dict[int, int] | None = None, *, part: bool = False) -> None:
@@ -55,6 +56,7 @@ class LedgerState:
         self._handed_in: dict[Ticket, None] = {}
         self._kept: dict[Ticket, int] = {}
         self._holding: dict[int, int] = {}
+        self._leaving: dict[int, float] = {}
         self._alarms: dict[float, None] = {}
         self._memory: dict[str, float] = {}
 
@@ -63,9 +65,7 @@ class LedgerState:
         self.free = self._free.keys()
         self.counts: Mapping[int, int] = MappingProxyType(self._counts)
         self.tally: Mapping[int, int] = MappingProxyType(self._tally)
-        self.least_count = 0
         self.report: Mapping[str, float] = MappingProxyType(self._report)
-        self.reports = 0
         self.running: Mapping[int, Ticket] = MappingProxyType(self._running)
         self.current: Set[Ticket] = self._current.keys()
         self.behind: Set[Ticket] = self._behind.keys()
@@ -75,12 +75,12 @@ class LedgerState:
         self.handed_in = self._handed_in.keys()
         self.kept: Mapping[Ticket, int] = MappingProxyType(self._kept)
         self.holding: Mapping[int, int] = MappingProxyType(self._holding)
+        self.leaving: Mapping[int, float] = MappingProxyType(self._leaving)
         self.alarms: Set[float] = self._alarms.keys()
         self.memory: Mapping[str, float] = MappingProxyType(self._memory)
         self.sizes: Mapping[int, int] = MappingProxyType(self._sizes)
-        self.round = 0
-        self.now = 0.0
-        self.updated_at = 0.0
+        self.round = self.reports = self.least_count = 0
+        self.now = self.updated_at = 0.0
 
         self.groups: Groups = ()
         self.is_split = False
@@ -105,6 +105,13 @@ class LedgerState:
         self._idle.pop(worker, None)
         self._free.pop(worker, None)
         self._uncount(worker)
+        self._leaving.pop(worker, None)
+
+    def announce(self, worker: int, by: float) -> None:
+        """It will be gone by then: it counts as idle and free no more."""
+        self._leaving[worker] = by
+        self._idle.pop(worker, None)
+        self._free.pop(worker, None)
 
     def start(self, ticket: Ticket) -> None:
         worker = ticket.worker
@@ -125,7 +132,8 @@ class LedgerState:
         del self._running[worker]
         if self._recalled:
             self._recalled.pop(ticket, None)
-        self._free[worker] = None
+        if worker not in self._leaving:
+            self._free[worker] = None
         if ticket in self._current:
             del self._current[ticket]
             self._fresh[ticket] = done
@@ -147,7 +155,7 @@ class LedgerState:
             del self._current[ticket]
         else:
             del self._behind[ticket]
-        if worker in self._workers:
+        if worker in self._workers and worker not in self._leaving:
             self._free[worker] = None
         self._rest(worker)
         if self._given is not None:
@@ -171,7 +179,8 @@ class LedgerState:
             self._kept.pop(ticket, None)
 
     def _rest(self, worker: int) -> None:
-        if worker in self._workers and worker not in self._running and worker not in self._holding:
+        busy = worker in self._running or worker in self._holding
+        if not busy and worker in self._workers and worker not in self._leaving:
             self._idle[worker] = None
 
     # How many pieces of each worker were used, and the smallest of these numbers.
@@ -229,9 +238,9 @@ class LedgerState:
         if self._current:
             self._behind.update(self._current)
             self._current.clear()
-        running, workers, idle = self._running, self._workers, self._idle
+        running, workers, idle, leaving = self._running, self._workers, self._idle, self._leaving
         for worker in self._holding:
-            if worker not in running and worker in workers:
+            if worker not in running and worker in workers and worker not in leaving:
                 idle[worker] = None
         self._holding.clear()
         self.round += 1
@@ -351,6 +360,8 @@ class LedgerState:
             part = self._parts[self.part_number(worker)]
             part.now = self.now
             part.join(worker)
+            if worker in self._leaving:
+                part.announce(worker, self._leaving[worker])
 
     # From one split to another, ticket by ticket: no ticket ever changes its part. What a worker runs or has handed in
     # stays in the part that gave it out, and is used there. The worker itself leaves that part when it has nothing
@@ -385,6 +396,8 @@ class LedgerState:
         if here:
             for part in self._touch_inside(worker):
                 part.join(worker)
+                if worker in self._leaving:
+                    part.announce(worker, self._leaving[worker])
         return True
 
     def _touch_inside(self, worker: int) -> tuple["LedgerState", ...]:
@@ -410,6 +423,7 @@ class LedgerState:
             "handed_in": [plain_ticket(each) for each in self._handed_in],
             "_holding": [[worker, count] for worker, count in self._holding.items()],
             "_memory": [[name, value] for name, value in self._memory.items()],
+            **({"leaving": [[worker, by] for worker, by in self._leaving.items()]} if self._leaving else {}),
             "numbers": [self.round, self.now, self.updated_at],
             "free": list(self._free),
             "counts": [[worker, count] for worker, count in self._counts.items()],
@@ -440,6 +454,7 @@ class LedgerState:
         self._running.update((ticket.worker, ticket) for ticket in (*self._behind, *self._current))
         self._holding.update((whole(worker), whole(count)) for worker, count in state["_holding"])
         self._memory.update((str(name), value) for name, value in state["_memory"] if isinstance(value, int | float))
+        self._leaving.update((whole(worker), real(by)) for worker, by in state.get("leaving", ()))
         self.round = whole(state["numbers"][0])
         self.now, self.updated_at = map(real, state["numbers"][1:])
         self.groups = tuple(tuple(whole(worker) for worker in group) for group in state["_groups"])

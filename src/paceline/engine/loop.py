@@ -30,7 +30,7 @@ from paceline.core.messages import (
     WakeAt,
 )
 from paceline.core.rules import check_events
-from paceline.fleets.base import RealTime, WorkerGroup
+from paceline.fleets.base import FollowsSteps, RealTime, WorkerGroup
 from paceline.fleets.replayed import ReplayedWorkers
 from paceline.strategies.traits import reports_of
 from paceline.trace.format import facts_from, plain_facts, tickets_of
@@ -137,6 +137,7 @@ class Loop:
         self.watch: WorkerWatch | None = None
         self._workers = workers
         self.in_real_time = isinstance(workers, RealTime)
+        self._follows_steps = workers if isinstance(workers, FollowsSteps) else None
         self._learner = learner
         self._trace = trace
         self._seconds = math.inf if seconds is None else seconds
@@ -230,6 +231,8 @@ class Loop:
             self._trace.non_finite(non_finite)
         if self._reporting:
             self._reports.append(Reported(at, self._learner.report()))
+        if self._follows_steps is not None:
+            self._follows_steps.stepped(step)
         if self.watch is not None:
             self.watch.stepped(step, self.version, at)
 

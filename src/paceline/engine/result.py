@@ -76,6 +76,19 @@ class Run:
             "spoiled_by_worker": dict(Counter(str(ticket.worker) for ticket in self.non_finite)),
             **({} if self.costs is None else {"worker_seconds": asdict(self.costs)}),
             **({"pruned_share": self.pruning.pruned_share} if self.pruning is not None else {}),
+            **self._counted(),
+        }
+
+    def _counted(self) -> dict[str, object]:
+        """What the trace is gone through once more for, if its first line says that there is something to count."""
+        about = self.trace.about
+        if "workers_a_machine" not in about and "prices" not in about:
+            return {}
+        from paceline.trace.measure import measure
+
+        found = measure(self.trace)
+        return {
+            name: value for name in ("bytes_between_machines", "price") if (value := getattr(found, name)) is not None
         }
 
     def plot(self, *metrics: str) -> "Figure":

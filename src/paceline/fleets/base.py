@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from paceline.core.codec import MOST_WORKERS
 from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
-from paceline.core.messages import Event, Ticket
+from paceline.core.messages import Event, Step, Ticket
 from paceline.data.sizes import BatchSizes
-from paceline.trace.format import Machines
+from paceline.trace.format import Placement
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
@@ -53,6 +53,15 @@ class RealTime(Protocol):
 
 
 @runtime_checkable
+class FollowsSteps(Protocol):
+    """Workers for whose time it matters what an update is made of."""
+
+    def stepped(self, step: Step, /) -> None:
+        """An update was made, before the next work is given out."""
+        ...
+
+
+@runtime_checkable
 class Announcing(Protocol):
     """Workers that tell more of a ticket than that it arrived: what it costs, or what the worker itself took."""
 
@@ -77,7 +86,7 @@ class InlineWorker(Protocol):
 class PlacedWorker(InlineWorker, Protocol):
     """An inline worker for workers of several machines."""
 
-    def place(self, machines: Machines, /) -> None:
+    def place(self, machines: Placement, /) -> None:
         """The workers are on these machines from now on."""
         ...
 
@@ -90,7 +99,7 @@ class PlacedWorker(InlineWorker, Protocol):
 class Placed(Protocol):
     """Workers that tell on which machines they are, when a run begins or is resumed."""
 
-    on_placed: Callable[[Machines], None]
+    on_placed: Callable[[Placement], None]
 
 
 class Fleet(Protocol):
@@ -120,7 +129,9 @@ class Replayable(Fleet, Protocol):
 class Placeable(Replayable, Protocol):
     """A fleet whose workers may have been on several machines, by which their gradients were added up."""
 
-    def inline_on(self, machines: Machines, workload: "Workload", seed: int, /) -> "tuple[PlacedWorker, Contributions]":
+    def inline_on(
+        self, placement: Placement, workload: "Workload", seed: int, /
+    ) -> "tuple[PlacedWorker, Contributions]":
         """A worker in this process that does the same arithmetic as those of the machines."""
         ...
 

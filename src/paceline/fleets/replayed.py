@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Arrived, Event, Joined, Step, Ticket
 from paceline.fleets.base import Fleet, InlineWorker, Placeable, PlacedWorker, Replayable
-from paceline.trace.format import Machines, NonFinite, WorkCost
+from paceline.trace.format import NonFinite, Placement, WorkCost
 from paceline.trace.reading import Trace
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Replayed:
     def inline(self, workload: "Workload", seed: int) -> "tuple[InlineWorker, Contributions]":
         if not isinstance(self.fleet, Replayable):
             raise ConfigError(f"{type(self.fleet).__name__} cannot be replayed: it has no inline(workload, seed)")
-        machines = next((fact for fact in self.trace if isinstance(fact, Machines)), None)
+        machines = next((fact for fact in self.trace if isinstance(fact, Placement)), None)
         if machines is not None and isinstance(self.fleet, Placeable):
             worker, contributions = self.fleet.inline_on(machines, workload, seed)
             worker.leave_out(left_out(self.trace))
@@ -44,23 +45,29 @@ class Replayed:
 class ReplayedWorkers:
     """Tells the recorded events again. What happened at one instant is told together.
 
-    ``announce`` is told the cost of a ticket again, where the trace has it.
+    ``announce`` is told the cost of a ticket again, where the trace has it: when it starts, or on machines, where that
+    is known later, before the next event.
     """
 
     def __init__(self, trace: Trace, worker: InlineWorker) -> None:
         self.about: Mapping[str, object] = {name: v for name, v in trace.about.items() if name != "paceline_trace"}
         self._moments = moments(trace)
         self._worker = worker
-        self._costs = {fact.ticket: fact for fact in trace if isinstance(fact, WorkCost)}
-        self.announce: Callable[[WorkCost | Machines], None] = lambda fact: None
+        later = "workers_a_machine" in trace.about
+        self._later = _costs_before_events(trace) if later else iter(())
+        self._costs = {} if later else {fact.ticket: fact for fact in trace if isinstance(fact, WorkCost)}
+        self.announce: Callable[[WorkCost | Placement], None] = lambda fact: None
 
     def wait(self) -> Sequence[Event]:
         events = next(self._moments, ())
-        while isinstance(events, Machines):
+        while isinstance(events, Placement):
             if isinstance(self._worker, PlacedWorker):
                 self._worker.place(events)
             self.announce(events)
             events = next(self._moments, ())
+        for costs in islice(self._later, len(events)):
+            for cost in costs:
+                self.announce(cost)
         for event in events:
             if isinstance(event, Arrived):
                 self._worker.hand_in(event.ticket, event.done)
@@ -97,7 +104,18 @@ def left_out(trace: Trace) -> dict[int, list[Ticket]]:
     return found
 
 
-def moments(trace: Trace) -> Iterator[Sequence[Event] | Machines]:
+def _costs_before_events(trace: Trace) -> Iterator[Sequence[WorkCost]]:
+    """For each event the costs that were told since the event before it."""
+    told: list[WorkCost] = []
+    for fact in trace:
+        if isinstance(fact, WorkCost):
+            told.append(fact)
+        elif isinstance(fact, Event):
+            yield told
+            told = []
+
+
+def moments(trace: Trace) -> Iterator[Sequence[Event] | Placement]:
     """Events of one instant that nothing was decided between; and where workers are from now on.
 
     Whether they were told one by one makes no difference: a strategy that answered nothing to the first of them sees
@@ -111,7 +129,7 @@ def moments(trace: Trace) -> Iterator[Sequence[Event] | Machines]:
         if together:
             yield together
         together = [fact] if isinstance(fact, Event) else []
-        if isinstance(fact, Machines):
+        if isinstance(fact, Placement):
             yield fact
     if together:
         yield together

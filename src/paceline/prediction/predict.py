@@ -126,7 +126,14 @@ class Prediction:
             for each in fields(self)
             if each.name not in ("runtime", "curvature")
         }
-        return {**timing, "staleness": asdict(found.staleness), "weights": weights, **limits}
+        full = found.saturation
+        saturation = full and {
+            "workers": estimate_table(full.workers),
+            "updates_per_second": estimate_table(full.updates_per_second),
+            "busiest": full.busiest,
+        }
+        more = {"saturation": saturation} if saturation else {}
+        return {**timing, "staleness": asdict(found.staleness), "weights": weights, **limits, **more}
 
 
 def predict(

@@ -170,8 +170,14 @@ class Predictions:
                 f"The model is not looked at: {self.source.untrusted} is code that the run's config.toml names; add "
                 "--trust if you would run a program by whoever made the directory."
             )
-        if self.model is None and fleet.network.bandwidth < math.inf:
+        if self.model is None and _size_matters(fleet):
             notes.append("Without a model messages have no size: of the network only the latency counts.")
+        for label, prediction in self.by_strategy.items():
+            if (full := prediction.runtime.saturation) is not None:
+                notes.append(
+                    f"{label}: {full.busiest} saturates at {full.workers.value:,.0f} such workers "
+                    f"({full.updates_per_second.value:.3g} updates a second; {full.workers.source})."
+                )
         if fleet.changes:
             notes.append("Workers that leave or join are left out: all are taken to be there.")
         if self.source.recorded is not None:
@@ -222,7 +228,7 @@ def predict_all(
             raise ConfigError(
                 str(error) if str(error).startswith("strategy") else f"strategy {label!r}: {error}"
             ) from None
-    wanted = curvature is None or source.fleet.network.bandwidth < math.inf
+    wanted = curvature is None or _size_matters(source.fleet)
     model = inspect_model(source, progress) if look_at_model and wanted else None
     if curvature is None and model is not None and model.curvature.value > 0:
         curvature = model.curvature.value
@@ -236,6 +242,11 @@ def predict_all(
         )
         predictions[label] = conclude(timing, descent, curvature, goal)
     return Predictions(source, descent, goal, curvature, model, predictions)
+
+
+def _size_matters(fleet: SimulatedFleet) -> bool:
+    """Does the time of messages depend on the size of the model?"""
+    return fleet.network.bandwidth < math.inf or (fleet.machines is not None and not fleet.machines.message_bytes)
 
 
 def inspect_model(source: Source, progress: Callable[["Curvature"], None] | None = None) -> ModelFacts | None:

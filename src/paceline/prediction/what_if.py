@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
+from paceline.core.fields import build
 from paceline.core.messages import Joined, Left
 from paceline.data.sizes import BatchSizes, read_sizes
 from paceline.delays import Delay, Empirical, PerSample
 from paceline.engine.arguments import simulated_sizes
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
+from paceline.fleets.simulated.cluster import Machines
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
 from paceline.strategies.unequal_batches import UnequalBatches
 from paceline.trace.durations import DurationReader, Durations, doubts, fixed_seconds
@@ -38,6 +40,8 @@ class Survey(Observer):
     def __init__(self, trace: Trace) -> None:
         about = trace.about
         self.latency = float(about.get("transfer_seconds", 0.0))
+        self.machines = build(Machines, about["machines"], "the trace: machines") if "machines" in about else None
+        self.prices: list[float] = list(about.get("prices", ()))
         self.notes: list[str] = list(about.get("notes", ()))  # what is known of the run only in part
         self.changes: list[Left | Joined] = []
         durations, measuring = DurationReader(about), MeasureReader(about)
@@ -56,7 +60,7 @@ class Survey(Observer):
 
 
 def recorded_fleet(survey: Survey, *, in_order: bool = True) -> SimulatedFleet:
-    """The workers of a recorded run on the simulator's clock, who leave and join when they did.
+    """The workers of a recorded run on the simulator's clock, who leave and join when they did, on the same machines.
 
     Each takes for its mini-batches what it took in the run: again and again ``in_order``, or drawn at random. How many
     durations are not known in full is for ``Survey.doubts`` to say.
@@ -71,7 +75,9 @@ def recorded_fleet(survey: Survey, *, in_order: bool = True) -> SimulatedFleet:
         delays.append(_delay(own, in_order))
     if not delays:
         raise ConfigError("the trace has no finished work of any worker: record a longer run")
-    return SimulatedFleet(delays, network=Network(latency=survey.latency), changes=survey.changes)
+    prices = survey.prices if len(survey.prices) == len(delays) else ()
+    network = Network() if survey.machines is not None else Network(latency=survey.latency)
+    return SimulatedFleet(delays, network=network, changes=survey.changes, machines=survey.machines, prices=prices)
 
 
 def _delay(own: Durations, in_order: bool) -> Delay:

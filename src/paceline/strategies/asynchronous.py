@@ -29,5 +29,7 @@ class Asynchronous(Strategy):
             return [Assign(worker) for worker in ledger.idle]
         workers = dict.fromkeys([ticket.worker for ticket in arrived])
         free = [worker for worker in workers if worker in ledger.workers and worker not in ledger.running]
+        if ledger.leaving:
+            free = [worker for worker in free if worker not in ledger.leaving]
         joined = [worker for worker in ledger.idle if worker not in workers]
         return [*(Step({ticket: ONE}) for ticket in arrived), *(Assign(worker) for worker in (*joined, *free))]

@@ -29,7 +29,8 @@ class LiveCompensation(Strategy):
     finish first. Of a single block there is nothing to hand in before its end: it needs a fleet that is ``complete``.
     Partial gradients count $\frac rs \cdot \frac1r\sum_{k \le r} g[k]$ with ``scale`` (Eq. 6), the plain mean of the
     $r$ blocks without; a worker with no block done then counts as the mean of the fastest. The first ``warm_up`` rounds
-    wait for everybody. The $K$ gradients of the last round are kept for one round more.
+    wait for everybody. The $K$ gradients of the last round are kept for one round more. A worker that announces that it
+    is leaving is recalled at once, and is one of the late if some of its blocks are missing.
 
     Xu, *Live Gradient Compensation for Evading Stragglers in Distributed Learning*, Alg. 1, Eqs. (6), (7).
     """
@@ -52,19 +53,26 @@ class LiveCompensation(Strategy):
         wanted: list[Decision] = []
         if self.recall and len(ledger.behind) > len(ledger.recalled):
             wanted += [Recall(ticket) for ticket in ledger.behind if ticket not in ledger.recalled]
+        if self.recall and ledger.leaving:
+            own = [ledger.running[worker] for worker in ledger.leaving if worker in ledger.running]
+            wanted += [Recall(ticket) for ticket in own if ticket not in {*ledger.behind, *ledger.recalled}]
         if ledger.idle:
             work = gradient(self.blocks)
             wanted += [Assign(worker, work) for worker in ledger.idle]
         if wanted:
             return wanted
         everybody = ledger.round < self.warm_up
-        enough = len(ledger.fresh) >= self.quorum and not everybody and not ledger.behind
-        if not ledger.fresh or (ledger.running and not enough):
+        may_step = len(ledger.fresh) >= self.quorum and not everybody and not ledger.behind
+        if ledger.running and not may_step:
             return []
-        return self._step(ledger, first=len(ledger.fresh) if everybody else self.quorum)
+        whole = [ticket for ticket, done in ledger.fresh.items() if done == ticket.work.units]
+        if ledger.running and len(whole) < self.quorum:
+            return []
+        if not whole:  # and nobody is there to make up one round later for what those who left have handed in
+            return [Drop(ticket) for ticket in ledger.fresh]
+        return self._step(ledger, tuple(whole if everybody else islice(whole, self.quorum)))
 
-    def _step(self, ledger: Ledger, first: int) -> Sequence[Decision]:
-        fastest = tuple(islice(ledger.fresh, first))
+    def _step(self, ledger: Ledger, fastest: Sequence[Ticket]) -> Sequence[Decision]:
         some_are_late = len(ledger.running) + len(ledger.fresh) > len(fastest)
         weights = mean(fastest) | self._compensation(ledger)
         keep = fastest if some_are_late else ()

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.coordinator import Coordinator, Strategy
-from paceline.core.messages import Arrived, Event, Halt, Joined, Left, Recall, Start, Ticket
-from paceline.fleets.base import Fleet, WorkerGroup
+from paceline.core.messages import Arrived, Event, Halt, Joined, Left, Recall, Start, Step, Ticket
+from paceline.fleets.base import Fleet, FollowsSteps, WorkerGroup
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
@@ -193,6 +193,10 @@ class SpiedGroup:
         spied.reported.append(events)
         spied.log.extend(events)
         return events
+
+    def stepped(self, step: Step) -> None:
+        if isinstance(self._group, FollowsSteps):
+            self._group.stepped(step)
 
     def start(self, ticket: Ticket) -> None:
         self._spied.log.append(Start(ticket))

@@ -12,6 +12,7 @@ from paceline.core.messages import (
     Halt,
     Instruction,
     Joined,
+    Leaving,
     Left,
     Rang,
     Recall,
@@ -27,8 +28,8 @@ from paceline.core.messages import (
 )
 
 INDICES = (
-    "workers", "idle", "free", "running", "behind", "recalled", "fresh", "holding", "late", "handed_in", "kept",
-    "counts", "tally", "alarms", "memory", "sizes",
+    "workers", "idle", "free", "leaving", "running", "behind", "recalled", "fresh", "holding", "late", "handed_in",
+    "kept", "counts", "tally", "alarms", "memory", "sizes",
 )  # fmt: skip
 NUMBERS = ("round", "now", "updated_at", "least_count")
 Fact = Event | Instruction
@@ -49,6 +50,11 @@ def recount(facts: Sequence[Fact]) -> dict[str, object]:
     settled |= {
         ticket for ticket, i in given_out.items() if i < left.get(ticket.worker, -1) and ticket not in handed_in
     }
+    leaving = {
+        fact.worker: fact.by
+        for i, fact in enumerate(facts)
+        if isinstance(fact, Leaving) and i > left.get(fact.worker, -1)
+    }
     running = {ticket for ticket in given_out if ticket not in settled and ticket not in handed_in}
     held = {ticket: done for ticket, done in handed_in.items() if ticket not in settled}
     old = {ticket for ticket, i in given_out.items() if i < last_step}
@@ -59,8 +65,9 @@ def recount(facts: Sequence[Fact]) -> dict[str, object]:
     rang = {i: fact.at for i, fact in enumerate(facts) if isinstance(fact, Rang)}
     return {
         "workers": sorted(worker for worker in here if here[worker]),
-        "idle": sorted(worker for worker in here if here[worker] and worker not in busy),
-        "free": sorted(here.keys() - {w for w in here if not here[w]} - {ticket.worker for ticket in running}),
+        "idle": sorted(worker for worker in here if here[worker] and worker not in {*busy, *leaving}),
+        "free": sorted({w for w in here if here[w]} - {ticket.worker for ticket in running} - {*leaving}),
+        "leaving": sorted(leaving.items()),
         "running": sorted((ticket.worker, ticket) for ticket in running),
         "behind": sorted(running & old),
         "recalled": sorted(running & recalls),
@@ -116,7 +123,7 @@ def happened_in(part: int, facts: Iterable[Fact], groups: Groups) -> list[Fact]:
     here: set[int] = set()
     running: dict[int, Ticket] = {}
     given_out: dict[Ticket, int] = {}
-    moving: dict[int, int] = {}
+    moving, leaving = dict[int, int](), dict[int, float]()
     found: list[Fact] = []
 
     def number(worker: int) -> int:
@@ -126,6 +133,8 @@ def happened_in(part: int, facts: Iterable[Fact], groups: Groups) -> list[Fact]:
         old, part_of[worker] = number(worker), moving.pop(worker)
         if worker in here:
             found.extend([Left(now, worker)] * (old == part) + [Joined(now, worker)] * (number(worker) == part))
+            if worker in leaving and number(worker) == part:
+                found.append(Leaving(now, worker, leaving[worker]))
 
     for fact in facts:
         ended: set[int] = set()  # the workers that run nothing any more
@@ -141,11 +150,14 @@ def happened_in(part: int, facts: Iterable[Fact], groups: Groups) -> list[Fact]:
             moving = {worker: number(worker) for worker in here if number(worker) != was[worker]}
             part_of |= {worker: was[worker] for worker in moving}
             ended = moving.keys() - running.keys()
-        elif isinstance(fact, Joined | Left):
-            (here.add if isinstance(fact, Joined) else here.discard)(fact.worker)
+        elif isinstance(fact, Joined | Left | Leaving):
             found += [fact] * (number(fact.worker) == part)
-            if isinstance(fact, Left) and fact.worker in running:
-                del running[fact.worker]
+            if isinstance(fact, Leaving):
+                leaving[fact.worker] = fact.by
+                continue
+            (here.add if isinstance(fact, Joined) else here.discard)(fact.worker)
+            leaving.pop(fact.worker, None)
+            if isinstance(fact, Left) and running.pop(fact.worker, None) is not None:
                 ended = {fact.worker}
         elif isinstance(fact, Step):
             found += [fact] * (given_out[next(iter(fact.weights))] == part)

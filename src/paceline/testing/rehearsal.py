@@ -14,6 +14,7 @@ from paceline.core.messages import (
     Groups,
     Halt,
     Joined,
+    Leaving,
     Left,
     Rang,
     Recall,
@@ -47,7 +48,7 @@ def scripts(workers: int) -> st.SearchStrategy[list[Moment]]:
     """Random scripts; they begin with any number of the workers there."""
     arrive = [Move("arrive", which, done) for which in range(workers) for done in range(5)]
     join = [Move("join", which) for which in range(workers)]
-    leave = [Move("leave", which) for which in range(workers)]
+    leave = [Move("leave", which) for which in range(workers)] + [Move("announce", which) for which in range(workers)]
     # one draw for each move keeps Hypothesis fast; most are arrivals, or no round would ever end
     moves = st.lists(st.sampled_from(arrive + 2 * join + leave + [Move("all leave")]), min_size=1, max_size=6)
     moment = st.builds(Moment, st.integers(0, 3), moves, st.booleans())
@@ -70,6 +71,7 @@ class Rehearsal:
         self._asked_for = reports_of(strategy)
         self._told = 0
         self.here: set[int] = set()
+        self.leaving: set[int] = set()  # of these, who has announced it
         self.running: dict[int, Ticket] = {}
         self.recalled: set[Ticket] = set()
         self.alarms: list[float] = []
@@ -90,7 +92,11 @@ class Rehearsal:
         self._ring_one_by_one()
 
     def play_fairly(self, turns: int) -> None:
-        """Nobody leaves any more. In each turn every worker hands in what it runs, and the next alarm rings."""
+        """Nobody leaves any more but those who announced it, at once.
+
+        In each turn every worker hands in what it runs, and the next alarm rings.
+        """
+        self._happen([event for worker in sorted(self.leaving) for event in self._leave([worker])])
         if not self.here:
             self._happen(self._events(Move("join")))
         for _ in range(turns):
@@ -125,15 +131,20 @@ class Rehearsal:
             worker = absent[move.which % len(absent)]
             self.here.add(worker)
             return [Joined(self.now, worker)]
-        leaving = sorted(self.here)
-        if move.what == "leave" and leaving:
-            leaving = [leaving[move.which % len(leaving)]]
-        elif move.what != "all leave":
-            return []
-        for worker in leaving:
+        here = sorted(self.here)
+        if move.what == "announce" and here:
+            self.leaving.add(here[move.which % len(here)])
+            return [Leaving(self.now, here[move.which % len(here)], self.now + 5)]
+        if move.what == "leave" and here:
+            return self._leave([here[move.which % len(here)]])
+        return self._leave(here) if move.what == "all leave" else []
+
+    def _leave(self, workers: Sequence[int]) -> list[Event]:
+        for worker in workers:
             self.here.discard(worker)
+            self.leaving.discard(worker)
             self.running.pop(worker, None)
-        return [Left(self.now, worker) for worker in leaving]
+        return [Left(self.now, worker) for worker in workers]
 
     def _arrival(self, ticket: Ticket, done: int) -> Event:
         units = ticket.work.units

@@ -4,6 +4,7 @@ One JSON array a line, after a first line that describes the run:
 
     ["joined", at, worker]                 ["start", ticket, worker, version, kind, units, samples]
     ["left", at, worker]                   ["halt", ticket]
+    ["leaving", at, worker, by]
     ["arrived", at, ticket, done]          ["drop", ticket]
     ["rang", at]                           ["recall", ticket]
     ["step", {weight: [tickets]}, [kept]]  ["wake", at]
@@ -19,12 +20,12 @@ Instructions follow at the time of the event before them. A ``start`` has ``samp
 mini-batches of sizes of their own, and ``resize`` says which from now on, and why. ``spoiled`` (``NonFinite``) says
 that the contribution was not finite, and was left out of the step before. ``billed`` (``WorkCost``) says which part of
 the work that was just started does not go into training, in seconds, where that differs from ticket to ticket; else it
-is ``transfer_seconds`` (first line) each way. ``regroup`` says which workers each part has from now on, and why.
-``computed`` is written by a profile: what the worker itself took for the work that is about to arrive. ``reported`` is
-what learning told of the step before, where the strategy asks for it. ``fresh`` (``FreshState``) says that the worker
-of work that was just started has lost its optimizer's state, and begins it anew: where that stays with workers.
-``machines`` says which workers share a machine from now on, where there are several: gradients are added up by machine.
-``own`` is the number of the server's own machine, or -1.
+is ``transfer_seconds`` (first line) each way. On simulated machines it follows when the model is there. ``regroup``
+says which workers each part has from now on, and why. ``computed`` is written by a profile: what the worker itself took
+for the work that is about to arrive. ``reported`` is what learning told of the step before, where the strategy asks for
+it. ``fresh`` (``FreshState``) says that the worker of work that was just started has lost its optimizer's state, and
+begins it anew: where that stays with workers. ``machines`` (``Placement``) says which workers share a machine from now
+on, where there are several: gradients are added up by machine. ``own`` is the number of the server's own, or -1.
 
 Reading is strict, since a trace may come from anybody and may be damaged. A number is a number of the right kind and
 size, a text a text; what is longer or deeper than any run writes is refused with ``ValueError``, before memory is taken
@@ -48,6 +49,7 @@ from paceline.core.messages import (
     Halt,
     Instruction,
     Joined,
+    Leaving,
     Left,
     Rang,
     Recall,
@@ -102,7 +104,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class Placement:
     """Which workers share a machine from now on, and which machine is the server's own (-1: none of them)."""
 
     workers: tuple[tuple[int, ...], ...]
@@ -116,7 +118,7 @@ class FreshState:
     ticket: Ticket
 
 
-Fact = Event | Instruction | NonFinite | WorkCost | Computed | FreshState | Machines
+Fact = Event | Instruction | NonFinite | WorkCost | Computed | FreshState | Placement
 
 
 def encode(facts: Iterable[Fact]) -> str:
@@ -197,6 +199,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     Step: _encode_step,
     Joined: lambda e: f'["joined",{e.at!r},{e.worker}]\n',
     Left: lambda e: f'["left",{e.at!r},{e.worker}]\n',
+    Leaving: lambda e: f'["leaving",{e.at!r},{e.worker},{e.by!r}]\n',
     Rang: lambda e: f'["rang",{e.at!r}]\n',
     Reported: _encode_reported,
     Halt: lambda i: f'["halt",{i.ticket.serial}]\n',
@@ -206,7 +209,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     NonFinite: lambda i: f'["spoiled",{i.ticket.serial}]\n',
     WorkCost: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
     Computed: lambda c: f'["computed",{c.ticket.serial},{c.seconds!r}]\n',
-    Machines: lambda m: f'["machines",{json.dumps(m.workers, separators=(",", ":"))},{m.own}]\n',
+    Placement: lambda m: f'["machines",{json.dumps(m.workers, separators=(",", ":"))},{m.own}]\n',
     FreshState: lambda f: f'["fresh",{f.ticket.serial}]\n',
     Remember: _encode_remember,
     Regroup: _encode_regroup,
@@ -247,6 +250,13 @@ def _ticket(serial: Any, tickets: Mapping[int, Ticket]) -> Ticket:
 def _arrived(record: Sequence[Any], tickets: dict[int, Ticket]) -> Arrived:
     _, at, serial, done = record
     return Arrived(_time(at), _ticket(serial, tickets), _count(done, MOST_UNITS))
+
+
+def _leaving(record: Sequence[Any], tickets: dict[int, Ticket]) -> Leaving:
+    _, at, worker, by = record
+    if _time(by) < _time(at):
+        raise ValueError("it is to be gone before it says so")
+    return Leaving(_time(at), _count(worker, MOST_WORKERS - 1), _time(by))
 
 
 def _start(record: Sequence[Any], tickets: dict[int, Ticket]) -> Start:
@@ -299,11 +309,11 @@ def _computed(record: Sequence[Any], tickets: dict[int, Ticket]) -> Computed:
     return Computed(_ticket(serial, tickets), _time(seconds))
 
 
-def _machines(record: Sequence[Any], tickets: dict[int, Ticket]) -> Machines:
+def _machines(record: Sequence[Any], tickets: dict[int, Ticket]) -> Placement:
     _, machines, own = record
     if type(own) is not int or not -1 <= own < len(machines):
         raise ValueError(f"{str(own)[:40]!r} is none of {len(machines)} machines")
-    return Machines(_groups(machines), own)
+    return Placement(_groups(machines), own)
 
 
 def _groups(groups: Any) -> tuple[tuple[int, ...], ...]:
@@ -383,6 +393,7 @@ DECODERS: Mapping[str, Callable[[list[Any], dict[int, Ticket]], Fact]] = {
     "step": _step,
     "joined": _of_worker(Joined),
     "left": _of_worker(Left),
+    "leaving": _leaving,
     "rang": _at_a_time(Rang),
     "reported": _reported,
     "halt": _about_one(Halt),
@@ -406,6 +417,13 @@ def check_about(about: Mapping[str, Any]) -> None:
         _count(about["workers"], MOST_WORKERS)
     if type(notes := about.get("notes", [])) is not list or not all(type(note) is str for note in notes):
         raise ValueError("notes are a list of texts")
+    if "workers_a_machine" in about and _count(about["workers_a_machine"], MOST_WORKERS) < 1:
+        raise ValueError("a machine has no workers")
+    _count(about.get("wire_bytes", 0))
+    if type(about.get("machines", {})) is not dict:
+        raise ValueError("machines are a table")
+    if type(prices := about.get("prices", [])) is not list or not all(real(price) >= 0 for price in prices):
+        raise ValueError("prices are a list of numbers of at least 0")
     for name in ("transfer_seconds", "server_seconds"):
         if name in about and not 0 <= real(about[name]) <= MOST_SECONDS:
             raise ValueError(f"{name} is {about[name]}")

@@ -15,6 +15,7 @@ from paceline.core.messages import (
     Event,
     Halt,
     Joined,
+    Leaving,
     Left,
     Rang,
     Recall,
@@ -28,7 +29,7 @@ from paceline.core.messages import (
     WakeAt,
     Within,
 )
-from paceline.trace.format import Computed, Fact, FreshState, Machines, NonFinite, WorkCost
+from paceline.trace.format import Computed, Fact, FreshState, NonFinite, Placement, WorkCost
 
 INSTANT = 1e-9  # seconds; two times that differ by less are one
 
@@ -118,6 +119,8 @@ class Observer:
     def waited(self, worker: int, since: float, until: float) -> None:
         """A worker that was there had nothing to do."""
 
+    def started(self, times: TicketTimes) -> None: ...
+
     def recalled(self, times: TicketTimes) -> None: ...
 
     def computed(self, times: TicketTimes, seconds: float) -> None:
@@ -162,6 +165,7 @@ class History:
         self._on_event = _overriding(watching, "event")
         self._on_changed = _overriding(watching, "changed")
         self._on_waited = _overriding(watching, "waited")
+        self._on_started = _overriding(watching, "started")
         self._on_recalled = _overriding(watching, "recalled")
         self._on_computed = _overriding(watching, "computed")
         self._on_cost = _overriding(watching, "cost")
@@ -176,6 +180,7 @@ class History:
             Step: self._step,
             Joined: self._joined,
             Left: self._left,
+            Leaving: self._leaving,
             Rang: self._event,
             Reported: self._event,
             Halt: self._halt,
@@ -184,7 +189,7 @@ class History:
             NonFinite: self._non_finite,
             WorkCost: self._cost,
             Computed: self._computed,
-            Machines: self._nothing,
+            Placement: self._nothing,
             FreshState: self._fresh_state,
             WakeAt: self._nothing,
             Remember: self._nothing,
@@ -240,6 +245,11 @@ class History:
         for tell in self._on_changed:
             tell(fact)
 
+    def _leaving(self, fact: Leaving) -> None:
+        self._event(fact)
+        if fact.worker not in self._free_since:
+            raise ValueError(f"worker {fact.worker} is leaving and is not here")
+
     def _start(self, fact: Start) -> None:
         ticket, now = fact.ticket, self.now
         serial, worker, version, _ = ticket
@@ -251,10 +261,12 @@ class History:
         if version > self.updates:
             raise ValueError(f"{ticket} begins with version {version}, after {self.updates} updates")
         self._next_serial = serial + 1
-        self._running[worker] = TicketTimes(ticket, now, self._transfer)
+        times = self._running[worker] = TicketTimes(ticket, now, self._transfer)
         if now > since:
             for tell in self._on_waited:
                 tell(worker, since, now)
+        for tell in self._on_started:
+            tell(times)
 
     def _cost(self, fact: WorkCost) -> None:
         times = self._runs(fact.ticket)

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from paceline.core.messages import Step
+from paceline.core.messages import Joined, Left, Step
 from paceline.trace.history import History, Observer, TicketTimes
 from paceline.trace.reading import Trace
 from paceline.trace.staleness import Staleness
+from paceline.trace.traffic import Price, Traffic
 
 
 @dataclass(slots=True)
@@ -40,6 +41,8 @@ class Measures:
                trace does not tell how far such a block had come: half of it is assumed
     weight_by_age  the net weight on contributions of each staleness, those used again too: mean over the updates
     weight_by_gap  the products of the weights on two stalenesses in one update that differ by so much: likewise
+    bytes_between_machines  what was sent; None where the trace does not say which workers share a machine
+    price          of the workers' time up to the last event; None where no prices are given
     """
 
     seconds: float
@@ -50,6 +53,8 @@ class Measures:
     weight_by_age: Mapping[int, float]
     weight_by_gap: Mapping[int, float]
     hands_in_models: bool = False
+    bytes_between_machines: int | None = None
+    price: float | None = None
 
     @property
     def compute(self) -> float:
@@ -92,6 +97,9 @@ class Measures:
         table = asdict(self)
         for worker in table["workers"]:
             worker["spoiled"] = worker.pop("non_finite")  # as files have it
+        for name in ("bytes_between_machines", "price"):
+            if table[name] is None:
+                del table[name]
         return table | {"wasted_share": self.wasted_share, "idle_share": self.idle_share}
 
 
@@ -112,6 +120,8 @@ class MeasureReader(Observer):
         self._weight: tuple[Fraction | None, float] = (None, 0.0)
         self._weight_by_age: dict[int, float] = {}
         self._weight_by_gap: dict[int, float] = {}
+        self._traffic = Traffic(about) if "workers_a_machine" in about else None
+        self._price = Price(about["prices"]) if "prices" in about else None
 
     def measures(self, history: History) -> Measures:
         """The numbers at the end of a history that this reader observed."""
@@ -131,6 +141,8 @@ class MeasureReader(Observer):
             weight_by_age=ages,
             weight_by_gap=gaps,
             hands_in_models=self._hands_in_models,
+            bytes_between_machines=None if self._traffic is None else self._traffic.bytes,
+            price=None if self._price is None else self._price.until(history.now),
         )
 
     def _of(self, worker: int) -> WorkerTime:
@@ -141,8 +153,17 @@ class MeasureReader(Observer):
     def waited(self, worker: int, since: float, until: float) -> None:
         self._of(worker).idle += until - since
 
+    def changed(self, event: Joined | Left) -> None:
+        if self._price is not None:
+            self._price.changed(event)
+
+    def started(self, times: TicketTimes) -> None:
+        if self._traffic is not None:
+            self._traffic.started(times.ticket)
+
     def cost(self, times: TicketTimes) -> None:
-        self._hands_in_models = True
+        if times.ticket.work.kind != "gradient":
+            self._hands_in_models = True
 
     def arrived(self, times: TicketTimes) -> None:
         self._last = times
@@ -177,6 +198,8 @@ class MeasureReader(Observer):
         worker.wasted += times.useful_until - times.downloaded
 
     def stepped(self, at: float, version: int, step: Step, first: Sequence[TicketTimes]) -> None:
+        if self._traffic is not None:
+            self._traffic.stepped(step.weights)
         if len(step.weights) == 1:
             self._stepped_on_one(version, step, first)
             return

@@ -36,7 +36,7 @@ from paceline.learning.gradients.sharding import (
 from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import Workload, workload_of
 from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
-from paceline.trace.format import Machines, NonFinite
+from paceline.trace.format import NonFinite, Placement
 from support.digits import digits_task
 
 SLOW = pl.delays.LogNormal(1.0, 0.4)
@@ -170,7 +170,7 @@ class OnMachines:
         return sum(map(len, self.machines))
 
     def launch(self, workload: Workload, seed: int) -> tuple[Group, SharedContributions]:
-        placed = Machines(tuple(map(tuple, self.machines)))
+        placed = Placement(tuple(map(tuple, self.machines)))
         inline, held = inline_on(self, placed, workload, seed)  # type: ignore[arg-type]
         assert isinstance(held, DistributedGradients)
         if self.shards > 1:

@@ -23,7 +23,7 @@ from paceline.fleets.processes.supervisor import MAX_FAILURES, ServerChannel, Su
 from paceline.fleets.processes.timeouts import DurationHistory, SilenceTimeout
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.generators import work_seed
-from paceline.trace.format import Computed, Machines
+from paceline.trace.format import Computed, Placement
 
 CHECK_INTERVAL = 0.25  # seconds between two checks for silent workers
 READ_BYTES = 256 * RECORD.size  # at most, by one call
@@ -112,14 +112,15 @@ class ProcessWorkers:
 
     def __init__(
         self, supervisor: Supervisor, contributions: SharedContributions, results: int, seed: int, *,
-        minimum: int, replace: bool, delays: Mapping[int, Callable[[Ticket], float]], placement: Machines | None = None,
+        minimum: int, replace: bool, delays: Mapping[int, Callable[[Ticket], float]],
+        placement: Placement | None = None,
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {
             "clock": "real", "workers": len(supervisor.workers), "transfer_seconds": 0.0,
         }  # fmt: skip
         self.announce: Callable[[Computed], None] | None = None
         self.placement = placement
-        self.on_placed: Callable[[Machines], None] = lambda machines: None
+        self.on_placed: Callable[[Placement], None] = lambda machines: None
         self.supervisor = supervisor
         self._contributions = contributions
         self._results = results

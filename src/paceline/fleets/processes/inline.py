@@ -15,7 +15,7 @@ from paceline.learning.contributions import SharedContributions
 from paceline.learning.generators import work_seed
 from paceline.learning.gradients.distributed import DistributedGradients, MemoryMachine
 from paceline.learning.workload import Workload, state_of
-from paceline.trace.format import Machines
+from paceline.trace.format import Placement
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.launch import RealFleet
@@ -34,7 +34,7 @@ def inline(fleet: "RealFleet", workload: Workload, seed: int) -> "tuple[ProcessI
 
 
 def inline_on(
-    fleet: "RealFleet", machines: Machines, workload: Workload, seed: int
+    fleet: "RealFleet", machines: Placement, workload: Workload, seed: int
 ) -> "tuple[ProcessInlineWorker, SharedContributions]":
     """The same for workers on several machines, each with an arena of its own."""
     if workload.hands_in_models:
@@ -45,7 +45,7 @@ def inline_on(
     clips = workload.recipe is not None and workload.recipe.clip_norm is not None
     contributions = DistributedGradients(state, layout, workload.logged, exact_norm=clips, levels=workload.levels)
 
-    def place(placed: Machines) -> Mapping[int, ComputeFunction]:
+    def place(placed: Placement) -> Mapping[int, ComputeFunction]:
         made = [
             MemoryMachine.in_memory(workers, layout, None if number == placed.own else wire, workload.levels)
             for number, workers in enumerate(placed.workers)
@@ -76,7 +76,7 @@ class ProcessInlineWorker:
 
     def __init__(
         self, fleet: "RealFleet", computes: Mapping[int, ComputeFunction], contributions: SharedContributions,
-        seed: int, place: Callable[[Machines], Mapping[int, ComputeFunction]] | None = None,
+        seed: int, place: Callable[[Placement], Mapping[int, ComputeFunction]] | None = None,
     ) -> None:  # fmt: skip
         self._computes = computes
         self._place = place
@@ -85,7 +85,7 @@ class ProcessInlineWorker:
         # as many as a worker has: sums are split up among them
         self._threads = fleet.threads or max(1, len(os.sched_getaffinity(0)) // fleet.workers)
 
-    def place(self, machines: Machines) -> None:
+    def place(self, machines: Placement) -> None:
         """The workers are on these machines from now on."""
         if self._place is not None:
             self._computes = self._place(machines)

@@ -29,7 +29,7 @@ from paceline.learning.contributions import SharedContributions
 from paceline.learning.copies import hung_on
 from paceline.learning.workload import Workload
 from paceline.randomness import stream
-from paceline.trace.format import Machines
+from paceline.trace.format import Placement
 
 # Open files of the server: of each worker an event, a socket, a pidfd and one on the way; besides, memory, pipes, and
 # what a run writes. Ray's own connections come on top.
@@ -50,7 +50,7 @@ class ClusterLauncher(ProcessLauncher, Protocol):
     """Starts the processes of one run on several machines."""
 
     @property
-    def placement(self) -> Machines: ...
+    def placement(self) -> Placement: ...
 
     def contributions(self, workload: Workload, /) -> SharedContributions:
         """Gradients that stay on their machines."""

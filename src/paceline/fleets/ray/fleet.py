@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.fleets.ray.session import ClusterSession
     from paceline.learning.contributions import SharedContributions
     from paceline.learning.workload import Workload
-    from paceline.trace.format import Machines
+    from paceline.trace.format import Placement
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class RayFleet:
         return inline(self, with_state(self.state, workload), seed)
 
     def inline_on(
-        self, machines: "Machines", workload: "Workload", seed: int
+        self, machines: "Placement", workload: "Workload", seed: int
     ) -> "tuple[ProcessInlineWorker, SharedContributions]":
         """The same for workers that were on several machines: gradients are added up by machine, as they were there."""
         from paceline.fleets.processes.inline import inline_on
@@ -167,7 +167,7 @@ class PersistentRayFleet:
         return self.fleet.inline(workload, seed)
 
     def inline_on(
-        self, machines: "Machines", workload: "Workload", seed: int
+        self, machines: "Placement", workload: "Workload", seed: int
     ) -> "tuple[ProcessInlineWorker, SharedContributions]":
         return self.fleet.inline_on(machines, workload, seed)
 

@@ -18,7 +18,7 @@ from paceline.learning.gradients.distributed import DistributedGradients, Memory
 from paceline.learning.gradients.sharded import ShardedGradients
 from paceline.learning.gradients.sharding import bounds_of
 from paceline.learning.workload import Workload
-from paceline.trace.format import Machines
+from paceline.trace.format import Placement
 
 if TYPE_CHECKING:
     from paceline.fleets.ray.fleet import RayFleet
@@ -54,8 +54,8 @@ class MachineLauncher:
         self._servers: RemoteShards | None = None
 
     @property
-    def placement(self) -> Machines:
-        return Machines(tuple(tuple(each) for each in self._session.machines), self._session.own_machine)
+    def placement(self) -> Placement:
+        return Placement(tuple(tuple(each) for each in self._session.machines), self._session.own_machine)
 
     def contributions(self, workload: Workload) -> DistributedGradients:
         """The gradients of all machines, with one server or several shards."""

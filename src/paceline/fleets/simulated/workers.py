@@ -6,33 +6,33 @@ ties are broken by a stated rule rather than by rounding.
 Where the server takes time, a contribution that reaches it waits for its turn, and arrives when the server has dealt
 with it. The server begins with the next at the end of an instant, when everybody was told of what happened and has
 answered: whoever is stopped by then takes none of its time.
+
+Where workers are on machines with links that they share, ``cluster`` says when the model of a ticket is there.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import astuple
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, astuple, replace
 from heapq import heapify, heappop, heappush
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.codec import plain_ticket, real, ticket_from, whole
-from paceline.core.errors import ConfigError
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Arrived, Event, Joined, Left, Rang, Ticket
+from paceline.core.messages import Arrived, Event, Joined, Leaving, Left, Rang, Step, Ticket
 from paceline.core.stateful import State
 from paceline.data.sizes import BatchSizes
-from paceline.delays import PerSample, of_size
+from paceline.fleets.simulated.cluster import TICKS, Cluster
+from paceline.fleets.simulated.conditions import Stays
+from paceline.fleets.simulated.draws import MOST_DRAWN, Draws, impossible
 from paceline.learning.cost import Cost, Costs, Times, times_of
-from paceline.randomness import stream
-from paceline.trace.format import WorkCost
+from paceline.trace.format import WorkCost, facts_from, plain_facts
 
 if TYPE_CHECKING:
     from paceline.fleets.simulated.fleet import SimulatedFleet
 
-TICKS = 10**12  # a second
-MOST_DRAWN = 10**10  # in a run: half a day of nothing else; only a forged checkpoint has more
-ARRIVAL, AT_SERVER, CHANGE, ALARM, TURN = range(5)  # what comes first of things at one instant
+NEVER = 10**30  # a tick: the model is not there yet, and nobody knows when it will be
+ARRIVAL, AT_SERVER, CHANGE, ALARM, TURN, NETWORK = range(6)  # what comes first of things at one instant
 
 
 class SimulatedWorkers:
@@ -52,14 +52,21 @@ class SimulatedWorkers:
         self._cost = cost or _time_alone
         self._has_costs = cost is not None
         self._times: dict[Ticket, Times] = {}
-        self._draws = [delay.durations(stream(seed, "delay", i)) for i, delay in enumerate(fleet.worker_delays)]
-        self._sizes = sizes
-        self._per_sample = any(isinstance(delay, PerSample) for delay in fleet.worker_delays)
-        if self._per_sample and sizes is None:
-            raise ConfigError("PerSample delays depend on the samples of a mini-batch: give batch_size=32, or a list")
-        self._drawn = [0] * fleet.workers  # from each of these: all there is to know of where it stands
-        transfer = fleet.network.seconds(message_bytes)
-        self.about: Mapping[str, object] = {"clock": "virtual", "workers": fleet.workers, "transfer_seconds": transfer}
+        self._draws = Draws(fleet, seed, sizes)
+        self._durations, self._drawn = self._draws.iterators, self._draws.counts
+        self._slowness = self._draws.slowness
+        transfer = fleet.message_seconds(message_bytes)
+        self._cluster: Cluster | None = None
+        self._network_at: int | None = None  # when the next thing happens on the links
+        about: dict[str, object] = {"clock": "virtual", "workers": fleet.workers}
+        if fleet.machines is not None:
+            transfer = fleet.machines.latency
+            self._cluster = Cluster(fleet.machines, fleet.machines.wire_bytes(message_bytes, fleet.wire))
+            about["workers_a_machine"], about["wire_bytes"] = fleet.machines.workers_each, self._cluster.wire_bytes
+            about["machines"] = asdict(replace(fleet.machines, message_bytes=self._cluster.wire_bytes))
+        if fleet.prices:
+            about["prices"] = list(fleet.worker_prices)
+        self.about: Mapping[str, object] = {**about, "transfer_seconds": transfer}
         self._transfer = _ticks(transfer)
         self._service = 0  # ticks that the server takes for a contribution
         self._comes = ARRIVAL
@@ -80,8 +87,10 @@ class SimulatedWorkers:
         for change in sorted(fleet.changes, key=lambda change: change.at):
             absent.setdefault(change.worker, isinstance(change, Joined))
             tick = _ticks(change.at)
-            self._push(tick, CHANGE, change.worker, type(change)(tick / TICKS, change.worker))
+            self._push(tick, CHANGE, change.worker, replace(change, at=tick / TICKS))
         heapify(self._heap)
+        self._stays = Stays(fleet.availability, fleet.comes_and_goes, seed, TICKS)
+        self._plan(self._stays.first())
         self._present: Sequence[Event] = [Joined(0.0, i) for i in range(fleet.workers) if not absent.get(i, False)]
 
     def wait(self) -> Sequence[Event]:
@@ -107,11 +116,11 @@ class SimulatedWorkers:
                     continue  # halted, or recalled and due at another time
                 self._now = tick
                 del self._running[entry.ticket.worker]
-                if self._times:
-                    self.costs.add(self._times.pop(entry.ticket))
+                if self._times and (times := self._times.pop(entry.ticket, None)) is not None:
+                    self.costs.add(times)
                 return Arrived(tick / TICKS, entry.ticket, entry.done)
             if entry is None:
-                self._begin_next(tick)
+                (self._begin_next if kind == TURN else self._pass_on)(tick)
                 continue
             if isinstance(entry, _Running):
                 if entry.serial == serial:
@@ -122,8 +131,15 @@ class SimulatedWorkers:
                 self._forget(entry.worker)
             if kind == ALARM:
                 self._alarms.discard(tick)
+            elif entry in self._stays:
+                assert isinstance(entry, Joined | Left | Leaving)
+                self._plan(self._stays.after(entry, tick))
             return entry
         return None
+
+    def _plan(self, changes: Iterable[tuple[int, Joined | Left | Leaving]]) -> None:
+        for tick, change in changes:
+            self._push(tick, CHANGE, change.worker, change)
 
     def _wait_for_turn(self, entry: "_Running", tick: int) -> None:
         self._pushed = entry.serial = self._pushed + 1  # in the order of waiting, and nothing of the queue is due
@@ -147,17 +163,20 @@ class SimulatedWorkers:
 
     def start(self, ticket: Ticket) -> None:
         kind, _, samples = ticket.work
-        if self._has_costs or kind != "gradient":
+        if self._has_costs or kind != "gradient" or self._cluster is not None:
             self._start_at_cost(ticket)
             return
         worker = ticket.worker
-        seconds = next(self._draws[worker])  # hot: what _draw and _due do
+        seconds = next(self._durations[worker])  # hot: what Draws.draw and _due do
         self._drawn[worker] += 1
         if not 0 < seconds < math.inf:
-            raise _impossible(worker, seconds)
-        if samples or self._per_sample:
-            seconds = self._of_size(worker, samples, seconds)
-        begins, lasts = self._now + self._transfer, round(seconds * TICKS) or 1
+            raise impossible(worker, seconds)
+        if samples or self._draws.per_sample:
+            seconds = self._draws.of_size(worker, samples, seconds)
+        begins = self._now + self._transfer
+        if self._slowness is not None:
+            seconds *= self._draws.factor(worker, begins / TICKS)
+        lasts = round(seconds * TICKS) or 1
         self._running[worker] = entry = _Running(ticket, begins, lasts)
         self._pushed = entry.serial = self._pushed + 1
         tick = begins + lasts + self._transfer
@@ -165,33 +184,63 @@ class SimulatedWorkers:
 
     def _start_at_cost(self, ticket: Ticket) -> None:
         """Download, label, train and hand in."""
-        worker = ticket.worker
-        samples = ticket.work.samples
-        times = times_of(
-            self._cost(ticket),
-            lambda: self._of_size(worker, samples, self._draw(worker)),
-            self._fleet.network.seconds,
-        )
+        worker, samples = ticket.worker, ticket.work.samples
+        times = times_of(self._cost(ticket), lambda: self._draws.draw(worker, samples), self._fleet.message_seconds)
+        if self._cluster is not None:
+            self._start_on_machine(self._cluster, ticket, times.compute)
+            return
         begins = self._now + _ticks(times.download)
+        if (factor := self._draws.factor(worker, begins / TICKS)) != 1.0:
+            times = times._replace(compute=times.compute * factor, relabelling=times.relabelling * factor)
         lasts = _ticks(times.compute + times.relabelling) or 1
         self._running[worker] = entry = _Running(ticket, begins, lasts)
         self._times[ticket] = times
         self._due(entry, begins + lasts + _ticks(times.upload), self._comes)
         self.announce(WorkCost(ticket, times.download, times.relabelling, times.upload))
 
-    def _draw(self, worker: int) -> float:
-        seconds = next(self._draws[worker])
-        self._drawn[worker] += 1
-        if not 0 < seconds < math.inf:
-            raise _impossible(worker, seconds)
-        return seconds
+    def _start_on_machine(self, cluster: Cluster, ticket: Ticket, seconds: float) -> None:
+        """Begin when the model is on the worker's machine."""
+        self._pushed += 1
+        self._running[ticket.worker] = entry = _Running(ticket, NEVER, _ticks(seconds) or 1)
+        entry.started, entry.serial = self._now, self._pushed
+        begins = cluster.want(ticket.worker, ticket.serial, ticket.version, self._now)
+        if begins is not None:
+            self._begin(entry, begins)
+        self._expect_network()
 
-    def _of_size(self, worker: int, samples: int, drawn: float) -> float:
-        """What a mini-batch of so many samples takes (0: as many as the run's), where this was drawn."""
-        if self._sizes is None or not (samples or self._per_sample):
-            return drawn
-        samples = samples or self._sizes.each[worker]
-        return of_size(self._fleet.worker_delays[worker], drawn, samples, self._sizes.mean)
+    def _begin(self, entry: "_Running", begins: int) -> None:
+        entry.begins = begins
+        if (factor := self._draws.factor(entry.ticket.worker, begins / TICKS)) != 1.0:
+            entry.lasts = round(entry.lasts * factor) or 1
+        download, transfer = (begins - entry.started) / TICKS, self._transfer / TICKS
+        self._times[entry.ticket] = Times(download, 0.0, entry.lasts / TICKS, transfer)
+        self._due(entry, begins + entry.lasts + self._transfer, ARRIVAL)
+        self.announce(WorkCost(entry.ticket, download, 0.0, transfer))
+
+    def stepped(self, step: Step) -> None:
+        """An update was decided: the machines send the sums that it takes."""
+        if self._cluster is not None:
+            self._cluster.step({ticket.worker for ticket in step.weights}, self._now)
+            self._expect_network()
+
+    def _pass_on(self, tick: int) -> None:
+        """Something happens on the links or at the server, and some workers may begin."""
+        assert self._cluster is not None
+        if tick != self._network_at:
+            return  # something comes before it
+        self._network_at = None
+        for worker, serial, begins in self._cluster.run(tick):
+            entry = self._running.get(worker)
+            if entry is not None and entry.ticket.serial == serial:
+                self._begin(entry, begins)
+        self._expect_network()
+
+    def _expect_network(self) -> None:
+        assert self._cluster is not None
+        at = self._cluster.next_tick()
+        if at is not None and (self._network_at is None or at < self._network_at):
+            self._network_at = at
+            heappush(self._heap, (at, NETWORK, 0, 0, None))
 
     def halt(self, ticket: Ticket) -> None:
         self._forget(ticket.worker)
@@ -240,11 +289,24 @@ class SimulatedWorkers:
             "drawn": self._drawn,
             "running": running,
             "alarms": [[tick, serial] for tick, kind, _, serial, _ in others if kind == ALARM],
-            "changes": [serial for _, kind, _, serial, _ in others if kind == CHANGE],
+            "changes": [entry[3] for entry in others if entry[1] == CHANGE and entry[4] not in self._stays],
             "billed": [[plain_ticket(ticket), *times] for ticket, times in self._times.items()],
             "costs": list(astuple(self.costs)),
             **({"server": self._server_state()} if self._service else {}),
+            **({"cluster": self._cluster_state(self._cluster)} if self._cluster is not None else {}),
+            **({"stays": self._stays_state()} if self._fleet.availability is not None else {}),
         }
+
+    def _cluster_state(self, cluster: Cluster) -> State:
+        started = [[each.ticket.worker, each.started] for each in self._running.values()]
+        return {"started": started, **cluster.state()}
+
+    def _stays_state(self) -> State:
+        """What was drawn, and who comes or goes next: when, the serial number, and the event."""
+        planned = sorted(entry for entry in self._heap if entry[1] == CHANGE and entry[4] in self._stays)
+        events = [event for *_, event in planned if isinstance(event, Joined | Left | Leaving)]
+        due = [[tick, serial] for tick, _, _, serial, _ in planned]
+        return {**self._stays.state(), "due": due, "events": plain_facts(events)}
 
     def _server_state(self) -> State:
         """When its next turn is, and who is there: waiting, if nothing is due of them, or being dealt with."""
@@ -252,17 +314,19 @@ class SimulatedWorkers:
         return {"turn": next((tick for tick, kind, *_ in self._heap if kind == TURN), None), "there": there}
 
     def restore(self, state: State) -> None:
-        drawn = [whole(count) for count in state["drawn"]]
-        if sum(drawn) > (MOST_DRAWN if self._has_costs else min(whole(state["pushed"]), MOST_DRAWN)):
-            raise ValueError(f"{sum(drawn)} durations cannot have been drawn")
-        for draws, count in zip(self._draws, drawn, strict=True):
-            next(islice(draws, count, count), None)  # the same stream from the start: what was drawn is passed over
-        self._drawn = drawn
+        many = self._has_costs or self._cluster is not None
+        self._draws.restore(list(map(whole, state["drawn"])), MOST_DRAWN if many else whole(state["pushed"]))
         self._now, self._pushed, self._present = whole(state["now"]), whole(state["pushed"]), ()
         to_come = set(state["changes"])
         if not to_come <= {entry[3] for entry in self._heap}:
             raise ValueError("somebody is to leave or join of whom the fleet does not know")
-        self._heap = [entry for entry in self._heap if entry[3] in to_come]
+        self._heap = [entry for entry in self._heap if entry[3] in to_come and entry[4] not in self._stays]
+        if self._fleet.availability is not None:
+            self._stays.restore(state["stays"])
+            for (tick, serial), event in zip(state["stays"]["due"], facts_from(state["stays"]["events"]), strict=True):
+                if not isinstance(event, Joined | Left | Leaving) or event not in self._stays:
+                    raise ValueError("somebody comes or goes at random who does not")
+                self._heap.append((whole(tick), CHANGE, self._sign * event.worker, whole(serial), event))
         for tick, serial in state["alarms"]:
             self._alarms.add(whole(tick))
             self._heap.append((tick, ALARM, 0, whole(serial), Rang(tick / TICKS)))
@@ -278,13 +342,18 @@ class SimulatedWorkers:
             self._running[worker] = entry
             if entry.at_server and tick is None:
                 self._waiting.append(entry)
-            else:
+            elif self._cluster is None or entry.begins < NEVER or tick is not None:
                 kind = ARRIVAL if entry.at_server else self._comes
                 self._heap.append((whole(tick), kind, self._sign * worker, serial, entry))
         self._waiting = deque(sorted(self._waiting, key=lambda entry: entry.serial))
         heapify(self._heap)
         if server["turn"] is not None:
             self._turn_at(whole(server["turn"]))
+        if self._cluster is not None:
+            for worker, started in state["cluster"]["started"]:
+                self._running[whole(worker)].started = whole(started)
+            self._cluster.restore(state["cluster"])
+            self._expect_network()
         self._times = {ticket_from(ticket): Times(*map(real, times)) for ticket, *times in state["billed"]}
         self.costs = Costs(*map(real, state["costs"]))
 
@@ -299,7 +368,7 @@ class SimulatedWorkers:
             raise ValueError("the costs do not fit what the workers compute")
         if self._now / TICKS < ledger.now or any(entry[0] < self._now for entry in self._heap):
             raise ValueError("something is to come that has passed")
-        serials = [entry[3] for entry in self._heap if entry[1] != TURN]
+        serials = [entry[3] for entry in self._heap if entry[1] < TURN]
         if len({*serials}) < len(serials) or max(serials, default=0) > self._pushed:
             raise ValueError("two things to come have one number")
         for entry in self._running.values():
@@ -319,10 +388,11 @@ class SimulatedWorkers:
         for tick, kind, _, _, change in sorted(self._heap, key=lambda entry: entry[:4]):
             if kind != CHANGE:
                 continue
-            assert isinstance(change, Joined | Left)
-            if (change.worker in here) != isinstance(change, Left):
+            assert isinstance(change, Joined | Left | Leaving)
+            if (change.worker in here) == isinstance(change, Joined):
                 raise ValueError(f"worker {change.worker} cannot leave or join at {tick / TICKS:g}")
-            (here.remove if isinstance(change, Left) else here.add)(change.worker)
+            if not isinstance(change, Leaving):
+                (here.remove if isinstance(change, Left) else here.add)(change.worker)
 
     def _due(self, entry: "_Running", tick: int, kind: int) -> None:
         self._pushed += 1
@@ -342,7 +412,7 @@ class SimulatedWorkers:
 class _Running:
     """A ticket in work: when the computation begins, how long it lasts, how much of it will be handed in."""
 
-    __slots__ = ("at_server", "begins", "done", "lasts", "serial", "ticket")
+    __slots__ = ("at_server", "begins", "done", "lasts", "serial", "started", "ticket")
 
     def __init__(self, ticket: Ticket, begins: int, lasts: int) -> None:
         self.ticket = ticket
@@ -351,15 +421,12 @@ class _Running:
         self.done = ticket.work.units
         self.serial = -1
         self.at_server = False
+        self.started = 0
 
 
 def _time_alone(ticket: Ticket) -> Cost:
     """Where there is no model that messages and labels could be of."""
     return Cost(0, ticket.work.mini_batches, 0.0, 0)
-
-
-def _impossible(worker: int, seconds: float) -> ConfigError:
-    return ConfigError(f"worker {worker} drew a delay of {seconds}: it must be positive and finite")
 
 
 def _ticks(seconds: float) -> int:

@@ -68,7 +68,9 @@ class SlotBook:
     def promise(self, ticket: Ticket) -> tuple[int, int]:
         """The slot that a ticket writes to, and the one that it reads: the model's, or one that needs a copy of it."""
         position = self._positions[ticket.worker]
-        slot = free_slot(ticket.worker, position, len(self._positions), self.first_row, self._taken, levels=self._levels)
+        slot = free_slot(
+            ticket.worker, position, len(self._positions), self.first_row, self._taken, levels=self._levels
+        )
         self._taken.add(slot)
         if not self._reading[1 - self.model_slot]:
             self._reading[self.model_slot].add(ticket)

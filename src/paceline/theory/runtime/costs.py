@@ -2,7 +2,8 @@ r"""Speed, wasted work and staleness of a strategy on a fleet, from formulas whe
 
 Time comes from order statistics, staleness from renewal theory. A simulation without a model is used, and named as the
 source, if late workers keep computing into the next round, so that rounds depend on each other, or if workers wait for
-the server:
+the server. On machines that share links, rounds of all workers together have a formula, and where the server saturates
+(``saturation``); else they are simulated:
 
 | strategy | time of an update | staleness |
 |---|---|---|
@@ -40,6 +41,7 @@ from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.theory.estimate import Estimate, Source, weakest
 from paceline.theory.runtime.renewal import Clock, clocks_of, exponential_staleness, renewal_staleness
+from paceline.theory.runtime.saturation import Saturation, saturation
 from paceline.theory.stability.net_weights import NetWeights
 from paceline.trace.measure import MeasureReader
 from paceline.trace.staleness import Staleness
@@ -162,6 +164,7 @@ class Runtime:
     weights         the net weights of gradients of each age in an update, on which the stable learning rate depends,
                     with ``weights_source``. They are ``staleness``, except where a rule uses a gradient again:
                     ``LiveCompensation`` subtracts from fast workers what it adds for late ones
+    saturation      how many workers the server has time for; None where it takes none, or workers wait for each other
     """
 
     updates_per_second: Estimate
@@ -170,6 +173,7 @@ class Runtime:
     staleness: Ages
     weights: NetWeights
     weights_source: Source
+    saturation: Saturation | None = None
 
     @property
     def seconds_per_update(self) -> Estimate:
@@ -194,10 +198,15 @@ def runtime(
     seed           random seed of the simulation, if one is needed
     """
     sizes = simulated_sizes(strategy, fleet.workers, batch_size)
-    transfer = fleet.network.seconds(message_bytes)
-    clocks = clocks_of(strategy, fleet if sizes is None else fleet.sized(sizes), transfer)
+    transfer = fleet.message_seconds(message_bytes)
+    if (machines := fleet.machines) is not None:  # half of what a round of all of them takes besides computing
+        size = machines.wire_bytes(message_bytes, fleet.wire)
+        transfer = machines.round_seconds(machines.machine(fleet.workers - 1) + 1, size) / 2
+    as_sized = fleet if sizes is None else fleet.sized(sizes)
+    clocks = clocks_of(strategy, as_sized, transfer)
     case = _Case(strategy, fleet, clocks, message_bytes, seed, sizes)
-    return Runtime(case.rate(), case.waste(), case.mean_staleness(), case.staleness, *case.weights())
+    found = case.rate(), case.waste(), case.mean_staleness(), case.staleness, *case.weights()
+    return Runtime(*found, saturation(strategy, as_sized, message_bytes))
 
 
 @dataclass(frozen=True)
@@ -221,7 +230,7 @@ class _Case:
 
     @cached_property
     def transfers_take_time(self) -> bool:
-        return self.fleet.network.seconds(self.message_bytes) > 0
+        return self.fleet.machines is not None or self.fleet.message_seconds(self.message_bytes) > 0
 
     def rate(self) -> Estimate:
         if self.clocks is None:

@@ -71,7 +71,7 @@ class Clock:
     @property
     def independent_rounds(self) -> bool:
         """Is every duration drawn again in each round?"""
-        return not any(isinstance(delay, ShiftedExponential) and delay.h > 1 for delay in self.delays)
+        return not any(_holds(delay) for delay in self.delays)
 
     @property
     def may_tick_in_step(self) -> bool:
@@ -83,13 +83,18 @@ def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> lis
     """The clocks of a strategy on a fleet, or None if rounds depend on each other or delays are unknown."""
     if fleet.server_seconds:
         return None  # all workers wait for the same server
+    if fleet.slowness or fleet.availability is not None:
+        return None  # durations depend on each other, or on who is there
     delays: list[Distribution] = []
     for delay in fleet.worker_delays:
         if not _is_drawn(delay):
             return None
         delays.append(delay)
     if type(strategy) is not Grouped:
-        return _clocks(strategy, delays, fleet.recall, transfer)
+        alone = _clocks(strategy, delays, fleet.recall, transfer)
+        return alone if fleet.machines is None or _all_at_once(alone, fleet.workers) else None
+    if fleet.machines is not None:
+        return None
     clocks: list[Clock] = []
     for group in strategy.groups:
         own = _clocks(strategy.inside, [delays[worker] for worker in group], fleet.recall, transfer)
@@ -97,6 +102,20 @@ def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> lis
             return None
         clocks += own
     return clocks
+
+
+def _all_at_once(clocks: Sequence[Clock] | None, workers: int) -> bool:
+    """Do all workers begin and end a round together, so that all messages of a kind pass at the same time?"""
+    return clocks is not None and len(clocks) == 1 and clocks[0].rank == workers
+
+
+def _holds(delay: Delay) -> bool:
+    """Does a duration depend on the one before it?"""
+    if isinstance(delay, Stretched):
+        return _holds(delay.delay)
+    if isinstance(delay, Empirical):
+        return delay.block > 1
+    return isinstance(delay, ShiftedExponential) and delay.h > 1
 
 
 def _is_drawn(delay: Delay) -> TypeGuard[Distribution]:
