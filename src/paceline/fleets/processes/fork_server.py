@@ -14,6 +14,9 @@ Whichever process is killed or stopped, none is left behind, and a run continues
 - Each worker has a session of its own. Processes that its code starts are killed with it; those that left the session
   are killed when the last worker has ended.
 
+A process that is spawned is forked as well, and then loads Python and torch anew: for libraries that cannot be forked,
+such as a driver that was initialised. The fork server itself initialises none.
+
 (The fork server of the standard library would run the user's main script again in every worker, and stays alive for as
 long as any worker does.)
 """
@@ -31,7 +34,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from paceline.fleets.processes.fork_loop import ENDED_WITHIN, NUMBER, OPTIMIZERS
+from paceline.fleets.processes.fork_loop import ENDED_WITHIN, NUMBER, OPTIMIZERS, SPAWN
 
 START_WITHIN = 10.0  # seconds that a fork may take, once torch is loaded
 REQUEST_WITHIN = 60.0  # seconds until a request must have fit into the socket
@@ -60,12 +63,13 @@ class ForkServer:
         """0 if it is not running."""
         return 0 if self._process is None else self._process.pid
 
-    def fork(self, worker: int, descriptors: Sequence[int]) -> "ForkedProcess":
-        """A new process that runs ``worker.main(worker, descriptors)``."""
+    def fork(self, worker: int, descriptors: Sequence[int], *, spawn: bool = False) -> "ForkedProcess":
+        """A new process that runs ``worker.main(worker, descriptors)``; with ``spawn`` it loads Python anew before."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs, self._lock:
-                return ForkedProcess(ours, self._request(worker, [theirs.fileno(), *descriptors]))
+                number = worker + SPAWN if spawn else worker
+                return ForkedProcess(ours, self._request(number, [theirs.fileno(), *descriptors]))
         except BaseException:
             ours.close()
             raise

@@ -171,7 +171,7 @@ class ProcessWorkers:
             Order(
                 ticket.serial, ticket.work.units, promise.slot, promise.source, promise.indices,
                 work_seed(self._seed, ticket.worker, promise.number),
-                0.0 if delay is None else delay(ticket),
+                0.0 if delay is None else delay(ticket), ticket.version,
             )
         )  # fmt: skip
         self._to_notify.append(worker.channel)

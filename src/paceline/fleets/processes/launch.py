@@ -18,6 +18,7 @@ from paceline.fleets.processes.fork_server import FORK_SERVER
 from paceline.fleets.processes.group import ProcessWorkers, WorkerHandle
 from paceline.fleets.processes.memory import SharedMemory, SharedRegions
 from paceline.fleets.processes.payload import payload_of, shared_contributions, slots_needed
+from paceline.fleets.processes.places import Places
 from paceline.fleets.processes.serialization import pack
 from paceline.fleets.processes.supervisor import ForkLauncher, ProcessLauncher, Supervisor
 from paceline.fleets.processes.timeouts import SilenceTimeout
@@ -76,7 +77,11 @@ def launch(
     """Start the workers of a workload. They get ready while the server does, and the run begins when all are."""
     state = workload.state
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
-        raise ConfigError(f"worker processes train on the CPU, and the model is on {', '.join(elsewhere)}")
+        raise ConfigError(
+            f"the task's model is on {', '.join(elsewhere)}, and worker processes get theirs from the CPU's memory: "
+            "leave the model on the CPU, and name the devices of the workers with ProcessFleet(devices=...)"
+        )
+    places = Places.of(fleet, workload)
     with ExitStack() as undo:
         undo.enter_context(open_files_for(fleet.workers, FILES_EACH, FILES if make_launcher is None else FILES_OF_RAY))
         if make_launcher is None:
@@ -84,7 +89,7 @@ def launch(
                 FORK_SERVER.load_optimizers()
             FORK_SERVER.start()
         payload = payload_of(workload, state.model, workload.loss, hung_on(state.parameters))
-        layout = Layout(state.parameters, state.buffers, workload.batch_size, len(workload.logged))
+        layout = Layout(state.parameters, state.buffers, workload.batch_size, len(workload.logged), pages=places.pinned)
         channels = ChannelLayout(fleet.workers, workload.batch_size)
         blobs = Blobs()
         undo.callback(blobs.close)
@@ -96,7 +101,7 @@ def launch(
         regions = SharedRegions(
             channels=kept(SharedMemory(channels.bytes)),
             arena=kept(SharedMemory(slots_needed(workload, fleet.workers) * layout.stride)),
-            config=kept(pack(_config(fleet, channels, layout), ())),
+            config=kept(pack(_config(fleet, channels, layout, places), ())),
             payload=kept(pack(payload, state.parameters)),
             blobs=os.dup(blobs.descriptor),
         )
@@ -106,7 +111,7 @@ def launch(
         for end in (results, theirs):
             undo.callback(os.close, end)
         context = SharedContext(regions, arena, workload, theirs)
-        launcher = ForkLauncher() if make_launcher is None else make_launcher(context)
+        launcher = ForkLauncher(spawn=places.spawn) if make_launcher is None else make_launcher(context)
         undo.callback(launcher.close)
         workers = []
         for number in range(fleet.workers):
@@ -143,13 +148,15 @@ def _seconds(slow: Delay, drawn: Iterator[float], sizes: BatchSizes, ticket: Tic
     return sum(of_size(slow, each, samples, sizes.mean) for each in islice(drawn, ticket.work.mini_batches))
 
 
-def _config(fleet: RealFleet, channels: ChannelLayout, layout: Layout) -> WorkerConfig:
+def _config(fleet: RealFleet, channels: ChannelLayout, layout: Layout, places: Places) -> WorkerConfig:
     cores = len(os.sched_getaffinity(0))
     numbers = {worker: slow for worker, slow in fleet.slow.items() if isinstance(slow, int | float)}
     return WorkerConfig(
         channels=channels, layout=layout, path=list(sys.path), directory=os.getcwd(),
-        threads=fleet.threads or max(1, cores // fleet.workers),
+        threads=fleet.threads or max(1, cores // (fleet.workers * places.ranks)),
         # where workers wait for a core, nobody must keep one busy
-        spin=SPIN if IN_ORDER and fleet.workers <= cores else 0.0,
+        spin=SPIN if IN_ORDER and fleet.workers * places.ranks <= cores else 0.0,
         slowness=tuple(float(numbers.get(worker, 1.0)) for worker in range(fleet.workers)),
+        devices=places.devices, staging=places.staging, ranks=places.ranks, spawn=places.spawn,
+        sharded=places.sharded,
     )  # fmt: skip
