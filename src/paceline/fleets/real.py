@@ -49,7 +49,8 @@ def check_device_names(devices: object, processes: int, whose: str) -> None:
         raise ConfigError(f'devices={shown(devices)} are none: give "auto", or a list such as ["cuda:0", "cuda:1"]')
     if len(devices) != processes:
         raise ConfigError(
-            f'{len(devices)} devices for {whose}: give one for each (a device may be named several times), or "auto"'
+            f"{len(devices)} device{'s'[: len(devices) != 1]} for {whose}: give one for each (a device may be named "
+            'several times), or "auto"'
         )
 
 

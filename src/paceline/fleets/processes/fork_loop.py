@@ -22,8 +22,9 @@ from pathlib import Path
 NUMBER = struct.Struct("<q")
 MAX_DESCRIPTORS = 16
 SPAWN = 1 << 32  # is added to the number of a worker whose process is to load Python anew
-OPTIMIZERS = -1  # instead of a worker's number: load what torch imports with its first optimizer
-LOADED = NUMBER.pack(0)  # the answer when torch, or OPTIMIZERS, is loaded
+OPTIMIZERS, PARALLEL = -1, -2  # instead of a worker's number: load what takes seconds, once for all workers
+MODULES = {OPTIMIZERS: "torch._dynamo", PARALLEL: "torch.distributed.fsdp"}  # what torch imports with its first use
+LOADED = NUMBER.pack(0)  # the answer when torch, or one of these, is loaded
 ENDED_WITHIN = 5.0  # seconds that a process may take to end once it is killed
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -83,8 +84,8 @@ class _ForkLoop:
         if not message:
             return False
         number = NUMBER.unpack(message)[0]
-        if number == OPTIMIZERS:
-            importlib.import_module("torch._dynamo")
+        if number in MODULES:
+            importlib.import_module(MODULES[number])
             self._requests.send(LOADED)
         elif not flags & socket.MSG_CTRUNC:  # else too many files are open: closing them tells that nothing was started
             self._fork(number, *descriptors)

@@ -87,6 +87,8 @@ def launch(
         if make_launcher is None:
             if workload.hands_in_models:
                 FORK_SERVER.load_optimizers()
+            if places.sharded:
+                FORK_SERVER.load_parallel()
             FORK_SERVER.start()
         payload = payload_of(workload, state.model, workload.loss, hung_on(state.parameters))
         layout = Layout(state.parameters, state.buffers, workload.batch_size, len(workload.logged), pages=places.pinned)

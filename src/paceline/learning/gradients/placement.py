@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from paceline.learning.arena.arena import Slot, StagedSlot
 from paceline.learning.devices import CPU, PinnedMemory, Transfers
+
+LARGE = 1 << 24  # bytes of a model whose gradients are written to the slot one by one
 
 
 class Placement(Protocol):
@@ -90,3 +93,44 @@ class Staged:
 
     def finish(self) -> None:
         self._transfers.finish()
+
+
+class RowWriter:
+    """Writes gradients to a slot while they are computed, parameter by parameter, and frees them.
+
+    A worker with a large model then holds one gradient, in the slot, and not a second one beside it. What several
+    passes compute is added up in the slot, which are the sums that autograd would make.
+
+    It must not write to the slot that the weights are read from: ``to`` says whether it will.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._row: Sequence[Tensor] = ()
+        self.written: set[int] = set()
+        for number, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(partial(self._take, number))  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def of(cls, parameters: Sequence[nn.Parameter], *, least: int = LARGE) -> "RowWriter | None":
+        """Nothing for a small model, for which copying all at once is faster, and where hooks look at gradients."""
+        size = sum(each.numel() * each.element_size() for each in parameters)
+        hooked = any(getattr(each, "_post_accumulate_grad_hooks", None) for each in parameters)
+        return None if hooked or size < least else cls(parameters)
+
+    def to(self, slot: Slot, source: Slot) -> bool:
+        """From now on write to a slot, unless it is where the weights are."""
+        self.written.clear()
+        # with counts of changes of their own: autograd looks at those of the weights, which lie in the same memory
+        self._row = () if slot is source else [each.data for each in slot.parameters]
+        return bool(self._row)
+
+    def _take(self, number: int, parameter: Tensor) -> None:
+        if not self._row or parameter.grad is None:
+            return
+        gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+        if number in self.written:
+            self._row[number].add_(gradient)
+        else:
+            self._row[number].copy_(gradient)
+            self.written.add(number)
+        parameter.grad = None

@@ -13,7 +13,7 @@ from paceline.data.partition import Indices
 from paceline.data.samples import Samples, copied, joined, to_device
 from paceline.learning.arena.arena import EMPTY_REPORT, Report, Slot
 from paceline.learning.generators import rank_seed, seed_generators
-from paceline.learning.gradients.placement import InArena, Placement
+from paceline.learning.gradients.placement import InArena, Placement, RowWriter
 from paceline.learning.gradients.ranks import Alone, Ranks, RankSums, share
 from paceline.learning.loss import Objective, SampleLoss, add_logged, no_pieces, pieces
 from paceline.learning.model_state import make_dense
@@ -58,6 +58,8 @@ class GradientWork:
         self._ranks: Ranks = Alone() if ranks is None else ranks
         self._sums = sums
         self._averaged = self._ranks.size if sums is None else 1  # by what the model divides gradients by itself
+        self._writer = RowWriter.of(parameters) if placement is None and self._ranks.size == 1 else None
+        self._direct = False  # are gradients written to the slot while they are computed?
         self._in_the_end = False  # is the loss one that cannot be computed by blocks?
         self._factors: dict[tuple[tuple[int, ...], float], Tensor] = {}
 
@@ -69,11 +71,11 @@ class GradientWork:
 
         Returns the number of blocks, and what is reported of the gradient.
         """
-        self._download(source, seed, version)
+        self._begin(source, slot, seed, version)
         if not self._in_the_end:
             done, report = self._by_blocks(slot, indices, units, go_on)
         if self._in_the_end:  # which may have turned out only now
-            self._download(source, seed, version)
+            self._begin(source, slot, seed, version)
             done, report = self._together(slot, indices, units, go_on)
         return done, report
 
@@ -134,7 +136,7 @@ class GradientWork:
             return slot.report(passed.end, unused=unused)
         passed.add_separate(slot)
         if passed.split and passed.loss_weight:
-            self._scale(passed.end / passed.loss_weight)
+            self._scale(passed.end / passed.loss_weight, slot)
         return self._hand_in_whole(slot, passed.mean, passed.loss_weight)
 
     def _report_of_ranks(self, slot: Slot, passed: "_Passed") -> Report:
@@ -152,7 +154,7 @@ class GradientWork:
         missing = [number for number, ranks in enumerate(having) if not ranks]
         if self._sums is None:
             if factor != 1.0:
-                self._scale(factor)
+                self._scale(factor, slot)
             gradients, buffers = self._gradients(), self._buffers
         else:
             gradients = self._sums.gradients([parameter.grad for parameter in self._parameters], factor)
@@ -198,8 +200,11 @@ class GradientWork:
         _backward(mean, self._factor((), end / total, mean))
         return done, self._hand_in_whole(slot, float(mean.detach()), end)
 
-    def _scale(self, factor: float) -> None:
+    def _scale(self, factor: float, slot: Slot) -> None:
         with torch.no_grad():
+            if self._direct and self._writer is not None:
+                for number in self._writer.written:
+                    slot.parameters[number].mul_(factor)
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
@@ -210,11 +215,13 @@ class GradientWork:
         slot.losses[0] = mean
         return slot.report(1, weight, unused=unused)
 
-    def _download(self, source: Slot, seed: int, version: int | None) -> None:
+    def _begin(self, source: Slot, slot: Slot, seed: int, version: int | None) -> None:
         seed_generators(rank_seed(seed, self._ranks.rank), self._place.device)
         self._place.download(source, version)
         for parameter in self._parameters:
             parameter.grad = None
+        if self._writer is not None:
+            self._direct = self._writer.to(slot, source)
 
     def _factor(self, shape: tuple[int, ...], value: float, like: Tensor) -> Tensor:
         known = self._factors.get((shape, value))
@@ -224,10 +231,25 @@ class GradientWork:
 
     def _hand_in(self, slot: Slot) -> int:
         """Returns how many parameters the loss does not depend on: without a gradient, and marked in the slot."""
+        if self._direct and self._writer is not None:
+            missing = [number for number in range(len(self._parameters)) if number not in self._writer.written]
+            with torch.no_grad():
+                for number in missing:
+                    slot.parameters[number].zero_()
+                for buffer, values in zip(slot.buffers, self._buffers, strict=True):
+                    buffer.copy_(values)
+            self._mark(slot, missing)
+            return len(missing)
         make_dense(self._parameters)
         missing = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
         self._write(slot, self._gradients(), self._buffers, missing)
         return len(missing)
+
+    @staticmethod
+    def _mark(slot: Slot, missing: list[int]) -> None:
+        if missing:
+            slot.unused.zero_()
+            slot.unused[missing] = 1
 
     def _gradients(self) -> list[Tensor]:
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
@@ -235,9 +257,8 @@ class GradientWork:
     def _write(self, slot: Slot, gradients: Sequence[Tensor], buffers: Sequence[Tensor], missing: list[int]) -> None:
         with torch.no_grad():
             self._place.hand_in(slot, gradients, buffers)
-            if missing and self._ranks.speaks:
-                slot.unused.zero_()
-                slot.unused[missing] = 1
+            if self._ranks.speaks:
+                self._mark(slot, missing)
             self._place.finish()
 
 
