@@ -60,9 +60,11 @@ def peak_memory(action: Callable[[], object]) -> int:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    action()
-    done.set()
-    thread.join()
+    try:
+        action()
+    finally:
+        done.set()
+        thread.join()
     return most[0]
 
 

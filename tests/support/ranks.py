@@ -30,7 +30,7 @@ class Tied(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         first, *rest = self.layers.children()
-        hidden = first(inputs) @ self.twice @ self.twice
+        hidden: Tensor = first(inputs) @ self.twice @ self.twice
         for layer in rest:
             hidden = layer(hidden)
         return hidden

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from paceline.learning.devices import Transfers, accelerators, checked, devices_
 from paceline.learning.gradients.placement import Staged
 from paceline.learning.gradients.work import GradientWork
 from paceline.learning.loss import SampleLoss
+from paceline.learning.model_state import ModelState
 from paceline.learning.workload import workload_of
 from support.digits import digits, digits_task
 from support.ranks import Tied, half_precision, layers, mean_and_more
@@ -145,10 +147,8 @@ def test_a_driver_that_was_initialised_before_the_fork_is_named(monkeypatch: pyt
 
 
 def test_a_model_on_a_device_is_refused_with_what_to_do() -> None:
-    task = digits_task()
-    workload = workload_of(task, [np.arange(100)], 16)
-    for parameter in workload.state.parameters:
-        parameter.data = parameter.data.to("meta")
+    workload = workload_of(digits_task(), [np.arange(100)], 16)
+    workload = replace(workload, state=ModelState(nn.Linear(64, 10, device="meta")))
     with pytest.raises(ConfigError, match=r"the task's model is on meta.*ProcessFleet\(devices=\.\.\.\)"):
         FLEET.launch(workload, seed=0)
 
@@ -172,7 +172,8 @@ def test_a_pass_finds_no_tensor_on_the_wrong_device(monkeypatch: pytest.MonkeyPa
     arena = ParameterArena(layout, torch.zeros(2 * layout.stride, dtype=torch.uint8))
     seen: list[torch.device] = []
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = layers(nn.BatchNorm1d(20, dtype=torch.float64), nn.Dropout(0.2)).to(meta)
+        with meta:
+            model = layers(nn.BatchNorm1d(20, dtype=torch.float64), nn.Dropout(0.2))
         parameters = list(model.parameters())
         model.register_forward_hook(lambda module, inputs, outputs: seen.append(inputs[0].device))
         loss = SampleLoss(nn.CrossEntropyLoss(), samples)

@@ -128,7 +128,7 @@ def _prepare(config: WorkerConfig, descriptors: Sequence[int], number: int, gang
         staged = StagedSlot(config.layout, device)
         staged.take(arena[0])
         own = staged.parameters
-    parameters = [nn.Parameter(values) for values in own]
+    parameters = [nn.Parameter(values.data) for values in own]  # each counts its own changes
     loaded: WorkerPayload = unpack(SharedMemory(descriptor=payload, private=True), parameters)
     hang(parameters, loaded.hung)
     return loaded.open(parameters, arena, Blobs(blobs), Place(device, staged, gang))
