@@ -170,18 +170,17 @@ def test_a_pass_finds_no_tensor_on_the_wrong_device(monkeypatch: pytest.MonkeyPa
     samples = TensorSamples(*digits()[0])
     layout = Layout(list(plain.parameters()), list(plain.buffers()), 16)
     arena = ParameterArena(layout, torch.zeros(2 * layout.stride, dtype=torch.uint8))
+    loss = SampleLoss(nn.CrossEntropyLoss(), samples)
+    source, row = arena[0], arena[1]
     seen: list[torch.device] = []
     with FakeTensorMode(allow_non_fake_inputs=True):
         with meta:
             model = layers(nn.BatchNorm1d(20, dtype=torch.float64), nn.Dropout(0.2))
         parameters = list(model.parameters())
         model.register_forward_hook(lambda module, inputs, outputs: seen.append(inputs[0].device))
-        loss = SampleLoss(nn.CrossEntropyLoss(), samples)
         placement = Staged(StagedSlot(layout, meta), Transfers(meta), list(model.buffers()))
         work = GradientWork(model, parameters, samples, loss, placement=placement)
-        done, report = work.compute(
-            arena[0], arena[1], np.arange(16), units=4, seed=0, go_on=lambda block: True, version=1
-        )
+        done, report = work.compute(source, row, np.arange(16), units=4, seed=0, go_on=lambda block: True, version=1)
         with pytest.raises(Exception, match="two devices"):
             model(samples.fetch(np.arange(16))[0])
     assert (done, report.losses, report.unused) == (4, 16, 0)

