@@ -189,3 +189,13 @@ def test_the_language_model_comes_to_a_perplexity_of_two(capsys: pytest.CaptureF
     assert float(found[1]) > 20
     assert float(found[2]) <= 2.0
     assert "perplexity below 2" in printed
+
+
+def test_the_large_model_learns_on_two_workers_of_any_size() -> None:
+    script = EXAMPLES / "large_model.py"
+    command = [sys.executable, str(script), "--width", "32", "--layers", "1", "--updates", "60", "--ranks", "2"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    found = re.search(r"loss ([\d.]+) -> ([\d.]+) in 60 updates", result.stdout)
+    assert found is not None
+    assert float(found[2]) < float(found[1])

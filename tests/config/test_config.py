@@ -367,6 +367,22 @@ updates = 3
 """
 
 
+def test_devices_and_ranks_of_processes() -> None:
+    more = 'kind = "processes"\nranks_per_worker = 2\nstart = "spawn"\nstaging = true\ndevices = '
+    for given, devices in (
+        ('"auto"', "auto"),
+        ('["cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "cpu"]', ("cpu",) * 8),
+    ):
+        config = parse_config(PROCESSES.replace('kind = "processes"', more + given))
+        fleet = config.fleet
+        assert isinstance(fleet, ProcessFleet)
+        assert (fleet.ranks_per_worker, fleet.start, fleet.staging, fleet.devices) == (2, "spawn", True, devices)
+        again = parse_config(write_config(config)).fleet
+        assert isinstance(again, ProcessFleet)
+        assert (again, again.start, again.staging) == (fleet, "spawn", True)
+    assert "ranks" not in write_config(parse_config(PROCESSES))
+
+
 def test_a_fleet_of_processes() -> None:
     config = parse_config(PROCESSES)
     assert config.fleet == ProcessFleet(

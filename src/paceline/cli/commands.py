@@ -8,6 +8,7 @@ import typer
 from paceline import __version__
 from paceline.cli.common import exit_codes
 from paceline.cli.compare import compare
+from paceline.cli.doctor import doctor
 from paceline.cli.init import init
 from paceline.cli.predict import predict
 from paceline.cli.profile import profile
@@ -36,6 +37,7 @@ _COMMANDS = (
     (profile, "Measure the speed of real workers.", "workers failed, or results cannot be written"),
     (report, "Show runs on a page or in a timeline.", "files cannot be written"),
     (strategies, "List the strategies.", None),
+    (doctor, "Show and time this machine's devices.", "results cannot be written"),
 )
 for _command, _short_help, _failed in _COMMANDS:
     app.command(short_help=_short_help, epilog=exit_codes(_failed))(_command)

@@ -1,6 +1,6 @@
 """The ``[fleet]`` section of a TOML file, read strictly and written back: simulated workers, processes, or Ray's."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +51,7 @@ SLOWNESS: Mapping[str, type[Any]] = {"spells": SlowSpells, "hourly": Hourly}
 CHANGES: Mapping[str, type[Any]] = {"leaves": Left, "joins": Joined, "is to leave": Leaving}
 PROCESS_CHOICES: Mapping[str, Any] = {
     "workers": int, "threads": int, "replace": bool, "min_workers": int, "labels": tuple[str, ...],
-    "state": str,
+    "state": str, "ranks_per_worker": int, "start": str, "staging": bool,
 }  # fmt: skip
 RAY_CHOICES: Mapping[str, Any] = {
     "workers": int, "address": str, "placement": str, "share_memory": bool, "shards": int, "wire": str,
@@ -159,8 +159,12 @@ def _workers(table: dict[str, Any], where: str) -> list[tuple[Delay, str, float 
 
 
 def _processes(table: dict[str, Any]) -> ProcessFleet:
-    refuse_unknown(table, ("kind", "slow", "deadline", *PROCESS_CHOICES), "fleet")
-    return ProcessFleet(**_real(table, PROCESS_CHOICES))
+    refuse_unknown(table, ("kind", "slow", "deadline", "devices", *PROCESS_CHOICES), "fleet")
+    chosen: dict[str, Any] = {}
+    if "devices" in table:
+        given = table["devices"]
+        chosen["devices"] = given if isinstance(given, str) else read_value(tuple[str, ...], given, "fleet.devices")
+    return ProcessFleet(**_real(table, PROCESS_CHOICES), **chosen)
 
 
 def _ray(table: dict[str, Any]) -> RayFleet:
@@ -236,7 +240,14 @@ def _delay_table(delay: Delay) -> dict[str, Any]:
 
 
 def _process_table(fleet: ProcessFleet) -> dict[str, Any]:
-    return {"kind": "processes", **_real_table(fleet, PROCESS_CHOICES)}
+    table = {"kind": "processes", **_real_table(fleet, PROCESS_CHOICES)}
+    defaults = {"ranks_per_worker": 1, "start": "fork", "staging": False}  # older versions do not know them
+    table = {name: value for name, value in table.items() if name not in defaults or value != defaults[name]}
+    return table if fleet.devices is None else {**table, "devices": _names(fleet.devices)}
+
+
+def _names(devices: str | Sequence[str]) -> str | list[str]:
+    return devices if isinstance(devices, str) else list(devices)
 
 
 def _ray_table(fleet: RayFleet) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
 from paceline.core.messages import Event, Step, Ticket
 from paceline.data.sizes import BatchSizes
-from paceline.trace.format import Placement
+from paceline.trace.format import MachineWorkers
 
 if TYPE_CHECKING:
     from paceline.learning.contributions import Contributions
@@ -86,7 +86,7 @@ class InlineWorker(Protocol):
 class PlacedWorker(InlineWorker, Protocol):
     """An inline worker for workers of several machines."""
 
-    def place(self, machines: Placement, /) -> None:
+    def place(self, machines: MachineWorkers, /) -> None:
         """The workers are on these machines from now on."""
         ...
 
@@ -99,7 +99,7 @@ class PlacedWorker(InlineWorker, Protocol):
 class Placed(Protocol):
     """Workers that tell on which machines they are, when a run begins or is resumed."""
 
-    on_placed: Callable[[Placement], None]
+    on_placed: Callable[[MachineWorkers], None]
 
 
 class Fleet(Protocol):
@@ -130,7 +130,7 @@ class Placeable(Replayable, Protocol):
     """A fleet whose workers may have been on several machines, by which their gradients were added up."""
 
     def inline_on(
-        self, placement: Placement, workload: "Workload", seed: int, /
+        self, placement: MachineWorkers, workload: "Workload", seed: int, /
     ) -> "tuple[PlacedWorker, Contributions]":
         """A worker in this process that does the same arithmetic as those of the machines."""
         ...

@@ -57,6 +57,22 @@ def with_state(state: str, workload: "Workload") -> "Workload":
     return dataclasses.replace(workload, state_with_workers=state == "worker")
 
 
+def check_device_names(devices: object, processes: int, whose: str) -> None:
+    """Raise ``ConfigError`` unless this is nothing, "auto", or the name of a device for each of so many processes.
+
+    Names alone are looked at: whether such a device exists is known on the machine where the worker runs.
+    """
+    if devices is None or devices == "auto":
+        return
+    if isinstance(devices, str) or not isinstance(devices, Sequence) or not all(isinstance(d, str) for d in devices):
+        raise ConfigError(f'devices={shown(devices)} are none: give "auto", or a list such as ["cuda:0", "cuda:1"]')
+    if len(devices) != processes:
+        raise ConfigError(
+            f"{len(devices)} device{'s'[: len(devices) != 1]} for {whose}: give one for each (a device may be named "
+            'several times), or "auto"'
+        )
+
+
 @contextmanager
 def open_files_for(workers: int, each: int, besides: int) -> Iterator[None]:
     """Make sure that this process may open ``each`` more files for each worker, and ``besides`` more for the rest.

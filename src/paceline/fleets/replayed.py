@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Arrived, Event, Joined, Step, Ticket
 from paceline.fleets.base import Fleet, InlineWorker, Placeable, PlacedWorker, Replayable
-from paceline.trace.format import NonFinite, Placement, WorkCost
+from paceline.trace.format import MachineWorkers, NonFinite, WorkCost
 from paceline.trace.reading import Trace
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Replayed:
     def inline(self, workload: "Workload", seed: int) -> "tuple[InlineWorker, Contributions]":
         if not isinstance(self.fleet, Replayable):
             raise ConfigError(f"{type(self.fleet).__name__} cannot be replayed: it has no inline(workload, seed)")
-        machines = next((fact for fact in self.trace if isinstance(fact, Placement)), None)
+        machines = next((fact for fact in self.trace if isinstance(fact, MachineWorkers)), None)
         if machines is not None and isinstance(self.fleet, Placeable):
             worker, contributions = self.fleet.inline_on(machines, workload, seed)
             worker.leave_out(left_out(self.trace))
@@ -56,11 +56,11 @@ class ReplayedWorkers:
         later = "workers_a_machine" in trace.about
         self._later = _costs_before_events(trace) if later else iter(())
         self._costs = {} if later else {fact.ticket: fact for fact in trace if isinstance(fact, WorkCost)}
-        self.announce: Callable[[WorkCost | Placement], None] = lambda fact: None
+        self.announce: Callable[[WorkCost | MachineWorkers], None] = lambda fact: None
 
     def wait(self) -> Sequence[Event]:
         events = next(self._moments, ())
-        while isinstance(events, Placement):
+        while isinstance(events, MachineWorkers):
             if isinstance(self._worker, PlacedWorker):
                 self._worker.place(events)
             self.announce(events)
@@ -115,7 +115,7 @@ def _costs_before_events(trace: Trace) -> Iterator[Sequence[WorkCost]]:
             told = []
 
 
-def moments(trace: Trace) -> Iterator[Sequence[Event] | Placement]:
+def moments(trace: Trace) -> Iterator[Sequence[Event] | MachineWorkers]:
     """Events of one instant that nothing was decided between; and where workers are from now on.
 
     Whether they were told one by one makes no difference: a strategy that answered nothing to the first of them sees
@@ -129,7 +129,7 @@ def moments(trace: Trace) -> Iterator[Sequence[Event] | Placement]:
         if together:
             yield together
         together = [fact] if isinstance(fact, Event) else []
-        if isinstance(fact, Placement):
+        if isinstance(fact, MachineWorkers):
             yield fact
     if together:
         yield together

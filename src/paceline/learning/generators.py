@@ -26,6 +26,11 @@ def work_seed(seed: int, worker: int, number: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def rank_seed(seed: int, rank: int) -> int:
+    """The seed of one rank of a worker: each draws numbers of its own, the first those of a worker of one process."""
+    return seed if not rank else work_seed(seed, rank, 0)
+
+
 def seed_generators(seed: int, device: torch.device = CPU) -> None:
     """Seed torch, on the CPU and one device, numpy and Python.
 
@@ -47,7 +52,7 @@ def own_generators(seed: int) -> Iterator[None]:
     """Let a run draw from its seed, and leave the generators as they were before it."""
     of_python = random.getstate()
     of_numpy = get_bit_generator()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(**_in_use()):
         numpy_state = np.random.get_state(legacy=False)
         set_bit_generator(np.random.MT19937())  # perhaps it was another kind, which cannot be seeded
         torch.manual_seed(seed)
@@ -58,6 +63,15 @@ def own_generators(seed: int) -> Iterator[None]:
             set_bit_generator(of_numpy)
             np.random.set_state(numpy_state)
             random.setstate(of_python)
+
+
+def _in_use() -> dict[str, Any]:
+    """The devices whose generators are to be kept: none before their driver is initialised, which this must not do."""
+    kind = torch.accelerator.current_accelerator()
+    module: Any = None if kind is None else torch.get_device_module(kind)
+    if kind is None or not getattr(module, "is_initialized", bool)():
+        return {"devices": []}
+    return {"devices": list(range(module.device_count())), "device_type": kind.type}
 
 
 class Generators:

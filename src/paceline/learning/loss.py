@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.data.samples import Samples, copied, joined, leaves
+from paceline.data.samples import Samples, copied, joined, leaves, to_device
 
 Loss = Callable[[Any, Any], Tensor]
+Parallel = Callable[[nn.Module, Any], nn.Module]  # from the model and a ``DeviceMesh`` of the ranks to what is trained
 MEANS = ("mean", "batchmean")
 BY_CLASS = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss", "NLLLoss2d")  # divided by class weights
 GATHERED = 1 << 30  # bytes of outputs that are kept to compute a loss of them all
@@ -96,6 +97,10 @@ class Objective(Protocol):
         """Pass a batch of so many samples through a model, and tell its loss."""
         ...
 
+    def move(self, device: torch.device, /) -> None:
+        """Let the loss be on a device, with tensors that it was given, such as class weights."""
+        ...
+
     def state(self) -> dict[str, bool | None]:
         """What the first batch showed: are there losses of single samples?"""
         ...
@@ -164,6 +169,16 @@ class SampleLoss:
             return BatchLoss(samples, None, self._each(outputs, targets).sum(), weight, outputs)
         whole = self.whole(outputs, targets)
         return BatchLoss(samples, None, whole if whole.dim() == 0 else whole.mean(), weight, outputs)
+
+    def move(self, device: torch.device) -> None:
+        if isinstance(self.whole, nn.Module):
+            self.whole.to(device)
+        elif isinstance(self.whole, functools.partial):
+            given = to_device((self.whole.args, self.whole.keywords), device)
+            self.whole = functools.partial(self.whole.func, *given[0], **given[1])
+        self._each = _unreduced(self.whole)
+        if self._class_weights is not None:
+            self._class_weights = self._class_weights.to(device)
 
     def counted(self, targets: Tensor) -> Tensor:
         """Which targets are not ignored."""
@@ -238,9 +253,10 @@ def backward_in_pieces(
     return PieceLoss(losses, loss_sum, loss_weight, logged)
 
 
-def no_pieces(count: int) -> ConfigError:
+def no_pieces(count: int, ranks: int = 1) -> ConfigError:
+    what = f"ranks_per_worker={ranks}" if ranks > 1 else f"micro_batches={count}"
     return ConfigError(
-        f"micro_batches={count} needs a loss that is a mean over samples, and this one is one number that may be "
+        f"{what} needs a loss that is a mean over samples, and this one is one number that may be "
         "anything: let it return one value for each sample, or give Task a step=, whose mean counts by samples"
     )
 

@@ -9,12 +9,15 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from paceline.core.errors import ConfigError
 
+LARGE = 1 << 20  # bytes
+ALIGNMENT = 64  # bytes, as torch aligns tensors
 COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it compiled
 
 
@@ -49,7 +52,7 @@ class ModelState:
     def _lay_out(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Make the gradients of one type of parameters views into one new vector."""
         alike = [parameter for parameter in self.parameters if (parameter.dtype, parameter.device) == (dtype, device)]
-        flat = torch.zeros(sum(parameter.numel() for parameter in alike), dtype=dtype, device=device)
+        flat = _zeros(sum(parameter.numel() for parameter in alike), dtype, device)
         begin = 0
         for parameter in alike:
             # with a count of its own of how often it was changed: that of a view is the whole vector's
@@ -207,6 +210,16 @@ class BufferChange(NamedTuple):
     weight: Fraction
     began: Sequence[Tensor]
     own: Sequence[Tensor]
+
+
+def _zeros(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A vector of zeros. A large one takes memory only when it is written to, which in some runs it never is."""
+    size = count * dtype.itemsize
+    if device.type != "cpu" or size < LARGE:
+        return torch.zeros(count, dtype=dtype, device=device)
+    memory = torch.from_numpy(np.zeros(size + ALIGNMENT, dtype=np.uint8))  # torch's own zeros are written at once
+    begin = -memory.data_ptr() % ALIGNMENT
+    return memory[begin : begin + size].view(dtype)
 
 
 Changes = Sequence[tuple[float, Tensor, Tensor]]  # of one buffer: weight, what it was, what it became

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.core.codec import whole
 from paceline.core.errors import ConfigError
+from paceline.data.samples import to_device
 
 MakeOptimizer = Callable[[Any], Optimizer]  # from parameters, or from (name, parameter) pairs
 MakeScheduler = Callable[[Optimizer], LRScheduler]
@@ -226,8 +227,24 @@ def restore_optimizer(optimizer: Optimizer, state: Mapping[str, Any], *, only_se
     if only_settings:
         return
     optimizer.state.clear()
+    on_device = {id(p) for group in optimizer.param_groups if _counts_on_device(group) for p in group["params"]}
     for number, values in state["state"].items():
-        optimizer.state[parameters[number]] = values
+        parameter = parameters[number]
+        steps = id(parameter) in on_device
+        on_cpu = parameter.device.type == "cpu"
+        optimizer.state[parameter] = values if on_cpu else _moved(values, parameter.device, steps=steps)
+
+
+def _counts_on_device(group: Mapping[str, Any]) -> bool:
+    """Does torch keep the number of steps of these parameters where they are? Otherwise it is on the CPU."""
+    return bool(group.get("capturable") or group.get("fused"))
+
+
+def _moved(values: Any, device: torch.device, *, steps: bool) -> Any:
+    """The state of a parameter on its device, but for the number of steps, unless ``steps``."""
+    if not isinstance(values, Mapping):
+        return to_device(values, device)
+    return {name: each if name == "step" and not steps else to_device(each, device) for name, each in values.items()}
 
 
 # A state from a file may be anything.

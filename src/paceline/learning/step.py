@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
@@ -49,6 +50,10 @@ class StepLoss:
             raise ConfigError(f"step returned a loss of shape {list(shape)} for a batch of {samples} samples: {WANTED}")
         self._separable = True
         return BatchLoss(samples, loss, None, float(samples), None, logged)
+
+    def move(self, device: torch.device) -> None:
+        if isinstance(self.whole, nn.Module):
+            self.whole.to(device)
 
     def state(self) -> dict[str, bool | None]:
         return {"separable": self._separable}

@@ -16,7 +16,7 @@ from paceline.core.codec import check_names
 from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
 from paceline.data.samples import Collate, Data, Samples, TensorSamples, as_tensors, samples, to_device
-from paceline.learning.loss import Loss, LossOfAll, Objective, SampleLoss
+from paceline.learning.loss import Loss, LossOfAll, Objective, Parallel, SampleLoss
 from paceline.learning.step import Averages, MetricFunctions, Metrics, Step, StepLoss
 
 EVALUATED_AT_ONCE = 2048
@@ -41,6 +41,10 @@ class Task:
                labels, what ``step`` logs, ``metrics``): it takes the model in eval mode and returns a mapping from
                names of metrics to numbers
     unaugmented  where ``train`` augments its samples, the same ones as they are, for methods that label them by a model
+    parallel   for workers of several ranks (``ProcessFleet(ranks_per_worker=)``): ``parallel(model, mesh)`` returns the
+               module that a rank trains, such as ``DistributedDataParallel(model)``, or the model after
+               ``fully_shard(model, mesh=mesh)`` (FSDP2): these average gradients over the ranks. Without it every rank
+               has the model, and Paceline adds the gradients up
 
     The model is copied for every run; yours stays as it is. It is trained on the device that its parameters are on, and
     batches are moved there; modules of it that are in eval mode stay in it.
@@ -55,6 +59,7 @@ class Task:
     step: Step | None = field(default=None, kw_only=True)
     collate: Collate | None = field(default=None, kw_only=True)
     metrics: Metrics | None = field(default=None, kw_only=True)
+    parallel: Parallel | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -84,6 +89,8 @@ class Task:
             raise ConfigError(f"{what}, not {type(self.function).__name__}")
         if self.collate is not None and not callable(self.collate):
             raise ConfigError(f"collate must be a function from samples to a batch, not {type(self.collate).__name__}")
+        if self.parallel is not None and not callable(self.parallel):
+            raise ConfigError(f"parallel={shown(self.parallel)} is no function from (model, mesh) to a module")
         if self.metrics is not None:
             MetricFunctions(self.metrics)
             if self.evaluate is not None:

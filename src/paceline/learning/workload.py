@@ -17,7 +17,7 @@ from paceline.data.samples import Samples, to_device
 from paceline.data.sizes import BatchSizes
 from paceline.learning.copies import Function, Search, copied, copies, trained_parameters, warn_of_evaluation
 from paceline.learning.generators import own_generators
-from paceline.learning.loss import Objective
+from paceline.learning.loss import Objective, Parallel
 from paceline.learning.model_state import ModelState
 from paceline.learning.optimizers import Recipe
 from paceline.learning.task import Task, device_of
@@ -53,6 +53,7 @@ class Workload:
     logged: Sequence[str] = ()  # the names of what a step logs
     state_with_workers: bool = False  # does the optimizers' state stay with workers that train models?
     levels: int = 8  # how many contributions of one worker can be unsettled at once, where workers share memory
+    parallel: Parallel | None = None  # sets the model up on the ranks of a worker
 
     @property
     def hands_in_models(self) -> bool:
@@ -97,7 +98,7 @@ def workload_of(
     _warn_of_buffers(model, objective, samples, batch_size)
     workload = Workload(
         state_of(model, function), samples, objective, batch_size, plain, shards,
-        together=function is not task.function, sizes=sizes, micro_batches=micro_batches,
+        together=function is not task.function, sizes=sizes, micro_batches=micro_batches, parallel=task.parallel,
     )  # fmt: skip
     return workload if task.step is None else replace(workload, logged=_try_step(workload))
 

@@ -24,8 +24,8 @@ is ``transfer_seconds`` (first line) each way. On simulated machines it follows 
 says which workers each part has from now on, and why. ``computed`` is written by a profile: what the worker itself took
 for the work that is about to arrive. ``reported`` is what learning told of the step before, where the strategy asks for
 it. ``fresh`` (``FreshState``) says that the worker of work that was just started has lost its optimizer's state, and
-begins it anew: where that stays with workers. ``machines`` (``Placement``) says which workers share a machine from now
-on, where there are several: gradients are added up by machine. ``own`` is the number of the server's own, or -1.
+begins it anew: where that stays with workers. ``machines`` (``MachineWorkers``) says which workers share a machine
+from now on, where there are several: gradients are added up by machine. ``own`` is the server's own one, or -1.
 
 Reading is strict, since a trace may come from anybody and may be damaged. A number is a number of the right kind and
 size, a text a text; what is longer or deeper than any run writes is refused with ``ValueError``, before memory is taken
@@ -104,7 +104,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class MachineWorkers:
     """Which workers share a machine from now on, and which machine is the server's own (-1: none of them)."""
 
     workers: tuple[tuple[int, ...], ...]
@@ -118,7 +118,7 @@ class FreshState:
     ticket: Ticket
 
 
-Fact = Event | Instruction | NonFinite | WorkCost | Computed | FreshState | Placement
+Fact = Event | Instruction | NonFinite | WorkCost | Computed | FreshState | MachineWorkers
 
 
 def encode(facts: Iterable[Fact]) -> str:
@@ -209,7 +209,7 @@ _ENCODERS: Mapping[type, Callable[[Any], str]] = {
     NonFinite: lambda i: f'["spoiled",{i.ticket.serial}]\n',
     WorkCost: lambda b: f'["billed",{b.ticket.serial},{b.download!r},{b.relabelling!r},{b.upload!r}]\n',
     Computed: lambda c: f'["computed",{c.ticket.serial},{c.seconds!r}]\n',
-    Placement: lambda m: f'["machines",{json.dumps(m.workers, separators=(",", ":"))},{m.own}]\n',
+    MachineWorkers: lambda m: f'["machines",{json.dumps(m.workers, separators=(",", ":"))},{m.own}]\n',
     FreshState: lambda f: f'["fresh",{f.ticket.serial}]\n',
     Remember: _encode_remember,
     Regroup: _encode_regroup,
@@ -309,11 +309,11 @@ def _computed(record: Sequence[Any], tickets: dict[int, Ticket]) -> Computed:
     return Computed(_ticket(serial, tickets), _time(seconds))
 
 
-def _machines(record: Sequence[Any], tickets: dict[int, Ticket]) -> Placement:
+def _machines(record: Sequence[Any], tickets: dict[int, Ticket]) -> MachineWorkers:
     _, machines, own = record
     if type(own) is not int or not -1 <= own < len(machines):
         raise ValueError(f"{str(own)[:40]!r} is none of {len(machines)} machines")
-    return Placement(_groups(machines), own)
+    return MachineWorkers(_groups(machines), own)
 
 
 def _groups(groups: Any) -> tuple[tuple[int, ...], ...]:

@@ -29,7 +29,7 @@ from paceline.core.messages import (
     WakeAt,
     Within,
 )
-from paceline.trace.format import Computed, Fact, FreshState, NonFinite, Placement, WorkCost
+from paceline.trace.format import Computed, Fact, FreshState, MachineWorkers, NonFinite, WorkCost
 
 INSTANT = 1e-9  # seconds; two times that differ by less are one
 
@@ -189,7 +189,7 @@ class History:
             NonFinite: self._non_finite,
             WorkCost: self._cost,
             Computed: self._computed,
-            Placement: self._nothing,
+            MachineWorkers: self._nothing,
             FreshState: self._fresh_state,
             WakeAt: self._nothing,
             Remember: self._nothing,

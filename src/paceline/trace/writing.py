@@ -14,7 +14,7 @@ from paceline.core.codec import whole
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Event, Instruction, Ticket
 from paceline.files import NO_LINK, cannot_write, writing
-from paceline.trace.format import FORMAT, Computed, Fact, FreshState, NonFinite, Placement, WorkCost, encode
+from paceline.trace.format import FORMAT, Computed, Fact, FreshState, MachineWorkers, NonFinite, WorkCost, encode
 from paceline.trace.history import History, Observer
 from paceline.trace.reading import Trace, lines_of, lines_until, read_trace
 
@@ -88,7 +88,7 @@ class TraceWriter:
         self._facts.extend(NonFinite(ticket) for ticket in tickets)
         self._write_facts()
 
-    def note(self, fact: WorkCost | Computed | FreshState | Placement) -> None:
+    def note(self, fact: WorkCost | Computed | FreshState | MachineWorkers) -> None:
         """What else a fleet says: of the work on a ticket, or of where its workers are."""
         self._facts.append(fact)
         if self._file is not None:
@@ -143,5 +143,5 @@ class NoTrace(TraceWriter):
         for ticket in tickets:
             self.note(NonFinite(ticket))
 
-    def note(self, fact: WorkCost | Computed | FreshState | NonFinite | Placement) -> None:
+    def note(self, fact: WorkCost | Computed | FreshState | NonFinite | MachineWorkers) -> None:
         self.history.follow[type(fact)](fact)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import paceline as pl
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Arrived, Event, Joined, Step, Ticket
-from paceline.fleets.processes.inline import ProcessInlineWorker, computes_on, inline_on
+from paceline.fleets.processes.inline import ProcessInlineWorker, inline_on, opened_on
+from paceline.fleets.processes.places import Places
 from paceline.learning.arena.arena import Layout, Slot
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.gradients.distributed import DistributedGradients, MemoryMachine
@@ -36,7 +37,7 @@ from paceline.learning.gradients.sharding import (
 from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import Workload, workload_of
 from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
-from paceline.trace.format import NonFinite, Placement
+from paceline.trace.format import MachineWorkers, NonFinite
 from support.digits import digits_task
 
 SLOW = pl.delays.LogNormal(1.0, 0.4)
@@ -170,7 +171,7 @@ class OnMachines:
         return sum(map(len, self.machines))
 
     def launch(self, workload: Workload, seed: int) -> tuple[Group, SharedContributions]:
-        placed = Placement(tuple(map(tuple, self.machines)))
+        placed = MachineWorkers(tuple(map(tuple, self.machines)))
         inline, held = inline_on(self, placed, workload, seed)  # type: ignore[arg-type]
         assert isinstance(held, DistributedGradients)
         if self.shards > 1:
@@ -189,7 +190,8 @@ class OnMachines:
             own.bounds = bounds_of(layout, self.shards)
             pieces.append(own)
         held = ShardedGradients(state, layout, workload.logged, pieces, MemoryShards(self.shards))
-        return ProcessInlineWorker(self, computes_on(pieces, workload), held, seed), held  # type: ignore[arg-type]
+        places = Places()
+        return ProcessInlineWorker(self, opened_on(pieces, workload, places), held, seed, places=places), held  # type: ignore[arg-type]
 
 
 def train(

@@ -22,7 +22,7 @@ SPIN = 500e-6  # seconds that a worker polls: about as long as the server takes 
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
 ERROR_BYTES = 16_384  # for a traceback
 ORDER, SLOT, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, MIN_SECONDS, RECEIVED, HEARTBEAT, SECONDS = range(12)
-LOSSES, LOSS_SUM, NORM, LOSS_WEIGHT, UNUSED = range(12, 17)
+LOSSES, LOSS_SUM, NORM, LOSS_WEIGHT, UNUSED, VERSION = range(12, 18)
 WORDS = 24
 NONE, QUIT = 0, -1
 
@@ -42,6 +42,7 @@ class Order(NamedTuple):
     indices: Indices
     seed: int
     seconds: float  # the worker takes at least this long
+    version: int | None = None  # of the weights; where it is that of the last order, so are the weights
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Channel:
         samples = len(order.indices)
         words[SLOT], words[SOURCE], words[UNITS], words[SAMPLES] = order.slot, order.source, order.units, samples
         words[SEED] = order.seed
+        words[VERSION] = -1 if order.version is None else order.version
         self._reals[MIN_SECONDS] = order.seconds
         self._indices[:samples] = order.indices
         words[ORDER] = order.serial + 1
@@ -155,9 +157,10 @@ class Channel:
 
     def _read(self, order: int) -> Order:
         words = self._words
+        version = words[VERSION]
         return Order(
             order - 1, words[UNITS], words[SLOT], words[SOURCE], self._indices[: words[SAMPLES]].copy(), words[SEED],
-            self._reals[MIN_SECONDS],
+            self._reals[MIN_SECONDS], None if version < 0 else version,
         )  # fmt: skip
 
     def halted(self, serial: int) -> bool:

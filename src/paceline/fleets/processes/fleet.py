@@ -6,16 +6,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields
+from paceline.core.fields import check_fields, nearest
 from paceline.delays import Delay
 from paceline.fleets.processes.timeouts import SilenceTimeout
-from paceline.fleets.real import check_state, check_workers, medians_of, with_state
+from paceline.fleets.real import check_device_names, check_state, check_workers, medians_of, with_state
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.group import ProcessWorkers
     from paceline.fleets.processes.inline import ProcessInlineWorker
     from paceline.learning.contributions import SharedContributions
     from paceline.learning.workload import Workload
+
+STARTS = ("fork", "spawn")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class ProcessFleet:
                  which sends it along with each piece of work, so that a run is resumed exactly; or each ``"worker"``,
                  so that only models travel. Then a worker that is lost, or whose work is halted, begins with a fresh
                  optimizer, and so do all of them when a run is resumed; the trace tells, and a replay is still exact
+    devices      what workers compute on: "auto" deals out the accelerators of this machine, ``["cuda:0", "cuda:1"]``
+                 names one for each worker (of several ranks: one for each rank, worker by worker). By default the CPU
+    ranks_per_worker  processes that make up one worker: they share each mini-batch out among them, and exchange
+                 gradients by ``torch.distributed``; see ``Task(parallel=)``
+    start        "fork": workers share what the fork server has loaded; "spawn": each loads Python anew, which takes
+                 seconds, for libraries that cannot be forked
+    staging      copy weights and gradients on the CPU too, as workers on a device do: for tests
     """
 
     workers: int
@@ -43,6 +52,10 @@ class ProcessFleet:
     deadline: SilenceTimeout = SilenceTimeout()
     labels: Sequence[str] = field(default=(), repr=False)  # a run depends on them only by its groups
     state: Literal["server", "worker"] = "server"
+    devices: str | Sequence[str] | None = None
+    ranks_per_worker: int = 1
+    start: str = field(default="fork", repr=False)  # no run depends on it, nor on the next
+    staging: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -50,6 +63,13 @@ class ProcessFleet:
         check_state(self.state)
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads={self.threads} is not possible: at least 1, or none for a share of the cores")
+        if self.ranks_per_worker < 1:
+            raise ConfigError(f"ranks_per_worker={self.ranks_per_worker} is not possible: at least 1")
+        processes = self.workers * self.ranks_per_worker
+        ranks = "" if self.ranks_per_worker == 1 else f" of {self.ranks_per_worker} ranks each"
+        check_device_names(self.devices, processes, f"{self.workers} workers{ranks}")
+        if self.start not in STARTS:
+            raise ConfigError(f"start={self.start!r} is unknown: {nearest(self.start, STARTS)}")
         if sys.platform != "linux":
             raise ConfigError(f"worker processes need Linux, and this is {sys.platform}: use a SimulatedFleet")
 

@@ -21,8 +21,10 @@ from pathlib import Path
 # process: on it the worker sends its pid and a pidfd, and this process later how it ended.
 NUMBER = struct.Struct("<q")
 MAX_DESCRIPTORS = 16
-OPTIMIZERS = -1  # instead of a worker's number: load what torch imports with its first optimizer
-LOADED = NUMBER.pack(0)  # the answer when torch, or OPTIMIZERS, is loaded
+SPAWN = 1 << 32  # is added to the number of a worker whose process is to load Python anew
+OPTIMIZERS, PARALLEL = -1, -2  # instead of a worker's number: load what takes seconds, once for all workers
+MODULES = {OPTIMIZERS: "torch._dynamo", PARALLEL: "torch.distributed.fsdp"}  # what torch imports with its first use
+LOADED = NUMBER.pack(0)  # the answer when torch, or one of these, is loaded
 ENDED_WITHIN = 5.0  # seconds that a process may take to end once it is killed
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -82,8 +84,8 @@ class _ForkLoop:
         if not message:
             return False
         number = NUMBER.unpack(message)[0]
-        if number == OPTIMIZERS:
-            importlib.import_module("torch._dynamo")
+        if number in MODULES:
+            importlib.import_module(MODULES[number])
             self._requests.send(LOADED)
         elif not flags & socket.MSG_CTRUNC:  # else too many files are open: closing them tells that nothing was started
             self._fork(number, *descriptors)
@@ -93,6 +95,7 @@ class _ForkLoop:
         return True
 
     def _fork(self, number: int, status: int, *given: int) -> None:
+        spawns, number = divmod(number, SPAWN)
         own = os.getpid()
         try:
             pid = os.fork()
@@ -105,12 +108,12 @@ class _ForkLoop:
             try:
                 for other in (self._signals, self._signalled, self._requests.fileno(), *self._workers.values()):
                     os.close(other)
-                self._run_worker(number, status, given, own)
+                self._run_worker(number, status, given, own, spawns=bool(spawns))
             finally:
                 os._exit(1)
         self._workers[pid] = status
 
-    def _run_worker(self, number: int, status: int, given: Sequence[int], parent: int) -> None:
+    def _run_worker(self, number: int, status: int, given: Sequence[int], parent: int, *, spawns: bool) -> None:
         """In the forked process: be a worker, and exit."""
         signal.set_wakeup_fd(-1)
         for each in (signal.SIGCHLD, signal.SIGCONT):
@@ -120,6 +123,8 @@ class _ForkLoop:
         if os.getppid() != parent:  # it died before that
             return
         _send_pidfd(status)
+        if spawns:
+            execute("worker.main", number, list(given), descriptors=given)
         code = 1
         try:
             code = self._main(number, given)
@@ -156,6 +161,19 @@ class _ForkLoop:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
                 time.sleep(0.005)
+
+
+def execute(function: str, *arguments: object, descriptors: Sequence[int]) -> None:
+    """Load Python anew in this process, with these descriptors, and call a function of ``paceline.fleets.processes``.
+
+    What was loaded is gone, an initialised driver included; the process stays the same to the system. Its exit code is
+    what the function returns.
+    """
+    for each in descriptors:
+        os.set_inheritable(each, True)
+    call = f"{function}({', '.join(map(repr, arguments))})"
+    command = f"import os, sys; sys.path[:] = {sys.path!r}; from paceline.fleets.processes import worker; code = {call}"
+    os.execv(sys.executable, [sys.executable, "-c", f"{command}; sys.stdout.flush(); os._exit(code)"])
 
 
 def _send_pidfd(status: int) -> None:

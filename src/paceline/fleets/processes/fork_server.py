@@ -14,6 +14,9 @@ Whichever process is killed or stopped, none is left behind, and a run continues
 - Each worker has a session of its own. Processes that its code starts are killed with it; those that left the session
   are killed when the last worker has ended.
 
+A process that is spawned is forked as well, and then loads Python and torch anew: for libraries that cannot be forked,
+such as a driver that was initialised. The fork server itself initialises none.
+
 (The fork server of the standard library would run the user's main script again in every worker, and stays alive for as
 long as any worker does.)
 """
@@ -31,7 +34,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from paceline.fleets.processes.fork_loop import ENDED_WITHIN, NUMBER, OPTIMIZERS
+from paceline.fleets.processes.fork_loop import ENDED_WITHIN, MODULES, NUMBER, OPTIMIZERS, PARALLEL, SPAWN
 
 START_WITHIN = 10.0  # seconds that a fork may take, once torch is loaded
 REQUEST_WITHIN = 60.0  # seconds until a request must have fit into the socket
@@ -53,31 +56,41 @@ class ForkServer:
         self._lock = threading.Lock()
         self._process: _ServerProcess | None = None
         self._owner = 0
-        self._optimizers = False
+        self._loads: list[int] = []  # what is loaded besides torch
 
     @property
     def pid(self) -> int:
         """0 if it is not running."""
         return 0 if self._process is None else self._process.pid
 
-    def fork(self, worker: int, descriptors: Sequence[int]) -> "ForkedProcess":
-        """A new process that runs ``worker.main(worker, descriptors)``."""
+    def fork(self, worker: int, descriptors: Sequence[int], *, spawn: bool = False) -> "ForkedProcess":
+        """A new process that runs ``worker.main(worker, descriptors)``; with ``spawn`` it loads Python anew before."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs, self._lock:
-                return ForkedProcess(ours, self._request(worker, [theirs.fileno(), *descriptors]))
+                number = worker + SPAWN if spawn else worker
+                return ForkedProcess(ours, self._request(number, [theirs.fileno(), *descriptors]))
         except BaseException:
             ours.close()
             raise
 
     def load_optimizers(self) -> None:
         """Load what torch imports with its first optimizer: it takes seconds, and so is done once for all workers."""
+        self._load(OPTIMIZERS)
+
+    def load_parallel(self) -> None:
+        """Load what torch imports with its first ``DeviceMesh`` and sharded model, in the same way."""
+        self._load(PARALLEL)
+
+    def _load(self, what: int) -> None:
         with self._lock:
-            wanted, self._optimizers = not self._optimizers, True
+            wanted = what not in self._loads
+            if wanted:
+                self._loads.append(what)
             if not self._is_ours():
-                self._running()  # a new one loads them anyway
+                self._running()  # a new one loads it anyway
             elif wanted:
-                self._request(OPTIMIZERS, [])
+                self._request(what, [])
 
     def start(self) -> None:
         """Begin to load torch, which takes seconds, while this process does something else."""
@@ -93,7 +106,7 @@ class ForkServer:
                 raise
             self._discard()
             process = self._running()
-            if number != OPTIMIZERS:
+            if number not in MODULES:
                 process.request(number, descriptors)
         return process
 
@@ -103,8 +116,8 @@ class ForkServer:
     def _running(self) -> "_ServerProcess":
         if not self._is_ours():
             self._process, self._owner = _ServerProcess(), os.getpid()
-            if self._optimizers:
-                self._process.request(OPTIMIZERS, [])
+            for each in self._loads:
+                self._process.request(each, [])
         assert self._process is not None
         return self._process
 
@@ -148,7 +161,7 @@ class _ServerProcess:
 
     def request(self, number: int, descriptors: Sequence[int]) -> None:
         """Send a request; wait for a limited time while the socket is full."""
-        if number == OPTIMIZERS:
+        if number in MODULES:
             with self._counting:
                 self._loading += 1
         until = time.monotonic() + REQUEST_WITHIN

@@ -23,7 +23,7 @@ from paceline.fleets.processes.supervisor import MAX_FAILURES, ServerChannel, Su
 from paceline.fleets.processes.timeouts import DurationHistory, SilenceTimeout
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.generators import work_seed
-from paceline.trace.format import Computed, Placement
+from paceline.trace.format import Computed, MachineWorkers
 
 CHECK_INTERVAL = 0.25  # seconds between two checks for silent workers
 READ_BYTES = 256 * RECORD.size  # at most, by one call
@@ -107,20 +107,20 @@ class ProcessWorkers:
     results  the reading end of the pipe on which workers tell what they have done
     minimum  the run stops when fewer workers than this are ready or on their way
     delays   of workers that are made slow: the seconds that a ticket takes at least
-    placement  which workers share a machine, where there are several: ``on_placed`` is told when the run begins
+    machines which workers share a machine, where there are several: ``on_placed`` is told when the run begins
     """
 
     def __init__(
         self, supervisor: Supervisor, contributions: SharedContributions, results: int, seed: int, *,
         minimum: int, replace: bool, delays: Mapping[int, Callable[[Ticket], float]],
-        placement: Placement | None = None,
+        machines: MachineWorkers | None = None,
     ) -> None:  # fmt: skip
         self.about: Mapping[str, object] = {
             "clock": "real", "workers": len(supervisor.workers), "transfer_seconds": 0.0,
         }  # fmt: skip
         self.announce: Callable[[Computed], None] | None = None
-        self.placement = placement
-        self.on_placed: Callable[[Placement], None] = lambda machines: None
+        self._machines = machines
+        self.on_placed: Callable[[MachineWorkers], None] = lambda machines: None
         self.supervisor = supervisor
         self._contributions = contributions
         self._results = results
@@ -176,7 +176,7 @@ class ProcessWorkers:
             Order(
                 ticket.serial, ticket.work.units, promise.slot, promise.source, promise.indices,
                 work_seed(self._seed, ticket.worker, promise.number),
-                0.0 if delay is None else delay(ticket),
+                0.0 if delay is None else delay(ticket), ticket.version,
             )
         )  # fmt: skip
         self._to_notify.append(worker.channel)
@@ -238,8 +238,8 @@ class ProcessWorkers:
             if worker.process is not None and not worker.ready:
                 log.warning("worker %d found no free resources: the run begins without it", worker.number)
         self._started = True
-        if self.placement is not None:
-            self.on_placed(self.placement)
+        if self._machines is not None:
+            self.on_placed(self._machines)
         self._events.clear()
         self._zero = time.monotonic() - self._before
         left = [Left(self._before, worker) for worker in sorted(self._joined)]  # the workers before the checkpoint

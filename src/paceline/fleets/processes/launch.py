@@ -18,6 +18,7 @@ from paceline.fleets.processes.fork_server import FORK_SERVER
 from paceline.fleets.processes.group import ProcessWorkers, WorkerHandle
 from paceline.fleets.processes.memory import SharedMemory, SharedRegions
 from paceline.fleets.processes.payload import payload_of, shared_contributions, slots_needed
+from paceline.fleets.processes.places import Places
 from paceline.fleets.processes.serialization import pack
 from paceline.fleets.processes.supervisor import ForkLauncher, ProcessLauncher, Supervisor
 from paceline.fleets.processes.timeouts import SilenceTimeout
@@ -29,7 +30,7 @@ from paceline.learning.contributions import SharedContributions
 from paceline.learning.copies import hung_on
 from paceline.learning.workload import Workload
 from paceline.randomness import stream
-from paceline.trace.format import Placement
+from paceline.trace.format import MachineWorkers
 
 # Open files of the server: of each worker an event, a socket, a pidfd and one on the way; besides, memory, pipes, and
 # what a run writes. Ray's own connections come on top.
@@ -50,7 +51,7 @@ class ClusterLauncher(ProcessLauncher, Protocol):
     """Starts the processes of one run on several machines."""
 
     @property
-    def placement(self) -> Placement: ...
+    def machines(self) -> MachineWorkers: ...
 
     def contributions(self, workload: Workload, /) -> SharedContributions:
         """Gradients that stay on their machines."""
@@ -97,63 +98,48 @@ def launch(
     """
     state = workload.state
     if elsewhere := {str(p.device) for p in state.parameters if p.device.type != "cpu"}:
-        raise ConfigError(f"worker processes train on the CPU, and the model is on {', '.join(elsewhere)}")
+        raise ConfigError(
+            f"the task's model is on {', '.join(elsewhere)}, and worker processes get theirs from the CPU's memory: "
+            "leave the model on the CPU, and name the devices of the workers with ProcessFleet(devices=...)"
+        )
+    places = Places.of(fleet, workload)
     with ExitStack() as undo:
         undo.enter_context(open_files_for(fleet.workers, FILES_EACH, FILES if open_cluster is None else FILES_OF_RAY))
         if open_cluster is None:
-            _prepare_to_fork(workload)
-        payload = payload_of(workload, state.model, workload.loss, hung_on(state.parameters))
-        layout = Layout(state.parameters, state.buffers, workload.batch_size, len(workload.logged))
-        channels = ChannelLayout(fleet.workers, workload.batch_size)
-        blobs = Blobs()
-        undo.callback(blobs.close)
-        packed = pack(payload, state.parameters)
-        undo.callback(os.close, packed.descriptor)
+            _prepare_to_fork(workload, places)
+        payload = pack(payload_of(workload, state.model, workload.loss, hung_on(state.parameters)), state.parameters)
+        undo.callback(os.close, payload.descriptor)
         cluster = None if open_cluster is None else open_cluster()
         if cluster is not None:
             undo.callback(cluster.close)
             if cluster.own:
-                _prepare_to_fork(workload)
+                _prepare_to_fork(workload, places)
         spread = cluster is not None and len(cluster.own) < fleet.workers and not workload.hands_in_models
         here = len(cluster.own) if cluster is not None and spread else fleet.workers
-
-        def kept(memory: SharedMemory) -> SharedMemory:
-            undo.callback(os.close, memory.descriptor)
-            return memory
-
-        regions = SharedRegions(
-            channels=kept(SharedMemory(channels.bytes)),
-            arena=kept(SharedMemory(slots_needed(workload, here) * layout.stride)),
-            config=kept(pack(_config(fleet, channels, layout), ())),
-            payload=packed,
-            blobs=os.dup(blobs.descriptor),
+        blobs = Blobs()
+        undo.callback(blobs.close)
+        context, layout, results = _shared_context(
+            fleet, workload, places, undo, payload=payload, blobs=blobs, here=here
         )
-        undo.callback(os.close, regions.blobs)
-        arena = ParameterArena(layout, regions.arena.tensor())
-        results, theirs = os.pipe()
-        for end in (results, theirs):
-            undo.callback(os.close, end)
-        context = SharedContext(regions, arena, workload, theirs)
         remote = None if cluster is None else cluster.make_launcher(context)
-        launcher = ForkLauncher() if remote is None else remote
+        launcher = ForkLauncher(spawn=places.spawn) if remote is None else remote
         undo.callback(launcher.close)
         workers = []
         for number in range(fleet.workers):
             undo.callback(os.close, eventfd := os.eventfd(0))
-            channel = Channel(regions.channels, channels, number, eventfd)
+            channel = Channel(context.regions.channels, layout, number, eventfd)
             workers.append(WorkerHandle(number, channel, fleet.deadline))
-        supervisor = Supervisor(workers, regions, theirs, launcher)
         contributions: SharedContributions
         if remote is not None and spread:
-            blobs.close()
+            blobs.close()  # gradients need none
             contributions = remote.contributions(workload)
         else:
-            contributions = shared_contributions(workload, arena, blobs, fleet.workers)
+            contributions = shared_contributions(workload, context.arena, blobs, fleet.workers)
         undo.callback(contributions.detach)
         group = ProcessWorkers(
-            supervisor, contributions, results, seed,
+            Supervisor(workers, context.regions, context.results, launcher), contributions, results, seed,
             minimum=fleet.min_workers, replace=fleet.replace, delays=_delays(fleet, workload, seed),
-            placement=remote.placement if remote is not None and spread else None,
+            machines=remote.machines if remote is not None and spread else None,
         )  # fmt: skip
         undo.pop_all()
         with ExitStack() as closing, open_files_for(fleet.workers, 1, 0):
@@ -163,10 +149,40 @@ def launch(
     return group, contributions
 
 
-def _prepare_to_fork(workload: Workload) -> None:
+def _shared_context(
+    fleet: RealFleet, workload: Workload, places: Places, undo: ExitStack, *,
+    payload: SharedMemory, blobs: Blobs, here: int,
+) -> tuple[SharedContext, ChannelLayout, int]:  # fmt: skip
+    """The memory and the pipe that the server shares with ``here`` workers of this machine; the pipe's reading end."""
+    state = workload.state
+    layout = Layout(state.parameters, state.buffers, workload.batch_size, len(workload.logged), pages=places.pinned)
+    channels = ChannelLayout(fleet.workers, workload.batch_size)
+
+    def kept(memory: SharedMemory) -> SharedMemory:
+        undo.callback(os.close, memory.descriptor)
+        return memory
+
+    regions = SharedRegions(
+        channels=kept(SharedMemory(channels.bytes)),
+        arena=kept(SharedMemory(slots_needed(workload, here) * layout.stride)),
+        config=kept(pack(_config(fleet, channels, layout, places), ())),
+        payload=payload,
+        blobs=os.dup(blobs.descriptor),
+    )
+    undo.callback(os.close, regions.blobs)
+    results, theirs = os.pipe()
+    for end in (results, theirs):
+        undo.callback(os.close, end)
+    arena = ParameterArena(layout, regions.arena.tensor())
+    return SharedContext(regions, arena, workload, theirs), channels, results
+
+
+def _prepare_to_fork(workload: Workload, places: Places) -> None:
     """Load torch, which takes seconds, while this process does something else."""
     if workload.hands_in_models:
         FORK_SERVER.load_optimizers()
+    if places.sharded:
+        FORK_SERVER.load_parallel()
     FORK_SERVER.start()
 
 
@@ -185,13 +201,15 @@ def _seconds(slow: Delay, drawn: Iterator[float], sizes: BatchSizes, ticket: Tic
     return sum(of_size(slow, each, samples, sizes.mean) for each in islice(drawn, ticket.work.mini_batches))
 
 
-def _config(fleet: RealFleet, channels: ChannelLayout, layout: Layout) -> WorkerConfig:
+def _config(fleet: RealFleet, channels: ChannelLayout, layout: Layout, places: Places) -> WorkerConfig:
     cores = len(os.sched_getaffinity(0))
     numbers = {worker: slow for worker, slow in fleet.slow.items() if isinstance(slow, int | float)}
     return WorkerConfig(
         channels=channels, layout=layout, path=list(sys.path), directory=os.getcwd(),
-        threads=fleet.threads or max(1, cores // fleet.workers),
+        threads=fleet.threads or max(1, cores // (fleet.workers * places.ranks)),
         # where workers wait for a core, nobody must keep one busy
-        spin=SPIN if IN_ORDER and fleet.workers <= cores else 0.0,
+        spin=SPIN if IN_ORDER and fleet.workers * places.ranks <= cores else 0.0,
         slowness=tuple(float(numbers.get(worker, 1.0)) for worker in range(fleet.workers)),
+        devices=places.devices, staging=places.staging, ranks=places.ranks, spawn=places.spawn,
+        sharded=places.sharded,
     )  # fmt: skip

@@ -98,10 +98,13 @@ class ProcessLauncher(Protocol):
 
 
 class ForkLauncher:
-    """Forks processes on this machine."""
+    """Forks processes on this machine; with ``spawn`` they load Python anew."""
+
+    def __init__(self, *, spawn: bool = False) -> None:
+        self._spawn = spawn
 
     def start(self, worker: "WorkerHandle", descriptors: list[int]) -> WorkerProcess:
-        return FORK_SERVER.fork(worker.number, descriptors)
+        return FORK_SERVER.fork(worker.number, descriptors, spawn=self._spawn)
 
     def flush(self) -> None:
         pass  # orders are in shared memory already

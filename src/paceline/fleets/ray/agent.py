@@ -59,6 +59,7 @@ class HostSettings(NamedTuple):
     slots: int  # of the arena
     models: bool  # do workers hand in models?
     wire: torch.dtype | None
+    gpus: float = 0.0  # for each worker, of those that Ray made visible to the agent
 
 
 class Result(NamedTuple):
@@ -183,7 +184,10 @@ class Host:
 
     def __init__(self, settings: HostSettings, config: Bytes, payload: Bytes) -> None:
         made: WorkerConfig = unpack(StoredMemory(config), ())
-        own = replace(made, path=_import_path(made.path), directory=_directory(made.directory), host=this_node()[1])
+        own = replace(
+            made, path=_import_path(made.path), directory=_directory(made.directory), host=this_node()[1],
+            devices=_devices(settings, len(made.slowness)),
+        )  # fmt: skip
         self._models = settings.models
         self.wire = WireFormat(made.layout, settings.wire)
         self._blobs = Blobs()
@@ -420,6 +424,17 @@ class StoredMemory:
 def _import_path(server: Sequence[str]) -> list[str]:
     """Where workers import from: as this machine does, and where the server does if the place exists here too."""
     return [*sys.path, *(each for each in server if each not in sys.path and os.path.isdir(each))]
+
+
+def _devices(settings: HostSettings, workers: int) -> tuple[str, ...]:
+    """What each worker computes on: the accelerators that Ray reserved for this machine's, dealt out in their order.
+
+    Their driver is left to the workers: a process that has initialised it cannot be forked.
+    """
+    if not settings.gpus:
+        return ()
+    names = {worker: f"cuda:{int(place * settings.gpus)}" for place, worker in enumerate(settings.workers)}
+    return tuple(names.get(worker, "cpu") for worker in range(workers))
 
 
 def _directory(server: str) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paceline.fleets.ray.session import ClusterSession
     from paceline.learning.contributions import SharedContributions
     from paceline.learning.workload import Workload
-    from paceline.trace.format import Placement
+    from paceline.trace.format import MachineWorkers
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,6 @@ class RayFleet:
         for name, amount in self.resources_per_worker.items():
             if not 0 <= amount < float("inf"):
                 raise ConfigError(f"resources_per_worker: {amount} of {name} is not possible: at least 0")
-            if name == "GPU" and amount:
-                raise ConfigError(
-                    f"resources_per_worker: {amount:g} GPU would be reserved and never used: workers of a RayFleet "
-                    "compute on the CPU in this release; leave GPU out"
-                )
         for label in self.labels:
             if not all(label.partition("=")):
                 raise ConfigError(f"labels: {label!r} names no label of a Ray node and its value: such as 'gpu=a100'")
@@ -129,7 +124,7 @@ class RayFleet:
         return inline(self, with_state(self.state, workload), seed)
 
     def inline_on(
-        self, machines: "Placement", workload: "Workload", seed: int
+        self, machines: "MachineWorkers", workload: "Workload", seed: int
     ) -> "tuple[ProcessInlineWorker, SharedContributions]":
         """The same for workers that were on several machines: gradients are added up by machine, as they were there."""
         from paceline.fleets.processes.inline import inline_on
@@ -167,7 +162,7 @@ class PersistentRayFleet:
         return self.fleet.inline(workload, seed)
 
     def inline_on(
-        self, machines: "Placement", workload: "Workload", seed: int
+        self, machines: "MachineWorkers", workload: "Workload", seed: int
     ) -> "tuple[ProcessInlineWorker, SharedContributions]":
         return self.fleet.inline_on(machines, workload, seed)
 

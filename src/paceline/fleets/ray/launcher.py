@@ -18,7 +18,7 @@ from paceline.learning.gradients.distributed import DistributedGradients, Memory
 from paceline.learning.gradients.sharded import ShardedGradients
 from paceline.learning.gradients.sharding import bounds_of
 from paceline.learning.workload import Workload
-from paceline.trace.format import Placement
+from paceline.trace.format import MachineWorkers
 
 if TYPE_CHECKING:
     from paceline.fleets.ray.fleet import RayFleet
@@ -40,7 +40,8 @@ class MachineLauncher:
             if number != session.own_machine:
                 # for models slots have the same numbers here and there: only what is used takes memory
                 slots = slots_needed(context.workload, fleet.workers if models else len(workers))
-                settings = HostSettings(tuple(workers), slots, models, fleet.wire_dtype)
+                gpus = fleet.resources_per_worker.get("GPU", 0.0)
+                settings = HostSettings(tuple(workers), slots, models, fleet.wire_dtype, gpus)
                 self._clients[number] = AgentClient(number, settings, self._common)
         self._of_worker = {
             worker: self._clients[number]
@@ -54,8 +55,8 @@ class MachineLauncher:
         self._servers: RemoteShards | None = None
 
     @property
-    def placement(self) -> Placement:
-        return Placement(tuple(tuple(each) for each in self._session.machines), self._session.own_machine)
+    def machines(self) -> MachineWorkers:
+        return MachineWorkers(tuple(tuple(each) for each in self._session.machines), self._session.own_machine)
 
     def contributions(self, workload: Workload) -> DistributedGradients:
         """The gradients of all machines, with one server or several shards."""

@@ -41,7 +41,8 @@ class ClusterSession:
             if fleet.shards > len(self.machines):
                 number = len(self.machines)
                 log.warning("shards=%d on %d machines: those of one machine share its link", fleet.shards, number)
-            if fleet.share_memory and fleet.shards == 1:
+            # what Ray makes visible of accelerators only an actor gets to see
+            if fleet.share_memory and fleet.shards == 1 and not fleet.resources_per_worker.get("GPU"):
                 self.own_machine = self._connection.machine_here()
         except BaseException:
             self.close()

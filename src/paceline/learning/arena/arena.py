@@ -4,6 +4,7 @@ All slots have the same layout, so that any combination of them is one matrix-ve
 the weights of its ticket from the very slot that it will write its gradient to.
 """
 
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,10 +36,14 @@ class Place:
 class Layout:
     """Where a slot holds parameters, or their gradients (one vector for each dtype), buffers, marks and losses.
 
-    ``logged`` is how many values a step logs: of each the slot holds the sum, and over how many samples it is.
+    ``logged`` is how many values a step logs: of each the slot holds the sum, and over how many samples it is. With
+    ``pages`` a slot begins on a page of its own, so that it can be pinned for a device.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], samples: int, logged: int = 0) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], samples: int, logged: int = 0, *,
+        pages: bool = False,
+    ) -> None:  # fmt: skip
         self.shapes = [parameter.shape for parameter in parameters]
         self.buffer_shapes = [buffer.shape for buffer in buffers]
         self.vectors: list[Place] = []
@@ -65,7 +70,15 @@ class Layout:
         wide = torch.promote_types(self.vectors[0].dtype, torch.float32).to_real()
         self.losses = Place(end, wide, samples)
         # an odd number of cache lines: slots then do not compete for the same places of the cache
-        self.stride = (aligned(self.losses.end) // ALIGNMENT | 1) * ALIGNMENT
+        unit = mmap.PAGESIZE if pages else ALIGNMENT
+        self.stride = (-(-self.losses.end // unit) | 1) * unit
+
+    def split(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """The parameters as views of the vectors that hold them."""
+        return [
+            vectors[which][begin : begin + shape.numel()].view(shape)
+            for (which, begin), shape in zip(self.slices, self.shapes, strict=True)
+        ]
 
     def end_of(self, memory: Tensor) -> "SlotEnd":
         """The views of what follows the weights of a slot, in the bytes from ``weights_end`` to ``losses.end``."""
@@ -137,6 +150,27 @@ class Slot:
         return Report(losses, loss_sum * of_batch, norm(self.vectors), of_batch, unused)
 
 
+class StagedSlot:
+    """The weights of a slot, or the gradients for one, in memory of a process's own, on its device.
+
+    A worker that does not compute where the arena lies has one for the weights: they are copied when their version is
+    another than that of its last ticket.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.vectors = [torch.zeros(place.numel, dtype=place.dtype, device=device) for place in layout.vectors]
+        self.parameters = layout.split(self.vectors)
+        self.buffers = [
+            torch.zeros(shape, dtype=place.dtype, device=device)
+            for place, shape in zip(layout.buffers, layout.buffer_shapes, strict=True)
+        ]
+
+    def take(self, slot: Slot) -> None:
+        """Copy the weights and buffers of a slot."""
+        for own, others in zip(self.vectors + self.buffers, slot.vectors + slot.buffers, strict=True):
+            own.copy_(others, non_blocking=True)
+
+
 class ParameterArena:
     """Slots of one layout, one after the other in one piece of memory."""
 
@@ -161,10 +195,6 @@ class ParameterArena:
     def _views(self, memory: Tensor) -> Slot:
         layout = self.layout
         vectors = [memory[place.begin : place.end].view(place.dtype) for place in layout.vectors]
-        parameters = [
-            vectors[which][begin : begin + shape.numel()].view(shape)
-            for (which, begin), shape in zip(layout.slices, layout.shapes, strict=True)
-        ]
         buffers = [
             memory[place.begin : place.end].view(place.dtype).view(shape)
             for place, shape in zip(layout.buffers, layout.buffer_shapes, strict=True)
@@ -172,7 +202,7 @@ class ParameterArena:
         losses = memory[layout.losses.begin : layout.losses.end].view(layout.losses.dtype)
         unused = memory[layout.unused.begin : layout.unused.end]
         logged = memory[layout.logged.begin : layout.logged.end].view(layout.logged.dtype)
-        return Slot(memory, vectors, parameters, buffers, unused, losses, losses.numpy(), logged)
+        return Slot(memory, vectors, layout.split(vectors), buffers, unused, losses, losses.numpy(), logged)
 
 
 def aligned(size: int) -> int:

@@ -7,8 +7,8 @@ $$g = \sum_m \sum_{i \in m} w_i g_i$$
 
 is one product on each machine $m$, and the partial sums are added in the order of the machines. So what travels between
 machines is one gradient a machine and update, and the weights of a version once to each machine, when somebody there
-begins to compute. The bits depend on which workers share a machine (``Placement`` in the trace tells), and on nothing
-else: neither on the order of arrival, nor on where the machines are.
+begins to compute. The bits depend on which workers share a machine (the trace tells, ``MachineWorkers``), and on
+nothing else: neither on the order of arrival, nor on where the machines are.
 
 What a machine holds is lost with it. A step leaves out what is lost, as it leaves out what is not finite.
 """

@@ -37,6 +37,7 @@ from paceline.core.stateful import State
 from paceline.data.batches import Losses
 from paceline.data.partition import Indices
 from paceline.data.samples import to_device
+from paceline.learning.devices import CPU
 from paceline.learning.generators import seed_numpy_and_python, work_seed
 from paceline.learning.loss import PieceLoss, backward_in_pieces, numbers
 from paceline.learning.model_state import all_finite, computes_weights, make_dense
@@ -94,6 +95,7 @@ class LocalTrainer:
         self._step = step_of(self.optimizer)
         self._generator = stream(seed, "local", worker)
         self._random = torch.Generator().manual_seed(int(self._generator.integers(2**62))).get_state()
+        self._device_random: Tensor | None = None  # of the generator of its device, once it has drawn from that
         self._begun = 0  # how often it was given local work
         self._states: dict[int, defaultdict[Any, Any]] = {}  # of the optimizer, where it stays with workers
         self._as_made: Mapping[Any, Any] = {}
@@ -156,6 +158,7 @@ class LocalTrainer:
             "scheduler": self._schedule.state(),
             "random": self._random,
             "begun": self._begun,
+            **({} if self._device_random is None else {"device random": self._device_random}),
         }
 
     def carry_on(self, carried: State, *, of_worker: bool = False, with_state: bool = True) -> None:
@@ -168,6 +171,7 @@ class LocalTrainer:
         else:
             self._schedule.restore(carried["scheduler"])
         self._random = carried["random"]
+        self._device_random = carried.get("device random")
         self._begun = whole(carried.get("begun", 0))  # older checkpoints do not tell
 
     def evaluated(self, updates: int, loss: float, accuracy: float) -> None:
@@ -255,10 +259,18 @@ class LocalTrainer:
         """Let torch draw from the worker's own stream (dropout), whoever trained before; seed numpy and Python anew.
 
         Torch continues where the worker's last local work ended, so that work may be cut in two. The seed of the
-        others is not drawn from it, which would change that: it follows from the stream's seed and ``_begun``.
+        others is not drawn from it, which would change that: it follows from the stream's seed and ``_begun``. The
+        generator of a device begins with the stream's seed, and continues as the CPU's does.
         """
         before = torch.get_rng_state()
         torch.set_rng_state(self._random)
+        device: Any = None if self._device.type == "cpu" else torch.get_device_module(self._device)
+        if device is not None:
+            device_before = device.get_rng_state()
+            if self._device_random is None:
+                device.manual_seed(torch.initial_seed())
+            else:
+                device.set_rng_state(self._device_random)
         seed_numpy_and_python(work_seed(torch.initial_seed(), self._worker, self._begun))
         self._begun += 1
         try:
@@ -266,6 +278,9 @@ class LocalTrainer:
         finally:
             self._random = torch.get_rng_state()
             torch.set_rng_state(before)
+            if device is not None:
+                self._device_random = device.get_rng_state().cpu()
+                device.set_rng_state(device_before)
 
 
 class Beginning(NamedTuple):
@@ -320,7 +335,7 @@ def compute(
         trainer.keep_state_of(worker, fresh=work.fresh)
     trainer.carry_on(work.carried, with_state=not work.own_state)
     trained = trainer.train(work.batches, work.additions, watched)
-    return None if stopped else Outcome(trained, trainer.carried(with_state=not work.own_state))
+    return None if stopped else Outcome(trained, to_device(trainer.carried(with_state=not work.own_state), CPU))
 
 
 def adopt(trainer: LocalTrainer, values: Sequence[Tensor], outcome: Outcome) -> Trained:
