@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.core.messages import Halt, Start
+from paceline.core.messages import Halt, Left, Start
 from paceline.storage import saved_models
 from paceline.storage.checkpoint import read_checkpoint
 from paceline.trace.format import FreshState
-from support.digits import weights
+from support import faults
+from support.digits import digits_task, weights
+from support.local_models import mlp
 from support.resumable import Case, dropout, replayed, sgd
 
 HELD = pl.ProcessFleet(workers=3, threads=1, state="worker")
@@ -50,6 +52,21 @@ def test_a_resumed_run_begins_with_fresh_optimizers_says_so_and_is_replayed_exac
     assert sorted(fresh(run)) == [0, 1, 2]
     assert sum("begins with a fresh optimizer" in record.getMessage() for record in caplog.records) == 3
     found = replayed(CASE, tmp_path)
+    assert (found.departure, found.differences, found.compared) == (None, {}, True)
+
+
+def test_a_killed_worker_begins_with_a_fresh_optimizer(tmp_path: Path) -> None:
+    (marks := tmp_path / "marks").mkdir()
+    alone = replace(HELD, workers=1)  # so that the run waits for the replacement
+    model = faults.Struck(mlp(), faults.die, marks, at=6)  # in the second piece of a worker
+    task = replace(digits_task(model), evaluate=lambda model: {"loss": 0.0})
+    rule, optimizer = pl.ModelAveraging(4), sgd(momentum=0.9)
+    run = pl.train(
+        task, strategy=rule, fleet=alone, optimizer=optimizer, stop=pl.Stop(updates=5), batch_size=16,
+        directory=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    assert fresh(run) == [fact.worker for fact in run.trace if isinstance(fact, Left)] == [0]
+    found = pl.replay(tmp_path / "run", task, strategy=rule, fleet=alone, optimizer=optimizer, batch_size=16)
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
 
