@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,16 @@ def test_a_task_keeps_its_weights_for_all_seeds() -> None:
     first = [outcome.history[0].loss for outcome in one.outcomes]
     assert first[0] == first[1]
     assert one.rows[0]["lr"] is None
+
+
+def test_prices_have_a_column_if_there_are_any(found: paceline.Comparison) -> None:
+    """Four workers at 2 a second, for as long as the run took."""
+    priced = compared(fleet=replace(FLEET, prices=2.0), strategies=["ssgd"], learning_rates=[0.3], seeds=[0])
+    seconds = priced.outcomes[0].measures.seconds
+    assert priced.rows[0]["price"] == pytest.approx(2.0 * FLEET.workers * seconds)
+    assert "price" in str(priced)
+    assert "price" not in found.rows[0]
+    assert "price" not in str(found)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -1,5 +1,8 @@
 """The ledger shows who is here, who computes what, and what was handed in."""
 
+import json
+from fractions import Fraction
+
 import pytest
 
 from paceline.core.coordinator import Coordinator, Strategy
@@ -11,6 +14,7 @@ from paceline.core.messages import (
     Decision,
     Drop,
     Joined,
+    Leaving,
     Left,
     Rang,
     Recall,
@@ -21,6 +25,7 @@ from paceline.core.messages import (
     Within,
     mean,
 )
+from paceline.core.state import LedgerState
 from paceline.testing import snapshot, walk
 from support.silent import Silent, coordinator_of, split_coordinator
 
@@ -320,3 +325,36 @@ def test_a_ledger_is_split_before_any_work_is_given_out() -> None:
         list(ledger.split(((0,), (1,))))
     assert snapshot(ledger) == before
     assert ledger.parts() == ()
+
+
+def test_who_is_leaving_is_here_and_not_idle_until_it_comes_back() -> None:
+    """In the whole and in its part; in the state too, and nothing of it where nobody is leaving."""
+    coordinator = split_coordinator()
+    assert "leaving" not in coordinator.ledger.state()
+    first = coordinator.ledger.running[0]
+    coordinator.receive(Leaving(1.0, 0, by=3.0), Leaving(1.0, 1, by=2.0))
+    coordinator.receive(Arrived(1.5, first, 1))
+    coordinator.carry_out([Within(0, Step({first: Fraction(1)}))])
+    again = LedgerState()
+    again.restore(json.loads(json.dumps(coordinator.ledger.state())))
+    for ledger in (coordinator.ledger, again):
+        assert dict(ledger.leaving) == {0: 3.0, 1: 2.0}
+        assert dict(ledger.parts()[0].leaving) == {0: 3.0}
+        assert 0 in ledger.workers
+        assert not ledger.idle
+        assert not ledger.parts()[0].idle
+    coordinator.receive(Left(3.0, 0))
+    coordinator.receive(Joined(4.0, 0))
+    assert dict(coordinator.ledger.leaving) == {1: 2.0}
+    assert [*coordinator.ledger.idle] == [*coordinator.ledger.parts()[0].idle] == [0]
+
+
+def test_who_changes_its_part_is_still_leaving() -> None:
+    coordinator = split_coordinator()
+    coordinator.receive(Leaving(1.0, 0, by=3.0))
+    coordinator.carry_out([Regroup(((2,), (0, 1, 3)), "why not")])
+    coordinator.strategy = Silent()
+    coordinator.receive(Arrived(1.5, coordinator.ledger.running[0], 1))
+    assert [dict(part.leaving) for part in coordinator.ledger.parts()] == [{}, {0: 3.0}]
+    assert 0 in coordinator.ledger.parts()[1].workers
+    assert not coordinator.ledger.parts()[1].idle

@@ -20,6 +20,7 @@ from paceline.core.messages import (
     Drop,
     Halt,
     Joined,
+    Leaving,
     Left,
     Rang,
     Recall,
@@ -62,7 +63,7 @@ class Possible:
 
     def event(self) -> Fact:
         self.now += self.draw(st.floats(0, 1e9))
-        choice = self.draw(st.integers(0, 3))
+        choice = self.draw(st.integers(0, 4))
         if choice == 0 and self.running:
             ticket = self.running.pop(self.draw(st.integers(0, len(self.running) - 1)))
             self.held.append(ticket)
@@ -78,6 +79,10 @@ class Possible:
             worker = self.draw(numbers.filter(lambda number: number not in self.here))
             self.here.add(worker)
             return Joined(self.now, worker)
+        if choice == 3 and self.here:
+            return Leaving(
+                self.now, self.draw(st.sampled_from(sorted(self.here))), self.now + self.draw(st.floats(0, 9))
+            )
         return Rang(self.now)
 
     def instruction(self) -> Fact:
