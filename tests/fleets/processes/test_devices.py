@@ -176,6 +176,7 @@ def test_a_pass_finds_no_tensor_on_the_wrong_device(monkeypatch: pytest.MonkeyPa
     with FakeTensorMode(allow_non_fake_inputs=True):
         with meta:
             model = layers(nn.BatchNorm1d(20, dtype=torch.float64), nn.Dropout(0.2))
+            model.get_submodule("1").num_batches_tracked = torch.empty((), dtype=torch.int64)  # no known constant
         parameters = list(model.parameters())
         model.register_forward_hook(lambda module, inputs, outputs: seen.append(inputs[0].device))
         placement = Staged(StagedSlot(layout, meta), Transfers(meta), list(model.buffers()))
