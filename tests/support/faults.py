@@ -141,7 +141,7 @@ def die_around_the_answer() -> None:
         threading.Timer(0.001, die).start()
         report(*arguments)
 
-    Channel.report = last  # type: ignore[method-assign]
+    Channel.report = last  # type: ignore[method-assign, assignment]
 
 
 def kill_the_fork_server() -> None:
