@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.hops import FLOWS
 
 
+@pytest.mark.timeout(400)  # twenty seconds of work; a busy machine may take its time
 def test_a_flow_passes_through_few_files() -> None:
     """In a process of its own, where nothing was imported or warmed up by other tests: comparing comes first."""
     flows = ["compare", "simulated", "processes", "pruning"]

@@ -15,7 +15,13 @@ from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau,
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline as pl
-from paceline.integrations.lightning import RecorderCallback, _samples, optimizer_from, scheduler_from, task_from
+from paceline.integrations.lightning import (
+    RecorderCallback,
+    _samples,
+    optimizer_and_scheduler_from,
+    optimizer_from,
+    task_from,
+)
 from paceline.trace.recordings import WorkerRecording, read_recording
 
 pytestmark = [
@@ -265,14 +271,16 @@ def warming_up(optimizer: torch.optim.Optimizer) -> SequentialLR:
 def test_a_scheduler_sets_the_rates_of_a_run(strategy: pl.strategy.Strategy) -> None:
     """As one that is made by hand for the optimizer of the run; on simulated workers, and on processes."""
     runs = []
-    for kind, scheduler in ((Scheduled, scheduler_from(Scheduled())), (Grouped, warming_up)):
+    for kind in (Scheduled, Grouped):
         for fleet in (pl.SimulatedFleet([pl.delays.Constant(1.0)] * 2), pl.ProcessFleet(2, threads=1)):
             torch.manual_seed(0)
             module = kind()
+            optimizer, scheduler = optimizer_and_scheduler_from(module)
+            assert (scheduler is None) == (kind is Grouped)
             runs.append(
                 pl.train(
-                    task_from(module, data()), strategy=strategy, fleet=fleet, optimizer=optimizer_from(module),
-                    scheduler=scheduler, batch_size=4, stop=pl.Stop(updates=5), progress=False,
+                    task_from(module, data()), strategy=strategy, fleet=fleet, optimizer=optimizer,
+                    scheduler=scheduler or warming_up, batch_size=4, stop=pl.Stop(updates=5), progress=False,
                 )
             )  # fmt: skip
     states = [run.model.state_dict() for run in runs]
@@ -280,7 +288,10 @@ def test_a_scheduler_sets_the_rates_of_a_run(strategy: pl.strategy.Strategy) -> 
         assert torch.equal(states[0][name], value)
         assert torch.equal(states[1][name], states[3][name])
         torch.testing.assert_close(states[1][name], value)
-    assert scheduler_from(Grouped()) is None
+    with pytest.raises(
+        pl.ConfigError, match=r"give train\(\) both, optimizer, scheduler = optimizer_and_scheduler_from"
+    ):
+        optimizer_from(Scheduled())
 
 
 def test_one_optimizer_in_a_list_is_one() -> None:

@@ -30,7 +30,7 @@ from paceline.data.samples import Collate, Data
 from paceline.learning.task import Task
 from paceline.recording.recorder import Recorder
 
-__all__ = ["RecorderCallback", "optimizer_from", "scheduler_from", "task_from"]
+__all__ = ["RecorderCallback", "optimizer_and_scheduler_from", "optimizer_from", "task_from"]
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same framework under two names
 # what a module may override and would not be asked for: its updates would not be those of Lightning
 REFUSED = (
@@ -127,20 +127,28 @@ def task_from(module: Any, train: Data, test: Data | None = None, *, collate: Co
 def optimizer_from(module: Any) -> Callable[[Iterable[Parameter]], Optimizer]:
     """The optimizer that ``configure_optimizers`` makes, as ``train(optimizer=)`` takes it: of a run's own parameters.
 
-    Its groups stay as they are. Several optimizers are refused, and learning rate schedulers that Lightning would not
-    step at each update; one that it would belongs to the run too, with ``train(scheduler=scheduler_from(module))``.
+    Its groups stay as they are. Several optimizers are refused, and one with a learning rate scheduler, which
+    ``optimizer_and_scheduler_from`` takes over too.
     """
-    optimizer, _ = _configured(module)
-    return _OptimizerOf(optimizer, list(module.parameters()))
+    optimizer, scheduler = optimizer_and_scheduler_from(module)
+    if scheduler is not None:
+        raise ConfigError(
+            f"configure_optimizers of {type(module).__name__} returns a learning rate scheduler, too: give train() "
+            "both, optimizer, scheduler = optimizer_and_scheduler_from(module)"
+        )
+    return optimizer
 
 
-def scheduler_from(module: Any) -> Callable[[Optimizer], LRScheduler] | None:
-    """The learning rate scheduler that ``configure_optimizers`` makes, as ``train(scheduler=)`` takes it; None if none.
+def optimizer_and_scheduler_from(
+    module: Any,
+) -> tuple[Callable[[Iterable[Parameter]], Optimizer], Callable[[Optimizer], LRScheduler] | None]:
+    """What ``configure_optimizers`` makes, as ``train(optimizer=, scheduler=)`` takes it. The second may be None.
 
-    It is stepped at each update, so that only one with ``{"scheduler": ..., "interval": "step"}`` is taken.
+    The scheduler is stepped at each update, so that only one with ``{"scheduler": ..., "interval": "step"}`` is taken.
     """
-    _, scheduler = _configured(module)
-    return None if scheduler is None else _SchedulerOf(scheduler)
+    optimizer, scheduler = _configured(module)
+    made = _OptimizerOf(optimizer, list(module.parameters()))
+    return made, None if scheduler is None else _SchedulerOf(scheduler)
 
 
 def _configured(module: Any) -> tuple[Optimizer, LRScheduler | None]:
