@@ -42,6 +42,7 @@ from paceline.theory.stability.schedules import (
     schedule_growth,
     simulated_schedule,
 )
+from paceline.theory.time_bound import TimeBound, time_lower_bound
 
 __all__ = [
     "ApproximationError",
@@ -50,6 +51,7 @@ __all__ = [
     "Moments",
     "Schedule",
     "Solution",
+    "TimeBound",
     "TimeToEpsilon",
     "approximation_error",
     "corollary_3_3",
@@ -75,5 +77,6 @@ __all__ = [
     "theorem_3_4",
     "theorem_4_1",
     "theorem_4_2",
+    "time_lower_bound",
     "time_to_epsilon",
 ]

@@ -11,8 +11,8 @@ the server:
 | ``Asynchronous`` | $1 / \sum_i (E X_i + 2c)^{-1}$ | $P-1$ in the mean; distribution by ``renewal`` |
 | ``LiveCompensation`` | $E X_{(K)} + 2c$ if late workers answer a recall at once; else simulation | 1 for the late |
 | ``Grouped`` | $1 / \sum_g T_g^{-1}$ over the groups' rounds | groups minus one in the mean; likewise |
-
 | ``UnequalBatches`` | simulation, sizes changing on the way | as of the rule inside |
+| others | ``closed_forms`` | likewise |
 
 $X_{(K)}$ is the $K$-th order statistic of the workers' durations and $c$ the transfer of one message. All are
 means in the long run, without warm-up rounds and without workers that leave or join.
@@ -38,7 +38,17 @@ from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
+from paceline.strategies.ringmaster import Ringmaster
 from paceline.theory.estimate import Estimate, Source, weakest
+from paceline.theory.runtime.closed_forms import (
+    BUFFERS,
+    NEVER_STALE,
+    NOTHING_LOST,
+    WEIGHED,
+    buffer_staleness,
+    constant_seconds,
+    gradients_an_update,
+)
 from paceline.theory.runtime.renewal import Clock, clocks_of, exponential_staleness, renewal_staleness
 from paceline.theory.stability.net_weights import NetWeights
 from paceline.trace.measure import MeasureReader
@@ -224,16 +234,22 @@ class _Case:
         return self.fleet.network.seconds(self.message_bytes) > 0
 
     def rate(self) -> Estimate:
+        if (constant := self._constant()) is not None:
+            return Estimate(1 / constant, "exact")
         if self.clocks is None:
             gap = self.simulation.seconds_per_update
             return Estimate(1 / gap.value, "simulation", gap.error and gap.error / gap.value**2)
         rounds = [clock.seconds for clock in self.clocks]
-        rate = sum(1 / each.value for each in rounds)
-        error = sum(each.error / each.value**2 for each in rounds if each.error)
+        size = gradients_an_update(self.strategy)
+        rate = sum(1 / each.value for each in rounds) / size
+        error = sum(each.error / each.value**2 for each in rounds if each.error) / size
         return Estimate(rate, weakest(*(each.source for each in rounds)), error or None)
 
+    def _constant(self) -> float | None:
+        return constant_seconds(self.strategy, self.fleet, self.fleet.network.seconds(self.message_bytes))
+
     def waste(self) -> Estimate:
-        if type(self.inner) is FastestK and self.clocks is not None:
+        if type(self.inner) in (FastestK, Ringmaster) and self.clocks is not None:
             rates = [1 / clock.seconds.value for clock in self.clocks]
             stopped = sum(rate * clock.stopped for rate, clock in zip(rates, self.clocks, strict=True))
             used = sum(rate * clock.used for rate, clock in zip(rates, self.clocks, strict=True))
@@ -248,9 +264,11 @@ class _Case:
         if type(inner) is LiveCompensation:
             whole = not inner.recall or self.fleet.recall == "complete"
             return whole or (self.fleet.recall == "block" and not self.transfers_take_time)
-        return self.clocks is not None and type(inner) is not FastestK
+        return type(inner) in NOTHING_LOST or (self.clocks is not None and type(inner) not in (FastestK, Ringmaster))
 
     def mean_staleness(self) -> Estimate:
+        if (of_buffer := buffer_staleness(self.strategy, self.fleet)) is not None:
+            return Estimate(of_buffer, "exact")
         if self.clocks is not None and self._counts_others() and not self._meet_for_sure():
             finite = all(clock.seconds.value < float("inf") for clock in self.clocks)
             if finite or len(self.clocks) == 1:
@@ -261,12 +279,12 @@ class _Case:
     @cached_property
     def staleness(self) -> Ages:
         if not isinstance(self.strategy, Grouped) or len(self.strategy.groups) == 1:
-            if type(self.inner) is FastestK:
+            if type(self.inner) in (FastestK, *NEVER_STALE):
                 return FRESH  # late work is dropped
             if type(self.inner) is LiveCompensation and self._all_is_used():
                 late = 1 - self.inner.quorum / self.fleet.workers
                 return Ages({0: 1 - late, 1: late}, "exact") if late else FRESH
-        if self.clocks is not None and self._counts_others():
+        if self.clocks is not None and self._counts_others() and type(self.inner) not in BUFFERS:
             if len(self.clocks) == 1:
                 return FRESH
             if (found := self._of_independent_clocks(self.clocks)) is not None:
@@ -303,6 +321,8 @@ class _Case:
                 # what is added for late workers is subtracted from the fast ones of the same round
                 return NetWeights.of_delays(FRESH.shares), "exact"
             return self.simulation.weights, "simulation"
-        if self.staleness.source == "simulation":  # for a rule without formulas: several ages in one update
+        if (
+            self.staleness.source == "simulation" or type(inner) in WEIGHED
+        ):  # for a rule without formulas: several ages in one update
             return self.simulation.weights, "simulation"
         return NetWeights.of_delays(self.staleness.shares), self.staleness.source

@@ -29,12 +29,14 @@ from numpy.typing import NDArray
 from paceline.core.coordinator import Strategy
 from paceline.delays import Constant, Delay, Distribution, Empirical, PerSample, ShiftedExponential, Stretched
 from paceline.fleets.simulated.fleet import SimulatedFleet
-from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
+from paceline.strategies.quorum_grace import QuorumGrace
+from paceline.strategies.ringmaster import Ringmaster
 from paceline.strategies.synchronous import Synchronous
 from paceline.theory.estimate import Estimate
+from paceline.theory.runtime.closed_forms import BUFFERS, ONE_BY_ONE
 from paceline.theory.runtime.order_statistics import order_statistic_mean, order_statistic_means, round_cdf
 
 Floats = NDArray[np.float64]
@@ -91,6 +93,8 @@ def clocks_of(strategy: Strategy, fleet: SimulatedFleet, transfer: float) -> lis
     if type(strategy) is not Grouped:
         return _clocks(strategy, delays, fleet.recall, transfer)
     clocks: list[Clock] = []
+    if type(strategy.inside) in BUFFERS:
+        return None  # each group has a buffer of its own
     for group in strategy.groups:
         own = _clocks(strategy.inside, [delays[worker] for worker in group], fleet.recall, transfer)
         if own is None:
@@ -108,7 +112,7 @@ def _is_drawn(delay: Delay) -> TypeGuard[Distribution]:
 
 
 def _clocks(strategy: Strategy, delays: Sequence[Distribution], recall: str, transfer: float) -> list[Clock] | None:
-    if type(strategy) is Asynchronous:
+    if type(strategy) in (*ONE_BY_ONE, *BUFFERS):
         return [Clock((delay,), 1, transfer) for delay in delays]
     rank = _rank(strategy, len(delays), recall, transfer)
     ordered = tuple(sorted(delays, key=repr))  # so that clocks with the same delays are equal
@@ -121,6 +125,10 @@ def _rank(strategy: Strategy, workers: int, recall: str, transfer: float) -> int
         return workers
     if type(strategy) is FastestK:
         return strategy.quorum if strategy.stop_late or strategy.quorum == workers else None
+    if type(strategy) is Ringmaster:
+        return 1 if strategy.threshold == 1 and strategy.stop else None
+    if type(strategy) is QuorumGrace:
+        return workers if strategy.quorum == workers else None
     if type(strategy) is LiveCompensation:
         at_once = recall == "complete" or (recall == "abandon" and not transfer)
         return strategy.quorum if strategy.quorum == workers or (strategy.recall and at_once) else None
