@@ -173,6 +173,8 @@ class SharedGradients:
 
     def detach(self) -> None:
         """Give the model memory of its own, for when the run is over."""
+        rows = range(self._first_row, slots_needed(self._workers))
+        self._arena.release(row for row in rows if row not in self._taken)
         self._state.swap_in(self._state.copy())
         vectors, of_parameters = self._own
         self._state.use_gradients(vectors, of_parameters)
