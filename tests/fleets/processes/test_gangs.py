@@ -24,6 +24,7 @@ from support.ranks import (
     killed,
     layers,
     mean_and_more,
+    nothing,
     of_pairs,
     other_shapes,
     other_types,
@@ -131,7 +132,7 @@ def test_a_task_sets_up_its_model_with_ddp_or_fsdp2() -> None:
             replace(digits_task(), parallel=other_types),
             "ConfigError: rank 1 has another model than rank 0: parameter 0",
         ),
-        (replace(digits_task(), parallel=lambda model, mesh: None), "ConfigError: parallel returned NoneType"),
+        (replace(digits_task(), parallel=nothing), "ConfigError: parallel returned NoneType"),
         (digits_task(loss=of_pairs), "ConfigError: ranks_per_worker=2 needs a loss that is a mean over samples"),
     ],
 )
@@ -149,7 +150,7 @@ def test_what_a_gang_cannot_do_is_refused_before_it_starts() -> None:
     with pytest.raises(ConfigError, match="2 devices for 2 workers of 2 ranks each: give one for each"):
         replace(GANGS, devices=["cpu", "cpu"])
     with pytest.raises(ConfigError, match="parallel=3 is no function"):
-        replace(digits_task(), parallel=3)
+        replace(digits_task(), parallel=3)  # type: ignore[arg-type]
 
 
 def test_that_parallel_has_no_effect_on_one_rank_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.fleets.processes.memory import SharedMemory
 from paceline.learning.arena.arena import ALIGNMENT, Layout, ParameterArena
 from paceline.learning.arena.blobs import APART, Blobs
 
@@ -138,3 +139,17 @@ def test_blobs_take_the_memory_of_what_is_written_only() -> None:
         assert found.st_blocks * 512 < 1 << 20
     finally:
         blobs.close()
+
+
+def test_memory_of_large_slots_is_given_back() -> None:
+    """And that of the others stays as it is."""
+    layout = Layout([torch.zeros(1 << 19)], [], SAMPLES)
+    memory = SharedMemory(3 * layout.stride)
+    arena = ParameterArena(layout, memory.tensor())
+    for number in range(3):
+        arena[number].vectors[0].fill_(1.0)
+    before = os.stat(memory.descriptor).st_blocks
+    arena.release([1])
+    assert os.stat(memory.descriptor).st_blocks < 0.7 * before
+    assert [int(arena[number].vectors[0].sum()) == 1 << 19 for number in range(3)] == [True, False, True]
+    os.close(memory.descriptor)

@@ -76,5 +76,5 @@ def test_hooks_of_parameters_see_whole_gradients() -> None:
     assert RowWriter.of(parameters) is None
     assert RowWriter.of(parameters, least=1) is not None
     hooked = list(nn.Linear(3, 3).parameters())
-    hooked[0].register_post_accumulate_grad_hook(lambda parameter: None)
+    hooked[0].register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[no-untyped-call]
     assert RowWriter.of(hooked, least=1) is None

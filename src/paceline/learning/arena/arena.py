@@ -4,8 +4,9 @@ All slots have the same layout, so that any combination of them is one matrix-ve
 the weights of its ticket from the very slot that it will write its gradient to.
 """
 
+import ctypes
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from paceline.core.codec import whole
 from paceline.learning.model_state import like, norm
 
 ALIGNMENT = 64  # bytes; a cache line
+LARGE = 1 << 20  # bytes
+MADV_REMOVE = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +189,17 @@ class ParameterArena:
     def bytes(self, number: int) -> Tensor:
         """All of a slot, as it is sent."""
         return self._bytes[number]
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """Give the memory of large slots back to the system, as far as it is shared; from then on they hold zeros."""
+        if self.layout.stride < LARGE:
+            return
+        libc = ctypes.CDLL(None)
+        for number in numbers:
+            begin = self._bytes[number].data_ptr()
+            first, end = -(-begin // mmap.PAGESIZE), (begin + self.layout.stride) // mmap.PAGESIZE
+            address, size = first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE
+            libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), MADV_REMOVE)  # is refused where it is private
 
     def __getitem__(self, number: int) -> Slot:
         if number not in self._made:

@@ -96,6 +96,7 @@ class SharedGradients(HeldGradients):
 
     def detach(self) -> None:
         """Give the model memory of its own, for when the run is over."""
+        self._arena.release(self._slots.free_rows())
         self._state.swap_in(self._state.copy())
         vectors, of_parameters = self._own
         self._state.use_gradients(vectors, of_parameters)

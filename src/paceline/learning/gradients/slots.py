@@ -95,6 +95,11 @@ class SlotBook:
     def settle(self, slot: int) -> None:
         self._taken.discard(slot)
 
+    def free_rows(self) -> list[int]:
+        """The slots of gradients that no ticket has."""
+        end = self.first_row + self._levels * len(self._positions)
+        return [slot for slot in range(self.first_row, end) if slot not in self._taken]
+
     def move(self) -> bool:
         """The model is about to change: leave the slot to those who still read it. Returns whether it moves."""
         if not self.is_read:
