@@ -40,11 +40,13 @@ class Nodes:
         """The raylet of a node, without a word: its workers end with it."""
         node.kill_raylet(check_alive=False)
 
-    def actors(self) -> list[psutil.Process]:
-        """The processes of all actors on all nodes."""
+    def actors(self, kind: str = "Agent") -> list[psutil.Process]:
+        """The processes of all actors of a class on all nodes."""
         raylets = {node.all_processes["raylet"][0].process.pid for node in self.cluster.list_all_nodes()}
         running = psutil.process_iter(["name", "ppid"])
-        return [each for each in running if each.info["ppid"] in raylets and each.info["name"].startswith("ray::Agent")]
+        return [
+            each for each in running if each.info["ppid"] in raylets and each.info["name"].startswith(f"ray::{kind}")
+        ]
 
     def remove(self, node: Any) -> None:
         """The rest of a node."""

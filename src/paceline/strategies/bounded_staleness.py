@@ -26,7 +26,8 @@ class BoundedStaleness(Strategy):
 
     **Wins** where speeds vary from piece to piece and are alike in the long run: short delays are absorbed, and no
     gradient gets very old. **Loses** where one worker is always slow: after a while all have its speed, with stale
-    gradients besides. Since in the long run all count alike, unlike data do no harm.
+    gradients besides. In the long run all workers count about alike, so that unlike
+    data do less harm than with ``Asynchronous``.
 
     **Memory**: one gradient a worker.
 

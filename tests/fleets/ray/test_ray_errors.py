@@ -166,7 +166,7 @@ def test_a_node_without_the_data(cluster: Nodes, tmp_path: Path, monkeypatch: py
     first, *rest = str(caught.value).splitlines()
     assert first == "worker 0 raised an error while it started:"
     (line,) = rest
-    assert line.startswith("the data cannot be read on ")
+    assert line.startswith("ConfigError: the data cannot be read on ")
     assert "FileNotFoundError" in line
     assert "/nowhere/values.npy" in line
 
