@@ -576,11 +576,6 @@ def test_lists_are_no_tensors() -> None:
     assert "cannot be trained on" in refused(train=(np.array(["a"] * 64), np.zeros(64)))
 
 
-def test_gpus_of_ray_are_refused() -> None:
-    with pytest.raises(ConfigError, match="1 GPU would be reserved and never used"):
-        pl.RayFleet(2, resources_per_worker={"CPU": 1.0, "GPU": 1.0})
-
-
 def test_arrays_of_doubles_become_the_type_of_the_model(caplog: pytest.LogCaptureFixture) -> None:
     x, y = table()[0].double().numpy(), table()[1].numpy()
     with caplog.at_level(logging.WARNING, "paceline"):

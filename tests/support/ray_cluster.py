@@ -43,10 +43,8 @@ class Nodes:
     def actors(self, kind: str = "Agent") -> list[psutil.Process]:
         """The processes of all actors of a class on all nodes."""
         raylets = {node.all_processes["raylet"][0].process.pid for node in self.cluster.list_all_nodes()}
-        running = psutil.process_iter(["name", "ppid"])
-        return [
-            each for each in running if each.info["ppid"] in raylets and each.info["name"].startswith(f"ray::{kind}")
-        ]
+        running = [each for each in psutil.process_iter(["name", "ppid"]) if each.info["ppid"] in raylets]
+        return [each for each in running if each.info["name"].startswith(f"ray::{kind}")]
 
     def remove(self, node: Any) -> None:
         """The rest of a node."""

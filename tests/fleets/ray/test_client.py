@@ -23,6 +23,7 @@ from paceline.fleets.ray.agent import (
     Ready,
     Result,
     SignOfLife,
+    devices_of,
     versions,
 )
 from paceline.fleets.ray.client import AgentClient, RemoteMachine, ServerSide, WeightSender
@@ -129,6 +130,13 @@ def remote() -> Iterator[Remote]:
     made = Remote(10)
     yield made
     made.close()
+
+
+def test_accelerators_are_dealt_out_in_the_order_of_workers() -> None:
+    """Whole ones, or shares of one; those that Ray made visible to an agent have numbers from 0 on."""
+    assert devices_of(HostSettings((1, 3), 20, False, None, 1.0), 4) == ("cpu", "cuda:0", "cpu", "cuda:1")
+    assert devices_of(HostSettings((0, 1, 2), 20, False, None, 0.5), 3) == ("cuda:0", "cuda:0", "cuda:1")
+    assert devices_of(HostSettings((0, 1), 20, False, None), 2) == ()
 
 
 def test_nothing_is_sent_before_the_agent_is_ready(remote: Remote) -> None:

@@ -310,7 +310,7 @@ def test_shards_compute_the_bits_of_one_server_and_a_lost_one_ends_the_run(clust
     ours, theirs = (run.model.state_dict() for run in runs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     task = replace(digits_task(), evaluate=Killing(cluster, "Shard", 100, tmp_path / "run"))
-    options = {"directory": tmp_path / "run", "checkpoint": 4, "every": pl.Every(updates=3)}
+    options = {"directory": tmp_path / "run", "checkpoint": pl.Every(updates=4), "every": pl.Every(updates=3)}
     with pytest.raises(pl.PacelineError, match=r"a shard of the server ended.*: continue from the last checkpoint"):
         train(task, pl.Synchronous(), two, 200, **options)
     made = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors")["loop"]["version"]

@@ -171,6 +171,22 @@ def test_a_node_without_the_data(cluster: Nodes, tmp_path: Path, monkeypatch: py
     assert "/nowhere/values.npy" in line
 
 
+def test_a_device_that_ray_promises_and_torch_does_not_find(cluster: Nodes) -> None:
+    node = cluster.add(1, num_gpus=1)
+    fleet = pl.RayFleet(1, {"CPU": 1.0, "GPU": 1.0}, address=cluster.address)
+    try:
+        with pytest.raises(WorkerFailed) as caught:
+            pl.train(
+                digits_task(), strategy=pl.Synchronous(), fleet=fleet, stop=pl.Stop(updates=5), progress=False,
+                optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            )  # fmt: skip
+    finally:
+        cluster.remove(node)
+    first, line = str(caught.value).splitlines()
+    assert first == "worker 0 raised an error while it started:"
+    assert "cuda:0" in line
+
+
 def test_the_command_line(cluster: Nodes, tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(

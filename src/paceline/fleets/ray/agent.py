@@ -186,7 +186,7 @@ class Host:
         made: WorkerConfig = unpack(StoredMemory(config), ())
         own = replace(
             made, path=_import_path(made.path), directory=_directory(made.directory), host=this_node()[1],
-            devices=_devices(settings, len(made.slowness)),
+            devices=devices_of(settings, len(made.slowness)),
         )  # fmt: skip
         self._models = settings.models
         self.wire = WireFormat(made.layout, settings.wire)
@@ -426,7 +426,7 @@ def _import_path(server: Sequence[str]) -> list[str]:
     return [*sys.path, *(each for each in server if each not in sys.path and os.path.isdir(each))]
 
 
-def _devices(settings: HostSettings, workers: int) -> tuple[str, ...]:
+def devices_of(settings: HostSettings, workers: int) -> tuple[str, ...]:
     """What each worker computes on: the accelerators that Ray reserved for this machine's, dealt out in their order.
 
     Their driver is left to the workers: a process that has initialised it cannot be forked.
