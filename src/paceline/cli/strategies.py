@@ -10,7 +10,7 @@ def strategies() -> None:
         Column("names", left=True),
         Column("also known as", rank=2, left=True),
         Column("rule", least=24, left=True),
-        Column("try", least=24, left=True),
+        Column("try", least=22, left=True),
         Column("paper", rank=1, least=24, left=True, style="dim"),
     ]
     rows = [

@@ -148,12 +148,7 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
         resumed = opened is not None and opened.resumed
         writer = TraceWriter(opened.trace if opened else None, setup.workers.about, resumed=resumed)
         stack.callback(writer.release)
-        if isinstance(setup.workers, SimulatedWorkers | ReplayedWorkers):
-            setup.workers.announce = writer.note
-        elif isinstance(setup.workers, Placed):
-            setup.workers.on_placed = writer.note
-        if isinstance(contributions := setup.server.contributions, Announcing):
-            contributions.announce = writer.note
+        _let_announce(setup, writer)
         loop = Loop(spec.strategy, setup.workers, setup.server, writer, spec.stop.seconds, sizes=spec.sizes.unequal)
         hooks = Hooks(_callbacks(output, opened))
         stack.callback(hooks.close)
@@ -177,6 +172,16 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
         ended = replace(ended.with_problem(str(hooks.problem)), error=hooks.error)
     _raise_what_ended(ended, run, opened)
     return run
+
+
+def _let_announce(setup: Setup, writer: TraceWriter) -> None:
+    """What workers and their contributions tell besides events goes into the trace."""
+    if isinstance(setup.workers, SimulatedWorkers | ReplayedWorkers):
+        setup.workers.announce = writer.note
+    elif isinstance(setup.workers, Placed):
+        setup.workers.on_placed = writer.note
+    if isinstance(contributions := setup.server.contributions, Announcing):
+        contributions.announce = writer.note
 
 
 def _callbacks(output: Output, opened: RunDirectory | None) -> Sequence[Callback]:

@@ -23,13 +23,14 @@ tables of their own and ``groups`` a list of lists or "labels", or simply the sa
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from inspect import signature
 from typing import Any, get_type_hints
 
 from paceline.core.codec import MOST_WORKERS
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.fields import as_table, as_written, described, nearest, read_value, refuse_unknown
+from paceline.core.fields import as_table, as_written, described, read_value, refuse_unknown
 from paceline.strategies.catalogue import BY_NAME, GROUPED, STRATEGIES, Named
 from paceline.strategies.grouped import Grouped, groups_by_label, groups_by_speed
 
@@ -177,10 +178,18 @@ def _check_depth(depth: int) -> None:
         raise ConfigError(f"strategy: rules inside rules are nested deeper than {DEEPEST}: leave some of them out")
 
 
+def _nearest(name: str) -> str:
+    """The end of a sentence about a name that is not known. There are too many names to list them all."""
+    close = get_close_matches(name.strip().lower(), BY_NAME, n=1, cutoff=0.5)
+    meant = f"did you mean {close[0]!r}? " if close else ""
+    first = ", ".join(each.names[0] for each in STRATEGIES[:6])
+    return f"{meant}(paceline strategies lists all names: {first}, ...)"
+
+
 def _choice(name: str, options: dict[str, Any], where: str, depth: int = 0) -> StrategyChoice:
     named = BY_NAME.get(name.strip().lower())
     if named is None:
-        raise ConfigError(f"{where}: unknown strategy {as_written(name)}: {nearest(name, BY_NAME)}")
+        raise ConfigError(f"{where}: unknown strategy {as_written(name)}: {_nearest(name)}")
     hints = named.options
     refuse_unknown(options, hints, where)
     if named.kind is Grouped and "groups" in options and "tolerance" in options:
