@@ -4,9 +4,9 @@
 
 pattern   weights by ``ray.put`` once an update, gradients as numpy arrays, ``ray.wait``: as in Ray's documentation, the
           driver being the server
-local     ``RayFleet``: workers on the server's machine share its memory
-remote    ``RayFleet(share_memory=False)``: as workers on other machines do, everything goes through Ray. Both nodes are
-          on this machine, so a network would come on top, for the pattern as well
+local     ``RayFleet`` on the server's own node: workers share its memory
+remote    ``RayFleet`` on two other nodes, each with an agent. All nodes are on this machine, so a network would come on
+          top, for the pattern as well
 
 speed     how many times as many updates a second as the pattern, two workers; and how many times as many rounds a
           second the pattern makes in which nothing is computed, only carried
@@ -45,6 +45,7 @@ BARS = {
 }
 WORKERS = 2
 NODE_OF = 4
+HERE = {"here": 1.0}  # the resources of a worker on the driver's own node
 ROWS = [f"{how}, {place}" for how in BARS for place in ("local", "remote")]
 CARRYING, CEILING = "carrying", "synchronous, pattern that only carries"
 
@@ -126,8 +127,9 @@ class Pattern:
 
 @contextmanager
 def cluster(cpus: int) -> Iterator[str]:
-    """Two nodes, and a head that only the driver is on."""
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    """Two nodes, and a head that only the driver is on, and those who ask for ``HERE``."""
+    head = {"num_cpus": 0, "include_dashboard": False, "resources": {"here": 64.0}}
+    made = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
             made.add_node(num_cpus=cpus, object_store_memory=2**30)
@@ -142,8 +144,8 @@ def speeds(address: str, rounds: int) -> dict[str, dict[str, float]]:
     table: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         fleets = {
-            "local": stack.enter_context(pl.RayFleet(WORKERS, address=address).persistent()),
-            "remote": stack.enter_context(pl.RayFleet(WORKERS, address=address, share_memory=False).persistent()),
+            "local": stack.enter_context(pl.RayFleet(WORKERS, HERE, address=address).persistent()),
+            "remote": stack.enter_context(pl.RayFleet(WORKERS, address=address).persistent()),
         }
         for name, case in CASES.items():
             with closing(Pattern(case)) as pattern:
@@ -172,7 +174,7 @@ def alternatives(case: Case, steps: int, pattern: Pattern, fleets: dict[str, Any
 def over_pure(address: str, rounds: int) -> dict[str, float]:
     """The time of four workers that share the server's memory, over that of four that only compute."""
     found: dict[str, float] = {}
-    with pl.RayFleet(NODE_OF, {"CPU": 0.5}, address=address).persistent() as fleet:
+    with pl.RayFleet(NODE_OF, HERE, address=address).persistent() as fleet:
         for name, case in CASES.items():
             team = Team(pure, case, NODE_OF)
             try:
@@ -185,7 +187,7 @@ def over_pure(address: str, rounds: int) -> dict[str, float]:
 
 def milliseconds_to_notice(address: str, local: bool) -> float:
     """From kill -9 of a worker that has nothing to do to the event."""
-    fleet = pl.RayFleet(WORKERS, address=address, share_memory=local)
+    fleet = pl.RayFleet(WORKERS, HERE if local else {"CPU": 1.0}, address=address)
     group, _ = fleet.launch(workload_of(trivial(), [], 8), seed=0)
     noticed = []
     with closing(group):
@@ -209,7 +211,7 @@ def driver_milliseconds(address: str, local: bool) -> dict[str, dict[str, float]
     """Processor time of the driver for each update, asynchronous, by how many workers there are."""
     found: dict[str, dict[str, float]] = {}
     for workers in (2, 8, 32):
-        fleet = pl.RayFleet(workers, {"CPU": 0.1}, address=address, share_memory=local)
+        fleet = pl.RayFleet(workers, HERE if local else {"CPU": 0.1}, address=address)
         with fleet.persistent() as persistent:
             spend(trivial(), persistent, 10 * workers)
             found.setdefault("trivial", {})[f"{workers} workers"] = spend(trivial(), persistent, 600)
