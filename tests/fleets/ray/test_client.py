@@ -14,7 +14,11 @@ from paceline.core.messages import Ticket, gradient
 from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
 from paceline.fleets.processes.group import WorkerHandle
 from paceline.fleets.processes.timeouts import SilenceTimeout
-from paceline.fleets.ray.agent import (
+from paceline.fleets.ray.agent import devices_of
+from paceline.fleets.ray.client import AgentClient, ServerSide
+from paceline.fleets.ray.connection import ActorGone
+from paceline.fleets.ray.machine import RemoteMachine, WeightSender
+from paceline.fleets.ray.messages import (
     AgentInfo,
     Ended,
     Failed,
@@ -23,11 +27,8 @@ from paceline.fleets.ray.agent import (
     Ready,
     Result,
     SignOfLife,
-    devices_of,
     versions,
 )
-from paceline.fleets.ray.client import AgentClient, RemoteMachine, ServerSide, WeightSender
-from paceline.fleets.ray.connection import ActorGone
 from paceline.fleets.ray.wire import CHUNK, MAX_INLINE, WireFormat
 from paceline.learning.arena.arena import Layout, ParameterArena, Report
 from paceline.learning.gradients.distributed import MachineLost

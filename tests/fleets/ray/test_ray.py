@@ -239,7 +239,7 @@ def test_a_run_begins_without_a_worker_that_finds_no_place(
     cluster: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its node dies while it starts, and there is no other one."""
-    monkeypatch.setattr("paceline.fleets.ray.client.EXPECTED_FOR", 15.0)
+    monkeypatch.setattr("paceline.fleets.ray.process.EXPECTED_FOR", 15.0)
     doomed, spare = cluster.add(1, labels={"part": "doomed"}), cluster.add(1, labels={"part": "spare"})
     doom = [doomed]
 

@@ -7,22 +7,20 @@ once, and only while it is assigned. What comes from an agent that was given up 
 """
 
 import os
-import select
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
-from paceline.fleets.ray.agent import AgentInfo, Ended, Failed, HostSettings, Message, Ready, Result, versions
 from paceline.fleets.ray.connection import COLLECT, CONTROL, SUMS, WORK, ActorGone, ActorHandle, kill_on
-from paceline.fleets.ray.wire import MAX_INLINE, Bytes, WireFormat, as_bytes, chunks_of, joined, split
-from paceline.learning.arena.arena import EMPTY_REPORT, Layout, ParameterArena, Slot
+from paceline.fleets.ray.messages import AgentInfo, Ended, Failed, HostSettings, Message, Ready, Result, versions
+from paceline.fleets.ray.process import RemoteProcess
+from paceline.fleets.ray.wire import MAX_INLINE, Bytes, WireFormat, chunks_of, split
+from paceline.learning.arena.arena import EMPTY_REPORT, Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
-from paceline.learning.gradients.distributed import MachineLost, Partial
-from paceline.learning.gradients.held import RowEnd
+from paceline.learning.gradients.distributed import MachineLost
 from paceline.learning.gradients.sharding import Bounds
 from paceline.learning.gradients.slots import Parts
 
@@ -30,10 +28,7 @@ if TYPE_CHECKING:
     from paceline.fleets.processes.group import WorkerHandle
     from paceline.fleets.ray.session import ClusterSession
 
-EXPECTED_FOR = 60.0  # seconds for which a worker whose machine finds no free resources counts as on its way
-ENDED_WITHIN = 5.0  # seconds that a process may take to end once it is killed
 ANSWERED_WITHIN = 120.0  # seconds that an agent may take to add up gradients
-UNKNOWN_PID = -1
 
 
 @dataclass(frozen=True)
@@ -394,149 +389,3 @@ class AgentChannel:
 
     def reset(self) -> None:
         """The next process gets another channel."""
-
-
-class RemoteProcess:
-    """A worker's process on another machine, as the supervisor sees it, from the moment when it is asked for."""
-
-    def __init__(self, client: AgentClient, worker: int, start: int, common: ServerSide) -> None:
-        self.start = start  # counts the processes of its machine
-        self.sentinel = os.eventfd(0)
-        self.pid = 0
-        self._client = client
-        self._worker = worker
-        self._has_capacity = common.session.connection.has_capacity
-        self._at_first = common.at_first
-        self._info: AgentInfo | None = None
-        self._requested_at = time.monotonic()
-        self._placed_at: float | None = None
-        self._released = False  # the supervisor has reaped it
-        self._reason = ""  # how it ended
-        self._lock = threading.Lock()  # the sentinel is not closed while another thread writes to it
-
-    def placed(self, info: AgentInfo) -> None:
-        """Its machine's agent has told where it runs."""
-        self._info, self._placed_at = info, time.monotonic()
-
-    def ended(self, reason: str) -> None:
-        """It has ended, or must be assumed to have."""
-        with self._lock:
-            if not self._released and not self._reason:
-                self._reason = reason
-                self.pid = self.pid or UNKNOWN_PID
-                os.eventfd_write(self.sentinel, 1)
-
-    def has_ended(self) -> bool:
-        return bool(self._reason)
-
-    @property
-    def start_timeout(self) -> float:
-        """Unlimited while it waits for resources; then as long as a worker's first ticket may take."""
-        if self._placed_at is None and self._has_capacity():
-            self._placed_at = time.monotonic()
-        return float("inf") if self._placed_at is None else self._placed_at - self._requested_at + self._at_first
-
-    @property
-    def expected_for(self) -> float:
-        """Limited while it waits for resources. It may still join later."""
-        return EXPECTED_FOR if self._info is None and not self._has_capacity() else float("inf")
-
-    def kill(self) -> None:
-        self._client.kill(self._worker)
-        self.ended("was killed")
-
-    def wait(self, until: float) -> bool:
-        """Wait for the end, until a time of ``time.monotonic``."""
-        return bool(select.select([self.sentinel], [], [], max(0.0, until - time.monotonic()))[0])
-
-    def reap(self) -> str:
-        """Wait for the end, and return how it ended."""
-        if not self._reason:
-            self.wait(time.monotonic() + ENDED_WITHIN)
-        with self._lock:
-            self._released = True
-            os.close(self.sentinel)
-        where = f" on {self._info.host}" if self._info is not None else ""
-        return f"{self._reason or 'was lost'}{where}"
-
-
-class RemoteMachine:
-    """The arena of another machine, to be asked through its agent."""
-
-    def __init__(
-        self, workers: Sequence[int], client: AgentClient, send: "WeightSender", bounds: Sequence[Bounds] = ()
-    ) -> None:
-        self.workers = workers
-        self._bounds = bounds  # of shards, if there are several
-        self._client = client
-        self._send = send
-        self._chunks = chunks_of(client.wire.bytes)
-        self._single = 0  # how many sums in a row were of one whole row
-
-    @property
-    def incarnation(self) -> int:
-        return self._client.incarnation
-
-    def deliver(self, slot: int, version: int, model: Slot) -> None:
-        self._client.weights(slot, self._send.message(version, model), self._client.wire.weights_bytes)
-
-    def copy(self, source: int, slot: int) -> None:
-        self._client.copy(source, slot)
-
-    def ask(self, parts: Parts, ends: Sequence[int]) -> Callable[[], Partial]:
-        client = self._client
-        whole = len(parts) == 1 and parts[0][1] == 1.0
-        self._single = self._single + 1 if whole else 0
-        client.eager = self._single > 1
-        here = [found for slot in ends if (found := client.rows.pop(slot, None)) is not None]
-        if whole and len(here) == 1:
-            row, end = here[0]
-            return lambda: self._unpacked(row, [end])
-        answer = client.ask("sum", parts, [*ends], self._chunks, results=1 + self._chunks)
-        return partial(self._answered, answer)
-
-    def _answered(self, answer: Callable[[], list[Any]]) -> Partial:
-        ends, *chunks = answer()
-        message = joined(chunks)
-        self._client.received += message.nbytes
-        return self._unpacked(message, ends)
-
-    def _unpacked(self, message: Bytes, ends: Sequence[Any]) -> Partial:
-        layout = self._client.common.layout
-        return self._client.wire.unpacked(message), [layout.end_of(as_bytes(end)) for end in ends]
-
-    def ask_pieces(self, parts: Parts, ends: Sequence[int]) -> tuple[Sequence[Any], Callable[[], Sequence[RowEnd]]]:
-        first, *pieces = self._client.ask_pieces(parts, [*ends], self._bounds)
-        layout = self._client.common.layout
-        return pieces, lambda: [layout.end_of(as_bytes(end)) for end in self._client.got(first)]
-
-    def deliver_pieces(self, slot: int, pieces: Sequence[Any], model: Slot) -> None:
-        layout = self._client.common.layout
-        buffers = model.memory[layout.weights_end : layout.buffers_end].numpy().copy()
-        self._client.pieces(slot, pieces, self._bounds, buffers)
-
-    def finite(self, slots: Sequence[int]) -> Sequence[bool]:
-        (found,) = self._client.ask("finite", [*slots])()
-        return found  # type: ignore[no-any-return]
-
-    def read(self, slot: int) -> Slot:
-        (row,) = self._client.ask("read", slot)()
-        return ParameterArena(self._client.common.layout, as_bytes(row.copy()))[0]
-
-    def write(self, slot: int, row: Slot) -> None:
-        self._client.write(slot, row.memory.numpy())
-
-
-class WeightSender:
-    """Makes one message of each version of the model, which is sent once to each machine."""
-
-    def __init__(self, wire: WireFormat, message: Callable[[Bytes], object]) -> None:
-        self._wire = wire
-        self._make = message
-        self._version = -1
-        self._message: object = None
-
-    def message(self, version: int, model: Slot) -> object:
-        if version != self._version:
-            self._message, self._version = self._make(self._wire.pack_weights(model)), version
-        return self._message

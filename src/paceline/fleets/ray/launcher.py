@@ -8,8 +8,9 @@ from paceline.fleets.processes.group import WorkerHandle
 from paceline.fleets.processes.launch import SharedContext
 from paceline.fleets.processes.payload import slots_needed
 from paceline.fleets.processes.supervisor import WorkerProcess
-from paceline.fleets.ray.agent import HostSettings
-from paceline.fleets.ray.client import AgentClient, RemoteMachine, ServerSide, WeightSender
+from paceline.fleets.ray.client import AgentClient, ServerSide
+from paceline.fleets.ray.machine import RemoteMachine, WeightSender
+from paceline.fleets.ray.messages import HostSettings
 from paceline.fleets.ray.session import ClusterSession
 from paceline.fleets.ray.shards import RemoteShards, Shard
 from paceline.fleets.ray.wire import WireFormat

@@ -1,0 +1,95 @@
+"""The memory of another machine, as the server asks it: through the machine's agent."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from paceline.fleets.ray.client import AgentClient
+from paceline.fleets.ray.wire import Bytes, WireFormat, as_bytes, chunks_of, joined
+from paceline.learning.arena.arena import ParameterArena, Slot
+from paceline.learning.gradients.distributed import Partial
+from paceline.learning.gradients.held import RowEnd
+from paceline.learning.gradients.sharding import Bounds
+from paceline.learning.gradients.slots import Parts
+
+
+class RemoteMachine:
+    """The arena of another machine, to be asked through its agent."""
+
+    def __init__(
+        self, workers: Sequence[int], client: AgentClient, send: "WeightSender", bounds: Sequence[Bounds] = ()
+    ) -> None:
+        self.workers = workers
+        self._bounds = bounds  # of shards, if there are several
+        self._client = client
+        self._send = send
+        self._chunks = chunks_of(client.wire.bytes)
+        self._single = 0  # how many sums in a row were of one whole row
+
+    @property
+    def incarnation(self) -> int:
+        return self._client.incarnation
+
+    def deliver(self, slot: int, version: int, model: Slot) -> None:
+        self._client.weights(slot, self._send.message(version, model), self._client.wire.weights_bytes)
+
+    def copy(self, source: int, slot: int) -> None:
+        self._client.copy(source, slot)
+
+    def ask(self, parts: Parts, ends: Sequence[int]) -> Callable[[], Partial]:
+        client = self._client
+        whole = len(parts) == 1 and parts[0][1] == 1.0
+        self._single = self._single + 1 if whole else 0
+        client.eager = self._single > 1
+        here = [found for slot in ends if (found := client.rows.pop(slot, None)) is not None]
+        if whole and len(here) == 1:
+            row, end = here[0]
+            return lambda: self._unpacked(row, [end])
+        answer = client.ask("sum", parts, [*ends], self._chunks, results=1 + self._chunks)
+        return partial(self._answered, answer)
+
+    def _answered(self, answer: Callable[[], list[Any]]) -> Partial:
+        ends, *chunks = answer()
+        message = joined(chunks)
+        self._client.received += message.nbytes
+        return self._unpacked(message, ends)
+
+    def _unpacked(self, message: Bytes, ends: Sequence[Any]) -> Partial:
+        layout = self._client.common.layout
+        return self._client.wire.unpacked(message), [layout.end_of(as_bytes(end)) for end in ends]
+
+    def ask_pieces(self, parts: Parts, ends: Sequence[int]) -> tuple[Sequence[Any], Callable[[], Sequence[RowEnd]]]:
+        first, *pieces = self._client.ask_pieces(parts, [*ends], self._bounds)
+        layout = self._client.common.layout
+        return pieces, lambda: [layout.end_of(as_bytes(end)) for end in self._client.got(first)]
+
+    def deliver_pieces(self, slot: int, pieces: Sequence[Any], model: Slot) -> None:
+        layout = self._client.common.layout
+        buffers = model.memory[layout.weights_end : layout.buffers_end].numpy().copy()
+        self._client.pieces(slot, pieces, self._bounds, buffers)
+
+    def finite(self, slots: Sequence[int]) -> Sequence[bool]:
+        (found,) = self._client.ask("finite", [*slots])()
+        return found  # type: ignore[no-any-return]
+
+    def read(self, slot: int) -> Slot:
+        (row,) = self._client.ask("read", slot)()
+        return ParameterArena(self._client.common.layout, as_bytes(row.copy()))[0]
+
+    def write(self, slot: int, row: Slot) -> None:
+        self._client.write(slot, row.memory.numpy())
+
+
+class WeightSender:
+    """Makes one message of each version of the model, which is sent once to each machine."""
+
+    def __init__(self, wire: WireFormat, message: Callable[[Bytes], object]) -> None:
+        self._wire = wire
+        self._make = message
+        self._version = -1
+        self._message: object = None
+
+    def message(self, version: int, model: Slot) -> object:
+        if version != self._version:
+            self._message, self._version = self._make(self._wire.pack_weights(model)), version
+        return self._message
