@@ -315,3 +315,17 @@ def test_a_row_that_came_with_the_news_of_its_arrival_is_not_asked_for(remote: R
         (vector,), _ = remote.machine.ask(((0, 1.0),), [4])()
         assert vector.tolist() == list(range(10))
     assert len(remote.calls.asked) == 2
+
+
+def test_a_row_that_was_never_used_is_not_taken_for_that_of_the_next_ticket(remote: Remote) -> None:
+    """The first ticket was dropped, and the second one has its slot."""
+    remote.open()
+    end = np.zeros(remote.layout.losses.end - remote.layout.weights_end, dtype=np.uint8)
+    first, second = (np.full(10, value, dtype=np.float32).view(np.uint8) for value in (1.0, 2.0))
+    remote.assign(5)
+    remote.tell(Result(7, 5, 2, REPORT, 0.1, first, end))
+    remote.assign(6)
+    remote.tell(Result(7, 6, 2, REPORT, 0.1))
+    remote.calls.answers = [[[end], second]]
+    (vector,), _ = remote.machine.ask(((0, 1.0),), [4])()
+    assert set(vector.tolist()) == {2.0}

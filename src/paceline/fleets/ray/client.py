@@ -318,6 +318,7 @@ class AgentClient:
             return None  # it was halted, or handed in already
         channel.order = None
         channel.reported, channel.seconds = result.reported, result.seconds
+        self.rows.pop(order.slot, None)  # of a ticket before it that was never used
         if result.row is not None:
             self.received += result.row.nbytes
             if self.common.staging is None:
