@@ -104,11 +104,13 @@ class LedgerState:
         del self._workers[worker]
         self._idle.pop(worker, None)
         self._free.pop(worker, None)
-        self._uncount(worker)
-        self._leaving.pop(worker, None)
+        if self._leaving.pop(worker, None) is None:
+            self._uncount(worker)
 
     def announce(self, worker: int, by: float) -> None:
-        """It will be gone by then: it counts as idle and free no more."""
+        """It will be gone by then: it counts as idle and free no more, and nobody waits for its pieces."""
+        if worker not in self._leaving:
+            self._uncount(worker)
         self._leaving[worker] = by
         self._idle.pop(worker, None)
         self._free.pop(worker, None)

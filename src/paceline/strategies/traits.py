@@ -41,7 +41,8 @@ def said(strategy: Strategy, name: str) -> str:
 
 def weight_sum(strategy: object) -> str:
     """What the weights of an update add up to."""
-    return str(getattr(strategy, "weight_sum", "1"))
+    told = getattr(strategy, "weight_sum", "1")
+    return told if isinstance(told, str) else "1"  # of a class whose settings decide: as a rule 1
 
 
 def reports_of(strategy: Strategy) -> tuple[str, ...]:

@@ -97,8 +97,8 @@ def _counts(facts: Sequence[Fact]) -> tuple[dict[int, int], int]:
     for fact in facts:
         if isinstance(fact, Joined):
             counts[fact.worker] = least
-        elif isinstance(fact, Left):
-            del counts[fact.worker]
+        elif isinstance(fact, Left | Leaving):
+            counts.pop(fact.worker, None)
         elif isinstance(fact, Step):
             for ticket in fact.weights:
                 if ticket not in used and ticket.worker in counts:

@@ -143,7 +143,10 @@ class DistributedGradients(HeldGradients):
 
     ``place`` says which machines there are. The model's weights lie in one slot of this process. ``exact_norm``: the
     norm of a gradient is to be the same to the bit as with a server in several shards, since it is clipped by it.
+    ``lends``: the sum of a single machine may be the gradient where it lies, in memory that must not be written to.
     """
+
+    lends = False
 
     def __init__(
         self, state: ModelState, layout: Layout, logged: Sequence[str] = (), machines: Sequence[Machine] = (), *,
@@ -164,6 +167,8 @@ class DistributedGradients(HeldGradients):
         self._held_in: dict[Ticket, int] = {}  # the incarnation of its machine when a ticket was handed in
         self._lost: set[Ticket] = set()
         self._to_leave_out: Mapping[int, Collection[Ticket]] = {}
+        self._own = state.gradients, [p.grad for p in state.parameters if p.grad is not None]
+        self._lent = False  # is a machine's sum the gradient?
         for values, parameter in zip(self._model.parameters, state.parameters, strict=True):
             values.copy_(parameter.data)
         state.swap_in(Snapshot(self._model.parameters, [buffer.data for buffer in state.buffers]))
@@ -205,11 +210,13 @@ class DistributedGradients(HeldGradients):
         slot, source = book.promise(ticket)
         if not self._published:
             self._publish_buffers()
-        if self._delivered[which] != (machine.incarnation, self._version):
-            self._deliver(machine, book.model_slot)
-            self._delivered[which] = machine.incarnation, self._version
-        if source != book.model_slot:
+        is_there = self._delivered[which] == (machine.incarnation, self._version)
+        if source != book.model_slot and is_there:
             machine.copy(book.model_slot, source)
+        elif not is_there:
+            self._deliver(machine, source)
+            if source == book.model_slot:
+                self._delivered[which] = machine.incarnation, self._version
         self._promises[ticket] = Promise(indices, slot, source, number, self._began)
 
     def _deliver(self, machine: Machine, slot: int) -> None:
@@ -249,6 +256,7 @@ class DistributedGradients(HeldGradients):
     def detach(self) -> None:
         """Give the model memory of its own, for when the run is over."""
         self._state.swap_in(self._state.copy())
+        self._state.use_gradients(*self._own)
 
     # A step.
 
@@ -295,25 +303,44 @@ class DistributedGradients(HeldGradients):
 
     def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
         asked = self._ask(weights)
+        if self._lent:
+            self._state.use_gradients(*self._own)
+            self._lent = False
         result = Evaluated()
         totals = self._state.gradients
         for number, (tickets, answer) in enumerate(asked):
             vectors, ends = answer()
-            for total, vector in zip(totals, vectors, strict=True):
-                total.add_(vector) if number else total.copy_(vector)
+            if len(asked) == 1 and self.lends and not keep and self._are_whole(vectors):
+                totals = vectors
+                self._state.use_gradients(vectors, self.layout.split(vectors))
+                self._lent = True
+            else:
+                for total, vector in zip(totals, vectors, strict=True):
+                    total.add_(vector) if number else total.copy_(vector)
             self._report_all(result, weights, tickets, ends)
         if not asked:
             for total in totals:
                 total.zero_()
         result.unused = self._unused(weights)
-        if self._blocks is None:
-            result.norm = norm(totals)
-        else:
-            result.norm = norm_of([[squares(each, n) for each, n in zip(totals, self._blocks, strict=True)]])
+        result.norm = self._norm(weights, totals)
         result.finite = result.norm < math.inf or all_finite(totals)
         if self.measure_spread:
             result.mean_square = self._mean_square(weights)
         return result
+
+    def _are_whole(self, vectors: Sequence[Tensor]) -> bool:
+        """Whether vectors are of the model's own types of number."""
+        return all(vector.dtype is place.dtype for vector, place in zip(vectors, self.layout.vectors, strict=True))
+
+    def _norm(self, weights: Weights, totals: list[Tensor]) -> float:
+        if self._blocks is not None:
+            return norm_of([[squares(each, n) for each, n in zip(totals, self._blocks, strict=True)]])
+        if self._lent and len(weights) == 1:  # as its worker has told
+            ((ticket, weight),) = weights.items()
+            promise = self._promises[ticket]
+            if weight == 1 and promise.samples == len(promise.indices) and promise.norm < math.inf:
+                return promise.norm
+        return norm(totals)
 
     def _norm_of(self, promise: Promise) -> float:
         return promise.norm

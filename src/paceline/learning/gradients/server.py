@@ -66,6 +66,13 @@ class HoldsModel(Contributions, Protocol):
 
 
 @runtime_checkable
+class Lends(Contributions, Protocol):
+    """Contributions whose sum may be the gradient where it lies, if nobody is going to write to it."""
+
+    lends: bool
+
+
+@runtime_checkable
 class MeasuresSpread(Contributions, Protocol):
     """Contributions that can tell how much gradients of one update differ: ``Evaluated.mean_square``."""
 
@@ -94,6 +101,10 @@ class GradientServer(Server):
         self._suspicious_norm = 0.0 if half else SUSPICIOUS_NORM
         in_place = isinstance(contributions, StepsInPlace) and recipe.clip_norm is None and not half
         self._in_place = contributions if in_place and isinstance(contributions, StepsInPlace) else None
+        if isinstance(contributions, Lends):  # torch's own optimizers leave gradients as they are
+            contributions.lends = recipe.clip_norm is None and type(self._optimizer).__module__.startswith(
+                "torch.optim."
+            )
         self._elsewhere = contributions if isinstance(contributions, HoldsModel) else None
         if self._elsewhere is not None:
             self._elsewhere.begin(self._optimizer)
@@ -115,6 +126,8 @@ class GradientServer(Server):
     def compensate(self, strength: float) -> None:
         """Add a compensation for its age to each gradient: see ``DelayCompensation``."""
         self._refuse_elsewhere("compensate_delay= changes gradients")
+        if isinstance(self.contributions, Lends):
+            self.contributions.lends = False
         self._compensation = DelayCompensation(strength, self._model_state)
         self._in_place = None  # the gradient is changed before the step
 
