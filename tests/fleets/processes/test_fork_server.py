@@ -183,6 +183,9 @@ def test_all_die_with_the_server_even_if_they_are_stopped(tmp_path: Path) -> Non
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TESTS)
     assert parent.stdout is not None
     assert parent.stdout.readline() == "trained\n"
+    while not (pids.exists() and len(pids.read_text().split()) == 3):  # one worker may train while another starts them
+        assert parent.poll() is None
+        time.sleep(0.01)
     (fork_server,) = psutil.Process(parent.pid).children()
     workers = [each.pid for each in fork_server.children()]
     family = [fork_server.pid, *workers, *map(int, pids.read_text().split())]

@@ -155,7 +155,8 @@ class ProcessWorkers:
         for channel in self._to_notify:  # only now: workers that wake up compete with the server for cores
             channel.notify()
         self._to_notify.clear()
-        self.supervisor.flush()
+        if self.supervisor.sends_later:
+            self.supervisor.flush()
         while not (over := self._asked_to_end() or self.now >= self._ends_at) and not self._events:
             self._wait_once()
         if over:

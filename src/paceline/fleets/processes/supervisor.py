@@ -84,7 +84,10 @@ class ServerChannel(Protocol):
 
 
 class ProcessLauncher(Protocol):
-    """Starts the processes of one run."""
+    """Starts the processes of one run. ``sends_later``: what is to be sent waits for ``flush``."""
+
+    @property
+    def sends_later(self) -> bool: ...
 
     def start(self, worker: "WorkerHandle", descriptors: list[int], /) -> WorkerProcess: ...
 
@@ -99,6 +102,8 @@ class ProcessLauncher(Protocol):
 
 class ForkLauncher:
     """Forks processes on this machine; with ``spawn`` they load Python anew."""
+
+    sends_later = False
 
     def __init__(self, *, spawn: bool = False) -> None:
         self._spawn = spawn
@@ -126,6 +131,7 @@ class Supervisor:
         self._regions = regions
         self._results = results
         self._launcher = launcher
+        self.sends_later = launcher.sends_later
 
     def __iter__(self) -> "Iterator[WorkerHandle]":
         return iter(self.workers)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 class MachineLauncher:
     """Starts processes: on the server's own node by itself, on others by their agents."""
 
+    sends_later = True
+
     def __init__(self, fleet: "RayFleet", session: ClusterSession, context: SharedContext) -> None:
         self._session = session
         self._context = context
