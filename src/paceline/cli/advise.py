@@ -138,10 +138,8 @@ def _config(source: Path, trust: bool) -> "Config | None":
 def _advice(
     source: Path, config: "Config | None", *, strategy: str | None, price: str | None, **asked: Any
 ) -> "Advice":
-    from paceline.fleets.base import medians_at
     from paceline.prediction.advise import answer, question_of
     from paceline.storage.reading import read_run
-    from paceline.strategies.names import parse_strategy
 
     recorded = source.is_dir()
     given: dict[str, Any] = {"recording": source if recorded else None, "fleet": None, "worth": None, "task": None}
@@ -151,11 +149,10 @@ def _advice(
         given |= _learning(config)
         given["fleet"] = None if recorded else config.fleet
         profiled = recorded and "profile" in read_run(source).config
-        if len(config.strategies) == 1 and not profiled and strategy is None:
-            speeds = medians_at(config.fleet, config.batch_size) or (1.0,) * workers
-            given["strategy"] = config.strategies[0].strategy(speeds)
+        if len(config.strategies) == 1 and not profiled:
+            given["strategy"] = config.strategies[0].short
     if strategy is not None:
-        given["strategy"] = parse_strategy(strategy).short
+        given["strategy"] = strategy
     prices = None if price is None else read_prices(price, workers)
     return answer(question_of(**given, **asked, prices=prices))
 

@@ -167,7 +167,7 @@ def _optimizer(optimizer: "MakeOptimizer", task: "Task") -> tuple[Descent | None
     from paceline.learning.optimizers import takes_names
 
     named = takes_names(optimizer)
-    made = optimizer(list(task.model.named_parameters() if named else task.model.parameters()))  # type: ignore[arg-type]
+    made = optimizer(list(task.model.named_parameters() if named else task.model.parameters()))
     return descent_of(type(made).__name__, made.defaults), float(made.defaults.get("lr", math.nan))
 
 
@@ -281,7 +281,8 @@ def _candidates(
         found.append(
             Candidate(
                 option.label, option.strategy, option.without, pace, gain, around,
-                None if worth is None else worth.learning_rate(pace, own), worth and worth.limit(pace), price,
+                None if worth is None else worth.learning_rate(pace, own),
+                None if worth is None else worth.limit(pace), price,
             )
         )  # fmt: skip
     return tuple(found)
