@@ -268,6 +268,29 @@ def test_a_run_tells_when_a_target_is_reached(capsys: pytest.CaptureFixture[str]
     assert "no candidate can be said to reach 99.9% accuracy" in said
 
 
+def test_a_recording_of_another_loop_is_advised_on_by_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three workers compute 0.1 s and wait for the fourth, which computes 0.4 s; nothing is known of the loss."""
+    Path("mine").mkdir()
+    for worker in range(4):
+        about = {"paceline_recording": 1, "worker": worker, "workers": 4, "host": "h", "clock": "c"}
+        lines: list[object] = [{**about, "opened": 0.0, "wall": 0.0}]
+        waits = 0.0 if worker == 3 else 0.3
+        lines += [[0.4 * step, 0.4 * step + 0.4, 16, waits, 0.4 * step + 0.4] for step in range(30)]
+        Path(f"mine/worker-{worker}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in [*lines, ["closed"]])
+        )
+    assert main(["advise", "mine", "--explain"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Nothing is known of the loss" in out
+    advice = pl.advise(recording="mine")
+    assert advice.learning_rate is None
+    assert 2.5 < advice.gain < 3.5  # at most 3.25: three workers four times in 0.4 s, and one once
+    for worker in range(4):
+        text = Path(f"mine/worker-{worker}.jsonl").read_text().splitlines()
+        Path(f"mine/worker-{worker}.jsonl").write_text("\n".join([*text[:8], '["closed"]']) + "\n")
+    assert "the recording is too short to tell" in refused(["advise", "mine"], capsys)
+
+
 def test_four_processes_of_which_one_is_slowed(capsys: pytest.CaptureFixture[str]) -> None:
     """Profile, advice and table in one; the slow worker takes at least ten times as long, so nobody waits for it."""
     Path("p.toml").write_text(SLOWED)
