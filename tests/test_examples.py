@@ -66,6 +66,12 @@ def test_the_predicted_steps_are_where_training_turns(capsys: pytest.CaptureFixt
     assert [float(rate) for rate in re.findall(r"largest learning rate ([\d.]+)", printed)] == [0.4211, 0.0113, 0.0020]
 
 
+def test_the_advice_is_followed_and_is_sooner(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = run_here("advise.py", capsys)
+    assert printed.startswith("Do this: ")
+    assert float(re.findall(r"as advised: ([\d.]+) times as soon", printed)[0]) > 1.5
+
+
 def test_the_theory_tells_which_learning_rate_runs_off(capsys: pytest.CaptureFixture[str]) -> None:
     printed = run_here("sdde.py", capsys)
     assert "delay 10, momentum 0.0: learning rates up to 0.0747" in printed

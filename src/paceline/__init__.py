@@ -53,6 +53,8 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.fleets.simulated.fleet import SimulatedFleet as SimulatedFleet
     from paceline.learning.curvature import curvature as curvature
     from paceline.learning.task import Task as Task
+    from paceline.prediction.advice import Advice as Advice
+    from paceline.prediction.advise import advise as advise
     from paceline.prediction.predict import Descent as Descent
     from paceline.prediction.predict import predict as predict
     from paceline.prediction.profile import profile as profile
@@ -129,6 +131,8 @@ _NAMES = {
     "paceline.fleets.simulated.fleet": ("Network", "SimulatedFleet"),
     "paceline.learning.curvature": ("curvature",),
     "paceline.learning.task": ("Task",),
+    "paceline.prediction.advice": ("Advice",),
+    "paceline.prediction.advise": ("advise",),
     "paceline.prediction.predict": ("Descent", "predict"),
     "paceline.prediction.profile": ("profile",),
     "paceline.pruning.samplers": ("FinePruning", "RandomPruning", "SoftPruning", "WithIndices"),

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
+from paceline.cli.advise import advise
 from paceline.cli.common import exit_codes
 from paceline.cli.compare import compare
 from paceline.cli.doctor import doctor
@@ -35,6 +36,7 @@ _COMMANDS = (
     (replay, "Repeat a run, or simulate another strategy.", "the weights differ"),
     (predict, "Predict speed, staleness and stable learning rates.", "results cannot be written"),
     (profile, "Measure the speed of real workers.", "workers failed, or results cannot be written"),
+    (advise, "Say which strategy to use, and why.", "workers failed, or results cannot be written"),
     (report, "Show runs on a page or in a timeline.", "files cannot be written"),
     (strategies, "List the strategies.", None),
     (doctor, "Show and time this machine's devices.", "results cannot be written"),

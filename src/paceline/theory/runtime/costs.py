@@ -207,16 +207,30 @@ def runtime(
     message_bytes  size of the model; with the fleet's network it gives the transfer time of a message
     seed           random seed of the simulation, if one is needed
     """
+    case = _case(strategy, fleet, batch_size, message_bytes, seed)
+    as_sized = fleet if case.sizes is None else fleet.sized(case.sizes)
+    found = case.rate(), case.waste(), case.mean_staleness(), case.staleness, *case.weights()
+    return Runtime(*found, saturation(strategy, as_sized, message_bytes))
+
+
+def formula_rate(
+    strategy: Strategy, fleet: SimulatedFleet, batch_size: int | Sequence[int] | None = None, message_bytes: int = 0
+) -> Estimate | None:
+    """Updates a second of ``strategy`` on ``fleet`` by a formula alone; None where there is none."""
+    case = _case(strategy, fleet, batch_size, message_bytes, seed=0)
+    return case.rate() if case.has_formula else None
+
+
+def _case(
+    strategy: Strategy, fleet: SimulatedFleet, batch_size: int | Sequence[int] | None, message_bytes: int, seed: int
+) -> "_Case":
     sizes = simulated_sizes(strategy, fleet.workers, batch_size)
     transfer = fleet.message_seconds(message_bytes)
     if (machines := fleet.machines) is not None:  # half of what a round of all of them takes besides computing
         size = machines.wire_bytes(message_bytes, fleet.wire)
         transfer = machines.round_seconds(machines.machine(fleet.workers - 1) + 1, size) / 2
     as_sized = fleet if sizes is None else fleet.sized(sizes)
-    clocks = clocks_of(strategy, as_sized, transfer)
-    case = _Case(strategy, fleet, clocks, message_bytes, seed, sizes)
-    found = case.rate(), case.waste(), case.mean_staleness(), case.staleness, *case.weights()
-    return Runtime(*found, saturation(strategy, as_sized, message_bytes))
+    return _Case(strategy, fleet, clocks_of(strategy, as_sized, transfer), message_bytes, seed, sizes)
 
 
 @dataclass(frozen=True)
@@ -233,6 +247,10 @@ class _Case:
     @cached_property
     def simulation(self) -> Simulated:
         return simulated(self.strategy, self.fleet, self.message_bytes, self.seed, self.sizes)
+
+    @property
+    def has_formula(self) -> bool:
+        return self.clocks is not None or self._constant() is not None
 
     @property
     def inner(self) -> Strategy:
