@@ -35,7 +35,7 @@ from paceline.fleets.ray.messages import (
     SignOfLife,
     versions,
 )
-from paceline.fleets.ray.wire import MAX_INLINE, SMALL, Bytes, WireFormat, as_bytes, split
+from paceline.fleets.ray.wire import CHUNK, MAX_INLINE, SMALL, Bytes, WireFormat, as_bytes, split
 from paceline.learning.arena.arena import ParameterArena
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.gradients.distributed import MemoryMachine
@@ -227,8 +227,18 @@ class Host:
     def collect(self) -> list[Message]:
         with self._changed:
             self._changed.wait_for(lambda: self._messages or not self._open)
-            found, self._messages = self._messages, []
+            end = self._at_once()
+            found, self._messages = self._messages[:end], self._messages[end:]
         return found
+
+    def _at_once(self) -> int:
+        """How many messages are sent together: as many as go with a call, or one with a large row."""
+        total = 0
+        for number, message in enumerate(self._messages):
+            total += message.row.nbytes if isinstance(message, Result) and message.row is not None else 0
+            if total > CHUNK and number:
+                return number
+        return len(self._messages)
 
     def end(self, slot: int) -> Bytes:
         """What is besides the gradient in a slot."""
