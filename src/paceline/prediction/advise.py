@@ -228,7 +228,12 @@ def answer(question: Question) -> Advice:
         question = replace(question, contest=contest)
     paces = contest.paces(every)
     ranked = sorted(every, key=lambda each: -contest.ranked(paces[each.label], each))
-    finalists = [every[0], *(each for each in ranked[:FINALISTS] if each is not every[0])]
+    near = ranked
+    if contest.worth is None:  # of the fastest the least stale are looked at again
+        least = contest.ranked(paces[ranked[0].label], ranked[0]) / TIE
+        near = [each for each in ranked if contest.ranked(paces[each.label], each) > least]
+        near.sort(key=lambda each: round(paces[each.label].mean_staleness, 1))
+    finalists = [every[0], *(each for each in near[:FINALISTS] if each is not every[0])]
     drawn = contest.drawn(finalists, paces)
     chosen, alike = _choose(contest, every, finalists, paces, drawn)
     found = _candidates(question, ranked, every[0], paces, drawn)
