@@ -303,7 +303,8 @@ def test_an_agent_that_is_killed_comes_back_with_its_workers_and_the_run_is_repl
 
 def test_shards_compute_the_bits_of_one_server_and_a_lost_one_ends_the_run(cluster: Nodes, tmp_path: Path) -> None:
     """It is resumed from its last checkpoint, with another number of shards."""
-    one, two = (pl.RayFleet(4, {"CPU": 0.5}, address=cluster.address, shards=shards) for shards in (1, 2))
+    # each node has room for one worker, so that both runs have the same machines
+    one, two = (pl.RayFleet(2, {"CPU": 1.5}, address=cluster.address, shards=shards) for shards in (1, 2))
     runs = [train(digits_task(), pl.Synchronous(), fleet, 6, clip_norm=0.5) for fleet in (one, two)]
     (machines,) = {fact.workers for run in runs for fact in run.trace if isinstance(fact, MachineWorkers)}
     assert len(machines) == 2
