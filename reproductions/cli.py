@@ -54,7 +54,7 @@ def reproduce(name: str, options: Options, json: Path | None, figures: Path | No
         check_place(figures / "figure.png")
     work = options.work or Path("runs") / f"reproduce-{name}"
     check_parent(work / "run.json")
-    from paceline.terminal import console
+    from paceline.callbacks.terminal import console
     from reproductions.pipeline.card import card_table
 
     paper = paper_of(name)

@@ -18,7 +18,7 @@ MODULES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(
 
 def test_few_modules_are_at_the_root() -> None:
     beside = sorted(file.stem for file in ROOT.glob("*.py") if file.name != "__init__.py")
-    assert beside == ["delays", "files", "look", "randomness", "strategy", "terminal"]
+    assert beside == ["delays", "files", "look", "randomness", "strategy"]
 
 
 def test_no_package_has_the_name_of_a_public_function() -> None:

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.live import Live
 from rich.text import Text
 
-from paceline.terminal import console
+from paceline.callbacks.terminal import console
 
 MINUTE = 60.0  # seconds between two lines of a log
 PERIOD_OF_A_TERMINAL, PERIOD_OF_A_NOTEBOOK = 0.1, 0.5  # seconds between two looks

@@ -172,7 +172,7 @@ def _learning(config: "Config") -> "dict[str, Any]":
 
 
 def _show(found: "Advice", explain: bool) -> None:
-    from paceline.terminal import Column, console, print_table
+    from paceline.callbacks.terminal import Column, console, print_table
 
     terminal = console()
     for line in found.lines:

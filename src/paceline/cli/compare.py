@@ -113,8 +113,8 @@ def _lr_warnings(config: "Config", comparison: "Comparison", processes: int, sec
 
 
 def _show(comparison: "Comparison") -> None:
+    from paceline.callbacks.terminal import console, print_table
     from paceline.comparison.tables import comparison_rows, non_finite_line
-    from paceline.terminal import console, print_table
 
     terminal, plan = console(), comparison.plan
     print_table(terminal, *comparison_rows(comparison), title=plan.title, more="see all with --json FILE.json")

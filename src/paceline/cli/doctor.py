@@ -53,7 +53,7 @@ def _version(package: str) -> str | None:
 
 
 def _show(about: dict[str, Any], times: "list[DeviceTimes]") -> None:
-    from paceline.terminal import Column, console, print_table
+    from paceline.callbacks.terminal import Column, console, print_table
 
     terminal = console()
     ray = f"Ray {about['ray']}" if about["ray"] else "Ray is not installed: RayFleet cannot be used"

@@ -69,7 +69,7 @@ def predict(  # noqa: PLR0917 - typer names the options
 @contextmanager
 def _status() -> "Iterator[Callable[[Curvature], None] | None]":
     """A status line that shows the estimate of the curvature, if stderr is a terminal."""
-    from paceline.terminal import console
+    from paceline.callbacks.terminal import console
 
     terminal = console(stderr=True)
     if not terminal.is_terminal:
@@ -84,8 +84,8 @@ def _status() -> "Iterator[Callable[[Curvature], None] | None]":
 
 
 def _show(found: "Predictions") -> None:
+    from paceline.callbacks.terminal import console, print_table
     from paceline.prediction.table import SOURCES, STABLE, prediction_rows, title
-    from paceline.terminal import console, print_table
 
     terminal = console()
     terminal.print(title(found), markup=False)

@@ -185,8 +185,8 @@ def _show(found: "Stragglers", profiled: str | None, path: Path) -> None:
 
 def show_stragglers(found: "Stragglers") -> None:
     """Print a table with one row per worker."""
+    from paceline.callbacks.terminal import Column, console, print_table
     from paceline.reports.stragglers import TAIL
-    from paceline.terminal import Column, console, print_table
 
     group_of = {worker: number for number, group in enumerate(found.groups) for worker in group}
     columns = [

@@ -104,7 +104,7 @@ def _what_if(run: Path, texts: list[str]) -> None:
 
 def _show(prospects: "list[Prospect]") -> None:
     """Print a table with the recorded run first, then each strategy simulated for the same time."""
-    from paceline.terminal import Column, console, print_table
+    from paceline.callbacks.terminal import Column, console, print_table
 
     recorded = prospects[0]
     seconds = recorded.measures.seconds

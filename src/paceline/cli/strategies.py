@@ -3,8 +3,8 @@
 
 def strategies() -> None:
     """List the strategies: the names that --strategy takes, the rule of each, an example, and its paper."""
+    from paceline.callbacks.terminal import Column, console, print_table
     from paceline.strategies.catalogue import STRATEGIES
-    from paceline.terminal import Column, console, print_table
 
     columns = [
         Column("names", left=True),

@@ -8,8 +8,8 @@ from io import StringIO
 from rich.console import Console
 from rich.text import Text
 
+from paceline.callbacks.terminal import Cell, Column, console, print_table
 from paceline.comparison.results import WORKER_SECONDS, Comparison, Entry
-from paceline.terminal import Cell, Column, console, print_table
 
 
 def comparison_rows(comparison: Comparison) -> tuple[list[Column], list[list[Cell]]]:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
+from paceline.callbacks.terminal import Cell, Column
 from paceline.prediction.predict import TAIL, Descent, Goal, Prediction
 from paceline.prediction.sources import Predictions
-from paceline.terminal import Cell, Column
 from paceline.theory.estimate import Estimate
 
 SOURCES = (

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from paceline.terminal import Cell, Column, console, fitted, print_table, wrapped
+from paceline.callbacks.terminal import Cell, Column, console, fitted, print_table, wrapped
 
 COLUMNS = [
     Column("strategy", least=12, left=True),
