@@ -8,14 +8,21 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from paceline.reports.figures import COLOURS
+from paceline.look import SERIES, lines, series, tidy
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.figures import Drawing, blank, look, tidy
+from reproductions.pipeline.figures import Drawing, blank
 
 Row = Mapping[str, Any]
 NAMES = {"ma": "MA-DNN", "e": "E-DNN", "ec_s": "EC-DNN-S", "ec_r": "EC-DNN-R", "ec_m": "EC-DNN-M"}
-LOOKS = {method: look(number) for number, method in enumerate(NAMES)}
-WORSE, BETTER = COLOURS[1], COLOURS[0]
+RULES = {
+    "ma": "ma:every=1",
+    "ec_s": "ec-dnn-s:every=1",
+    "ec_r": "ec-dnn-r:every=1",
+    "ec_m": "ec-dnn-m:every=1",
+    "e": "e-dnn:steps=1",
+}
+LOOKS = dict(zip(RULES, lines([*RULES.values()], markers=False), strict=True))
+WORSE, BETTER = SERIES[1], SERIES[0]
 CASES = {"local": "1: without local training", "diversity": "2: without diversity", None: "3: whole"}
 
 
@@ -96,12 +103,12 @@ def _tau_and_ablation(rows: Sequence[Row], taus: Mapping[str, int]) -> Figure | 
     seed = min(row["seed"] for row in mine)
     first = [row for row in rows if row["seed"] == seed and row["workers"] == mine[0]["workers"]]
     for number, tau in enumerate(sorted({row["tau"] for row in mine})):
-        _lines(left, _those(first, "ec_s", mine[0]["workers"], tau), f"τ = {tau}", look(number))
+        _lines(left, _those(first, "ec_s", mine[0]["workers"], tau), f"τ = {tau}", series(number))
     _lines(left, _those(first, "e", mine[0]["workers"], None), "E-DNN", {"color": "0.4", "linestyle": "--"})
     tidy(left, f"EC-DNN-S, 4 workers, seed {seed}", "virtual seconds", "test error, %")
     left.legend(frameon=False, fontsize=9)
     for number, (without, name) in enumerate(CASES.items()):
-        _lines(right, _those(mine, "ec_s", mine[0]["workers"], taus["compressing"], without), name, look(number))
+        _lines(right, _those(mine, "ec_s", mine[0]["workers"], taus["compressing"], without), name, series(number))
     tidy(right, f"EC-DNN-S, 4 workers, τ = {taus['compressing']}", "virtual seconds", "")
     right.legend(frameon=False, fontsize=9)
     return figure

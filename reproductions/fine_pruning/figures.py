@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from paceline.reports.figures import COLOURS
+from paceline.look import SERIES, series, tidy
 from paceline.reports.pruning import contact_sheet, trends
 from reproductions.fine_pruning.pictures import COLUMNS, NAMES
 from reproductions.fine_pruning.plan import ARMS
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.figures import Drawing, blank, look, tidy
+from reproductions.pipeline.figures import Drawing, blank
 
 Row = Mapping[str, Any]
 MODELS = {"lenet": "LeNet", "vgg": "VGG-11, 1/8 width"}
@@ -40,7 +40,7 @@ def _accuracy(rows: Sequence[Row]) -> Figure:
     for number, arm in enumerate(ARMS):
         mine = [row for row in rows if row["model"] == "lenet" and row["arm"] == arm]
         curve = np.mean([row["curve"] for row in mine], axis=0)
-        curves.plot(curve[:, 0], 100 * curve[:, 2], label=arm, marker=".", **look(number))
+        curves.plot(curve[:, 0], 100 * curve[:, 2], label=arm, marker=".", **series(number))
     curves.legend(fontsize=8, frameon=False)
     tidy(curves, "LeNet: test accuracy against samples seen", "samples seen / size of the data set", "accuracy, %")
     models = list(dict.fromkeys(row["model"] for row in rows))
@@ -48,8 +48,8 @@ def _accuracy(rows: Sequence[Row]) -> Figure:
         for number, arm in enumerate(ARMS):
             values = [100 * row["accuracy"] for row in rows if row["model"] == model and row["arm"] == arm]
             at = number + place * (len(ARMS) + 1)
-            points.plot([at] * len(values), values, "o", color=COLOURS[number], markersize=5)
-            points.plot([at - 0.3, at + 0.3], [fmean(values)] * 2, color=COLOURS[number], linewidth=2)
+            points.plot([at] * len(values), values, "o", color=SERIES[number], markersize=5)
+            points.plot([at - 0.3, at + 0.3], [fmean(values)] * 2, color=SERIES[number], linewidth=2)
     places = [number + place * (len(ARMS) + 1) for place in range(len(models)) for number in range(len(ARMS))]
     points.set_xticks(places, [*ARMS] * len(models), rotation=45, ha="right", fontsize=8)
     title = "Mean of the best three, each seed: " + ", then ".join(MODELS[model] for model in models)
@@ -63,8 +63,8 @@ def _search(rows: Sequence[Row]) -> Figure:
     axis = figure.subplots()
     for place, name in enumerate(names):
         values = _values(rows, name)
-        axis.plot(values, [place] * len(values), "o", color=COLOURS[0], markersize=5)
-        axis.plot([fmean(values)], [place], "|", color=COLOURS[1], markersize=16, markeredgewidth=2)
+        axis.plot(values, [place] * len(values), "o", color=SERIES[0], markersize=5)
+        axis.plot([fmean(values)], [place], "|", color=SERIES[1], markersize=16, markeredgewidth=2)
     axis.set_yticks(range(len(names)), names)
     tidy(axis, "The search: validation accuracy of each seed, and their mean", "accuracy, %", "")
     return figure
@@ -77,9 +77,9 @@ def _values(rows: Sequence[Row], name: str) -> list[float]:
 def _samples(row: Row) -> Figure:
     figure = blank(11, 7)
     often, classes, first, second = figure.subplots(2, 2).flatten()
-    often.bar(range(len(row["samples_by_times"])), row["samples_by_times"], color=COLOURS[0])
+    often.bar(range(len(row["samples_by_times"])), row["samples_by_times"], color=SERIES[0])
     tidy(often, f"Samples by times left out, of {row['possible']} possible", "times, all seeds together", "samples")
-    classes.bar(range(len(NAMES)), row["times_by_class"], color=COLOURS[1])
+    classes.bar(range(len(NAMES)), row["times_by_class"], color=SERIES[1])
     classes.set_xticks(range(len(NAMES)), NAMES, rotation=45, ha="right")
     tidy(classes, "Times left out, by class", "", "mean times")
     for run, axis in enumerate((first, second)):

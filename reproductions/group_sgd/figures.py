@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, MultipleLocator, PercentFormatter
 
 from paceline import Stop
-from paceline.reports.figures import COLOURS, DASHES
+from paceline.look import DASHES, DIM, colour, line, tidy
 from reproductions.group_sgd.claims import TOY, TOY_UPDATES
 from reproductions.group_sgd.theorem import Toy, theorem_3_1
 from reproductions.group_sgd.training import MODELS, STRATEGIES, updates_of
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.claims import seeds_in_words
-from reproductions.pipeline.figures import Drawing, blank, light, look
+from reproductions.pipeline.figures import Drawing, blank
 
 NAMES = {"svm": "smooth SVM", "logistic": "logistic regression"}
 Runs = Sequence[Mapping[str, Any]]
@@ -73,21 +73,19 @@ def _controls(figure: Figure, runs: Runs, seeds: str) -> None:
 
 
 def _curves(axis: Any, runs: Runs, abscissa: str, ordinate: str) -> None:
-    for number, strategy in enumerate(STRATEGIES):
+    for strategy in STRATEGIES:
         mine = [run for run in runs if run["strategy"] == strategy]
         places = sorted(set.intersection(*(set(run[abscissa]) for run in mine)))
         values = np.array([_seen(run, abscissa, ordinate, places) for run in mine])
         rate = f" (learning rate {mine[0]['step']:g})" if mine[0]["steps"] == "paper" else ""
-        colour, label = COLOURS[number], strategy.upper() + rate
-        axis.plot(places, values.mean(axis=0), linewidth=1.8, label=label, **look(number))
-        axis.fill_between(places, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.12, linewidth=0)
+        tone = colour(strategy)
+        axis.plot(places, values.mean(axis=0), linewidth=1.8, label=strategy.upper() + rate, **line(strategy))
+        axis.fill_between(places, values.min(axis=0), values.max(axis=0), color=tone, alpha=0.12, linewidth=0)
     if abscissa == "updates":
         axis.set_xscale("symlog", linthresh=1)
         axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
     if ordinate == "loss":
-        axis.set_yscale("log", subs=(1, 2, 3, 4, 5, 6, 8))
-        axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-        axis.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
+        axis.set_yscale("log")
 
 
 def _seen(run: Mapping[str, Any], abscissa: str, ordinate: str, places: Sequence[float]) -> list[float]:
@@ -102,9 +100,9 @@ def _theorem(figure: Figure, toy: Toy, updates: int) -> None:
     for number, strategy in enumerate(STRATEGIES):
         axis = axes[0][number]
         bound = theorem_3_1([made.move for made in updates_of(strategy, Stop(updates=updates))], toy)
-        axis.plot(bound.left, color=COLOURS[number], linewidth=1.8, label="expected loss, exact")
+        axis.plot(bound.left, color=colour(strategy), linewidth=1.8, label="expected loss, exact")
         if bound.applies:
-            axis.plot(bound.right, color="0.35", linestyle=DASHES[1], linewidth=1.5, label="bound of theorem 3.1")
+            axis.plot(bound.right, color=DIM, linestyle=DASHES[1], linewidth=1.5, label="bound of theorem 3.1")
         gamma = f"gamma {bound.gamma:.4f}" + ("" if bound.applies else " > 1:\nthe theorem does not apply")
         axis.set_title(f"{strategy.upper()}, {gamma}", fontsize=10)
         axis.set_yscale("log")
@@ -124,5 +122,5 @@ def _finish(figure: Figure, axes: Any, title: str) -> None:
 
 def _style(axes: Any) -> None:
     for axis in axes.flat:
-        light(axis)
         axis.margins(x=0.01)
+        tidy(axis)

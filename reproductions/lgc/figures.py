@@ -6,15 +6,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from paceline.reports.figures import COLOURS
+from paceline.look import DIM, SERIES, colour, family, lines, tidy
 from reproductions.lgc.timing import PERIODS, QUORUM, QUORUMS, TIME_MODELS, WORKERS, expected_saving
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.figures import Drawing, blank, look, tidy
+from reproductions.pipeline.figures import Drawing, blank
 
 Row = Mapping[str, Any]
 LABELS = {"full": "Full-SGD", "k": "K-SGD", "lgc": "LGC-SGD"}
-LOOKS = {method: look(number) for number, method in enumerate(LABELS)}
-MARKS = {"full": "o", "k": "s", "lgc": "^"}
+RULES = {"full": "ssgd", "k": f"k-sgd:quorum={QUORUM}", "lgc": f"lgc:quorum={QUORUM}"}
+LOOKS = dict(zip(RULES, lines([*RULES.values()], markers=False), strict=True))
+MARKS = {method: family(rule).marker for method, rule in RULES.items()}
 MODELS = {"vgg": "VGG-11, 1/8 width", "lenet": "LeNet"}
 
 
@@ -38,15 +39,15 @@ def _timing(rows: Sequence[Row]) -> Figure:
     quorums = range(5, WORKERS + 1)
     left.plot(quorums, [expected_saving(quorum) for quorum in quorums], color="0.4", label="order statistics, exact")
     simulated = [_saving(rows, "ideal", 1, quorum) for quorum in QUORUMS]
-    left.plot(QUORUMS, simulated, "o", color=COLOURS[1], label="simulated (ideal, h=1)")
+    left.plot(QUORUMS, simulated, "o", color=colour(RULES["k"]), label="simulated (ideal, h=1)")
     tidy(left, "Time saved by waiting for K of 10", "K", "saving, % of Full-SGD's time")
     left.legend(frameon=False, fontsize=9)
     for number, h in enumerate(PERIODS):
         saved = [_saving(rows, model, h) for model in TIME_MODELS]
         places = [place + (number - 1) * 0.27 for place in range(len(TIME_MODELS))]
-        bars = right.bar(places, saved, width=0.25, color=COLOURS[number], label=f"h={h}")
+        bars = right.bar(places, saved, width=0.25, color=SERIES[number], label=f"h={h}")
         right.bar_label(bars, fmt="%.0f", fontsize=8)
-    right.axhline(35, color="0.35", linewidth=0.9, linestyle=(0, (2, 2)), label="the paper: ~35 %")
+    right.axhline(35, color=DIM, linewidth=0.9, linestyle=(0, (2, 2)), label="the paper: ~35 %")
     names = [model.replace("k_", "K-SGD\n").replace("_", "\n") for model in TIME_MODELS]
     right.set_xticks(range(len(TIME_MODELS)), names, fontsize=9)
     tidy(right, "K=7: what late workers do decides", "", "saving, %")
@@ -158,7 +159,7 @@ def _partial(axis: Any, rows: Sequence[Row]) -> None:
             for which in [(scaled, True) if done == "4" else (scaled,)]
         ]
         places = [place + (number - 0.5) * 0.38 for place in range(len(parts))]
-        bars = axis.bar(places, values, 0.36, color=COLOURS[number], label="scaled" if scaled else "not scaled")
+        bars = axis.bar(places, values, 0.36, color=SERIES[number], label="scaled" if scaled else "not scaled")
         axis.bar_label(bars, fmt="%.1f", fontsize=8)
     axis.set_xticks(range(len(parts)), parts)
     axis.set_ylim(0, 1.3 * max(100 * row["test_accuracy"] for row in rows))

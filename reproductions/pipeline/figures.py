@@ -1,15 +1,13 @@
-"""What the figures of all papers share: their size, colours and axes, and how they are written."""
+"""What the figures of all papers share: their size, and how they are written. Their look is that of paceline.look."""
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from paceline.files import write_atomically
-from paceline.reports.figures import COLOURS, DASHES
+from paceline.look import png
 
 Drawing = Figure | str | None  # a picture, a text, or nothing where the card lacks the runs for it
 
@@ -27,31 +25,5 @@ def write_drawings(drawings: Mapping[str, Drawing], directory: Path) -> list[Pat
     for name, drawing in drawings.items():
         if drawing is not None:
             written.append(directory / name)
-            write_atomically(written[-1], drawing if isinstance(drawing, str) else _png(drawing))
+            write_atomically(written[-1], drawing if isinstance(drawing, str) else png(drawing))
     return written
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": "Paceline"})
-    return buffer.getvalue()
-
-
-def look(number: int) -> dict[str, Any]:
-    """Colour and dashes of a line, by the place of what it shows."""
-    return {"color": COLOURS[number], "linestyle": DASHES[number]}
-
-
-def tidy(axis: Any, title: str, across: str, up: str, *, size: int = 11) -> None:
-    """Title, labels and a light grid."""
-    axis.set_title(title, fontsize=size)
-    axis.set_xlabel(across)
-    axis.set_ylabel(up)
-    light(axis)
-
-
-def light(axis: Any) -> None:
-    """A grid in the background, and no frame above and on the right."""
-    axis.grid(True, color="0.9", linewidth=0.7)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)

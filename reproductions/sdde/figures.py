@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from paceline.reports.figures import COLOURS, DASHES
+from paceline.look import DASHES, DIM, SERIES, colour, series, tidy
 from paceline.theory import (
     corollary_4_3,
     critical_step,
@@ -18,12 +18,13 @@ from paceline.theory import (
     stationary_variance,
 )
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.figures import Drawing, blank, look, tidy
+from reproductions.pipeline.figures import Drawing, blank
 from reproductions.sdde.claims import TOY, toy_bounds, toy_moments, toy_sampled
 from reproductions.sdde.experiment import DELAY, LR, RATE, SIGMA, THINNED
 
 Rows = Sequence[Mapping[str, Any]]
 _tidy = partial(tidy, size=10)
+TONES = {"sgd": colour("ssgd"), "asgd": colour("asgd"), "sde": SERIES[2], "sdde": SERIES[2]}
 
 
 def draw(card: Card) -> dict[str, Drawing]:
@@ -60,7 +61,7 @@ def _paths(figure: Figure, paths: Mapping[str, Mapping[str, Any]]) -> None:
         for number, name in enumerate((algorithm, equation)):
             path = paths[name]["first_path"]
             axis.plot(
-                THINNED // 2 * np.arange(len(path)), path, color=COLOURS[number], linewidth=1.1,
+                THINNED // 2 * np.arange(len(path)), path, color=TONES[name], linewidth=1.1,
                 linestyle=DASHES[number], label=f"{name.upper()}, one path",
             )  # fmt: skip
         _tidy(
@@ -71,7 +72,7 @@ def _paths(figure: Figure, paths: Mapping[str, Mapping[str, Any]]) -> None:
         for number, name in enumerate((algorithm, equation)):
             path = paths[name]["first_path"][-120:]
             inset.plot(
-                2000 - THINNED // 2 * np.arange(len(path))[::-1], path, color=COLOURS[number], linewidth=0.9,
+                2000 - THINNED // 2 * np.arange(len(path))[::-1], path, color=TONES[name], linewidth=0.9,
                 linestyle=DASHES[number],
             )  # fmt: skip
         inset.tick_params(labelsize=7)
@@ -81,14 +82,12 @@ def _paths(figure: Figure, paths: Mapping[str, Mapping[str, Any]]) -> None:
 def _moments(figure: Figure, paths: Mapping[str, Mapping[str, Any]]) -> None:
     """Sampled and exact moments of ASGD with real mini-batches and of the SDDE."""
     left, right = figure.subplots(1, 2)
-    for number, name in enumerate(("sgd", "asgd", "sdde")):
+    for name in ("sgd", "asgd", "sdde"):
         row = paths[name]
         places = THINNED * np.arange(len(row["mean"]))
         for axis, what in ((left, "mean"), (right, "variance")):
-            axis.plot(
-                places, row[f"exact_{what}"], color=COLOURS[number], linewidth=1.4, label=f"{name.upper()}, exact"
-            )
-            axis.plot(places[::4], row[what][::4], ".", markersize=4, color=COLOURS[number], label="sampled")
+            axis.plot(places, row[f"exact_{what}"], color=TONES[name], linewidth=1.4, label=f"{name.upper()}, exact")
+            axis.plot(places[::4], row[what][::4], ".", markersize=4, color=TONES[name], label="sampled")
     left.set_xlim(0, 400)
     right.axhline(stationary_variance(RATE, DELAY * LR, LR**0.5 * SIGMA), color="0.4", linestyle=(0, (2, 2)))
     right.annotate("closed form of the SDDE", (1990, 0.00553), xytext=(0, -14), textcoords="offset points", ha="right",
@@ -109,7 +108,7 @@ def _errors(figure: Figure, errors: Rows) -> None:
         places = [key(row) for row in rows]
         for number, (what, label) in enumerate(readings.items()):
             axis.loglog(
-                places, [row[what] for row in rows], marker="o", markersize=4, color=COLOURS[number],
+                places, [row[what] for row in rows], marker="o", markersize=4, color=SERIES[number],
                 linestyle=DASHES[number], label=label,
             )  # fmt: skip
         bound = 1.5 * rows[0]["uncoupled"] * (places[0] / np.array(places)) ** 0.5
@@ -133,13 +132,13 @@ def _bounds(figure: Figure) -> None:
     """Corollary 4.3 and theorem 3.1 of Group SGD beside exact values."""
     left, right = figure.subplots(1, 2)
     times, sampled = toy_sampled(1000)
-    left.semilogy(times, corollary_4_3(times, **TOY), color="0.35", linestyle=DASHES[1], label="bound of corollary 4.3")
-    left.semilogy(times, toy_moments(times), color=COLOURS[0], label="exact")
-    left.semilogy(times[::4], sampled[::4], ".", color=COLOURS[1], label="sampled, 1,000 paths")
+    left.semilogy(times, corollary_4_3(times, **TOY), color=DIM, linestyle=DASHES[1], label="bound of corollary 4.3")
+    left.semilogy(times, toy_moments(times), color=SERIES[0], label="exact")
+    left.semilogy(times[::4], sampled[::4], ".", color=SERIES[1], label="sampled, 1,000 paths")
     _tidy(left, "falling learning rates 1/k, no delay", "time t", "E |X - x*|^2")
-    for number, (name, bound) in enumerate((key[0], b) for key, b in toy_bounds().items() if key[1] == 0.02):
-        right.semilogy(bound.left, color=COLOURS[number], label=f"{name.upper()}, exact")
-        right.semilogy(bound.right, color=COLOURS[number], linestyle=DASHES[2], label="bound of theorem 3.1")
+    for name, bound in ((key[0], b) for key, b in toy_bounds().items() if key[1] == 0.02):
+        right.semilogy(bound.left, color=colour(name), label=f"{name.upper()}, exact")
+        right.semilogy(bound.right, color=colour(name), linestyle=DASHES[2], label="bound of theorem 3.1")
     _tidy(right, "Group SGD, learning rate 0.02", "updates", "E F - F*")
     for axis in (left, right):
         axis.legend(frameon=False, fontsize=8)
@@ -154,7 +153,7 @@ def _regimes(figure: Figure) -> None:
         ("oscillation limit", "half the critical rate", "5 % below critical", "5 % above critical"), strict=True,
     ):  # fmt: skip
         mean = recursion_moments(rate, DELAY, 0.0, start=1.0, updates=300).mean
-        axis.plot(mean, color=COLOURS[0] if rate < limit else COLOURS[1], linewidth=1.2)
+        axis.plot(mean, color=SERIES[0] if rate < limit else SERIES[1], linewidth=1.2)
         _tidy(axis, f"{label}\nrate x curvature {rate:.4f}", "updates", "error" if axis is axes[0] else "")
         axis.set_ylim(-2.2, 2.2)
 
@@ -165,7 +164,7 @@ def _limits(figure: Figure) -> None:
     delays = np.unique(np.geomspace(1, 200, 40).astype(int))
     for number, momentum in enumerate((0.0, 0.5, 0.9, 0.99)):
         limits = [critical_step(int(delay), momentum) for delay in delays]
-        axis.loglog(delays, limits, color=COLOURS[number], linestyle=DASHES[number], label=f"momentum {momentum:g}")
+        axis.loglog(delays, limits, color=SERIES[number], linestyle=DASHES[number], label=f"momentum {momentum:g}")
     for momentum, place in ((0.0, (10, 0.1495)), (0.9, (10, 0.01139))):
         axis.plot(10, critical_step(10, momentum), "o", color="0.2", markersize=5)
         axis.annotate(f"{place[1]:.4g}", place, xytext=(7, 4), textcoords="offset points", fontsize=9)
@@ -181,9 +180,9 @@ def _random(figure: Figure) -> None:
     mixes = [{0: 1 - mean / 20, 20: mean / 20} for mean in means.tolist()]
     whole = np.arange(1, 21)
     axis.semilogy(whole, [critical_step(int(d)) for d in whole], "o", color="0.3", markersize=4, label="fixed delay")
-    axis.semilogy(means, [critical_step(mix) for mix in mixes], color=COLOURS[0], label="0 or 20: in the mean")
+    axis.semilogy(means, [critical_step(mix) for mix in mixes], color=SERIES[0], label="0 or 20: in the mean")
     axis.semilogy(
-        means, [mean_square_critical_step(mix) for mix in mixes], color=COLOURS[1], linestyle=DASHES[1],
+        means, [mean_square_critical_step(mix) for mix in mixes], color=SERIES[1], linestyle=DASHES[1],
         label="0 or 20: in mean square",
     )  # fmt: skip
     _tidy(axis, "the mean delay does not decide", "mean delay, updates", "largest stable rate x curvature")
@@ -200,9 +199,9 @@ def _variance(figure: Figure) -> None:
         values = [discrete_stationary_variance(h, delay, h, momentum) for h in rates.tolist()]
         label = f"delay {delay}, momentum {momentum:g}"
         axis.loglog(
-            rates / (1 - momentum), values, **look(number), label=label
+            rates / (1 - momentum), values, **series(number), label=label
         )  # fmt: skip
-        axis.axvline(limit / (1 - momentum), color=COLOURS[number], linewidth=0.6)
+        axis.axvline(limit / (1 - momentum), color=SERIES[number], linewidth=0.6)
     axis.set_ylim(1e-4, 30)
     _tidy(
         axis,

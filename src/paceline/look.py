@@ -25,17 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.core.coordinator import Strategy
 from paceline.files import write_atomically
+from paceline.strategies.names import StrategyChoice
 from paceline.strategies.words import choice_in, in_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from paceline.core.coordinator import Strategy
-    from paceline.strategies.names import StrategyChoice
-
-    Rule = Strategy | StrategyChoice | str
-
+Rule = Strategy | StrategyChoice | str | Mapping[str, Any]
 Dashes = str | tuple[int, tuple[float, ...]]
 
 
@@ -92,51 +90,51 @@ KINDS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def words(rule: "Rule", workers: int | None = None) -> str:
+def words(rule: Rule, workers: int | None = None) -> str:
     """A rule as a legend calls it, such as "K-SGD, 8 of 16"; see ``paceline.strategies.words``."""
     return in_words(rule, workers)
 
 
-def family(rule: "Rule") -> Family:
+def family(rule: Rule) -> Family:
     """The family of a rule, or of its text on the command line; ``OTHER`` where it has no name in Paceline."""
     choice = choice_in(rule)
     return next((each for each in FAMILIES if choice is not None and choice.name in each.rules), OTHER)
 
 
-def colour(rule: "Rule", *, dark: bool = False) -> str:
+def colour(rule: Rule, *, dark: bool = False) -> str:
     """The colour of a rule, the same in all figures; on dark ground another one of the same hue."""
     mine = family(rule)
     return mine.dark if dark else mine.light
 
 
-def shaded(tone: str, place: int) -> str:
+def shaded(tone: str, place: int, *, dark: bool = False) -> str:
     """The colour of the ``place``-th rule of a family in one figure."""
-    share = SHADES[place % len(SHADES)]
+    share = SHADES[place % len(SHADES)] * (-1 if dark else 1)
     parts = [int(tone[at : at + 2], 16) for at in (1, 3, 5)]
     mixed = [round(part + (255 - part) * share if share > 0 else part * (1 + share)) for part in parts]
     return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
-def lines(rules: "Sequence[Rule]") -> list[dict[str, Any]]:
-    """For each line of one figure what ``axis.plot`` takes: colour, dashes, a few markers."""
+def lines(rules: Sequence[Rule], *, markers: bool = True, dark: bool = False) -> list[dict[str, Any]]:
+    """For each line of one figure what ``axis.plot`` takes: colour, dashes and, unless left out, a few markers."""
     styles, seen, taken = list[dict[str, Any]](), dict[str, int](), set[Dashes]()
     for number, rule in enumerate(rules):
         mine = family(rule)
         place = seen.get(mine.name, 0)
         seen[mine.name] = place + 1
+        tone = shaded(mine.dark if dark else mine.light, place, dark=dark)
         own = DASHES[(*FAMILIES, OTHER).index(mine) % len(DASHES)]
         dashes = own if own not in taken else next((each for each in DASHES if each not in taken), own)
         taken.add(dashes)
-        styles.append({
-            "color": shaded(mine.light, place), "linestyle": dashes, "linewidth": 1.9, "marker": mine.marker,
-            "markersize": 6, "markevery": (0.06 + 0.02 * (number % 5), 0.22), "markeredgecolor": "white",
-        })  # fmt: skip
+        every = (0.06 + 0.02 * (number % 5), 0.22)  # of the length of the axes, so that markers do not meet
+        marked = {"marker": mine.marker, "markersize": 6, "markevery": every, "markeredgecolor": "white"}
+        styles.append({"color": tone, "linestyle": dashes, **(marked if markers else {})})
     return styles
 
 
-def line(rule: "Rule") -> dict[str, Any]:
+def line(rule: Rule, *, markers: bool = True) -> dict[str, Any]:
     """What ``axis.plot`` takes for the only line of a rule's family in a figure."""
-    return lines([rule])[0]
+    return lines([rule], markers=markers)[0]
 
 
 def series(number: int) -> dict[str, Any]:
@@ -159,16 +157,17 @@ def tidy(axis: Any, title: str = "", across: str = "", up: str = "", *, size: in
 
 
 def mark(axis: Any) -> None:
-    """Give both axes at least three labelled marks; to be called when everything is drawn and limits are set."""
-    from matplotlib.ticker import FormatStrFormatter, LogFormatter, MaxNLocator, NullFormatter
+    """Give both axes at least three labelled marks; to be called when everything is drawn and limits are set.
+
+    Marks that were set by hand, such as names of bars, stay as they are.
+    """
+    from matplotlib.ticker import FormatStrFormatter, LogFormatter, LogLocator, MaxNLocator, NullFormatter
 
     for side, view in ((axis.xaxis, sorted(axis.get_xlim())), (axis.yaxis, sorted(axis.get_ylim()))):
-        if side.get_scale() == "linear":
-            if isinstance(side.get_major_locator(), MaxNLocator):  # not marks by hand, such as names of bars
-                side.get_major_locator().set_params(min_n_ticks=3)
-        elif side.get_scale() == "log":
-            places = log_marks(*view)
-            side.set_ticks(places)
+        if isinstance(locator := side.get_major_locator(), MaxNLocator):
+            locator.set_params(min_n_ticks=3)
+        elif isinstance(locator, LogLocator):
+            side.set_ticks(log_marks(*view))
             side.set_minor_formatter(NullFormatter())
             if isinstance(side.get_major_formatter(), LogFormatter):
                 side.set_major_formatter(FormatStrFormatter("%g"))
@@ -200,12 +199,3 @@ def png(figure: "Figure", dpi: float | None = None) -> bytes:
 def write(figure: "Figure", path: Path) -> None:
     """Write a figure as a PNG, whole or not at all."""
     write_atomically(path, png(figure))
-
-
-def style_sheet() -> str:
-    """The colours as variables of a page: ``--family0`` and so on, the kinds of a timeline; light, and dark."""
-    both = [(f"family{number}", each.light, each.dark) for number, each in enumerate((*FAMILIES, OTHER))]
-    both += [(name, *pair) for name, pair in KINDS.items()]
-    light = " ".join(f"--{name}: {tone};" for name, tone, _ in both)
-    dark = " ".join(f"--{name}: {tone};" for name, _, tone in both)
-    return f':root {{ {light} }}\n@media not print {{ :root[data-theme="dark"] {{ {dark} }} }}\n'

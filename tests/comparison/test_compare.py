@@ -146,12 +146,13 @@ print(len(found.rows), "rows")
 def test_the_page_has_the_verdict_on_top_and_the_settings_as_data(found: paceline.Comparison, tmp_path: Path) -> None:
     path = found.report(tmp_path / "page.html")
     text = path.read_text()
-    verdict, runs = text.index("<h2>Verdict</h2>"), text.index("<h2>Runs</h2>")
+    verdict, runs = text.index("<h2>In short</h2>"), text.index("<h2>Runs</h2>")
     assert verdict < text.index("reaches 80.0% accuracy after") < runs
     for words in ("SGD(lr=1.0)", "Linear, 10 parameters", "tensors, 160 samples, 80 to test", "<dt>seed</dt>"):
         assert words in text
     told = json.loads(text.split('<script type="application/json" id="data">')[1].split("</script>")[0])
-    assert [run["name"].split()[0] for run in told["runs"]] == [row["strategy"] for row in found.rows]
+    in_words = {"k-sgd:quorum=3": "K-SGD, 3 of 4", "ssgd": "synchronous SGD"}
+    assert [run["name"].split(" (")[0] for run in told["runs"]] == [in_words[row["strategy"]] for row in found.rows]
     with pytest.raises(paceline.ConfigError, match=r"page.txt must end with .html"):
         found.report(tmp_path / "page.txt")
 

@@ -14,8 +14,9 @@ import pytest
 
 import paceline as pl
 from paceline.cli.report import report
-from paceline.reports.page import Html, cells, describe, histogram, limits, page, script_safe, spread, straggler_tables
+from paceline.reports.page import describe, histogram, limits, page, script_safe, spread
 from paceline.reports.picture import Picture
+from paceline.reports.sections import Html, cells, straggler_tables
 from paceline.storage.reading import names_of, read_run
 from paceline.strategies.ensemble_compression import EnsembleCompression
 from paceline.trace.measure import measure

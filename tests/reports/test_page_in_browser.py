@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import paceline as pl
+from paceline import look
 from paceline.reports.page import describe, page
 from paceline.storage.reading import read_run
 from support.chromium import Chromium, find_chromium
@@ -220,12 +221,86 @@ def test_another_target_gives_other_times(tab: Chromium) -> None:
     assert tab.evaluate(reached) == ["–"] * 3
 
 
-@pytest.mark.parametrize("width", [360, 768])
-def test_nothing_is_wider_than_a_small_screen(tab: Chromium, url: str, width: int) -> None:
-    tab.screen(width, 740)
+SCREENS = [(360, 740), (800, 900), (1400, 900)]
+# For every text: its colour, that of the nearest ground that is not transparent, and the text.
+TEXTS = """(() => {
+  const found = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const holder = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || !holder.checkVisibility() || holder.closest("script, style")) continue;
+    let ground = holder;
+    while (ground && getComputedStyle(ground).backgroundColor === "rgba(0, 0, 0, 0)") ground = ground.parentElement;
+    const behind = getComputedStyle(ground || document.body).backgroundColor;
+    found.push([getComputedStyle(holder).color, behind, texts.currentNode.data]);
+  }
+  return found;
+})()"""
+NAMELESS = """[...document.querySelectorAll("button, input, .chart, [role=region], [role=group]")].filter(
+  (each) =>
+    each.checkVisibility() && !each.getAttribute("aria-label") && !each.textContent.trim() && !each.closest("label")
+).length"""
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2: of two colours as a style has them, rgb(r, g, b)."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), SCREENS)
+def test_the_first_screen_says_who_won_by_how_much_and_who_was_waited_for(
+    tab: Chromium, url: str, width: int, height: int, scheme: str
+) -> None:
+    tab.screen(width, height, scheme=scheme)
     tab.open(url)
-    assert tab.evaluate("innerWidth") == width
-    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    assert tab.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+    assert tab.evaluate("document.getElementById('answer').getBoundingClientRect().bottom") <= height
+    said = tab.evaluate("document.getElementById('answer').innerText")
+    assert re.search(r"reached \d+ % after [\d.]+ s; .* took [\d.]+ times as long", said)
+    assert re.search(r"ssgd: workers waited \d+% of their time, most for worker [34]: it came last in \d+% of", said)
+    texts = tab.evaluate(TEXTS)
+    assert len(texts) > 100
+    assert [each for each in texts if contrast(each[0], each[1]) < 4.5] == []
+
+
+def test_every_axis_has_three_marks_and_every_chart_words(tab: Chromium, url: str) -> None:
+    for width, height in SCREENS:
+        tab.screen(width, height)
+        tab.open(url)
+        marks = "charts.map((c) => c.axes.slice(0, c.timeline ? 1 : 2).map((a) => a._values.filter((v) => v).length))"
+        assert min(min(each) for each in tab.evaluate(marks)) >= 3
+    assert "ssgd ends at" in tab.evaluate("document.getElementById('loss-seconds').getAttribute('aria-label')")
+    assert tab.evaluate(NAMELESS) == 0
+    assert tab.evaluate("document.documentElement.lang") == "en"
+    assert tab.evaluate("document.querySelectorAll('h1').length") == 1
+
+
+def test_runs_have_the_colours_and_dashes_of_their_rules(tab: Chromium) -> None:
+    styles = look.lines([pl.Synchronous(), pl.LiveCompensation(quorum=3, blocks=4), pl.FastestK(quorum=3)])
+    assert [tab.evaluate(f"css('run{number}')") for number in range(3)] == [each["color"] for each in styles]
+    assert tab.evaluate("new Set(report.runs.map((run) => String(run.dashes))).size") == 3
+
+
+def test_the_keyboard_reaches_everything(tab: Chromium) -> None:
+    """What can be clicked can be reached and pressed: buttons, the target, tables that scroll, details."""
+    for key in ("Tab", "Enter"):
+        code = {"Tab": 9, "Enter": 13}[key]
+        text = {"text": "\r"} if key == "Enter" else {}
+        tab.ask("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **text)
+        tab.ask("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
+    tab.settle()
+    assert tab.evaluate("document.activeElement.id") == "theme"
+    assert background(tab) == DARK
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    reachable = "[...document.querySelectorAll('button, input, summary, .scroll')].filter((e) => e.tabIndex < 0).length"
+    assert tab.evaluate(reachable) == 0
 
 
 def test_print_is_light_with_every_table_open(tab: Chromium) -> None:

@@ -17,7 +17,10 @@ def draw(comparison: Comparison, path: Path | None) -> "Figure":
     from paceline.reports.figures import Curve, draw_curves
 
     plan = comparison.plan
-    curves = [Curve(_name(entry), [each.history for each in entry.outcomes]) for entry in comparison.entries]
+    curves = [
+        Curve(_name(comparison, entry), plan.rules[entry.strategy], [each.history for each in entry.outcomes])
+        for entry in comparison.entries
+    ]
     return draw_curves(curves, path, metrics=_drawn(comparison), target=plan.target, title=plan.title)
 
 
@@ -29,13 +32,15 @@ def _drawn(comparison: Comparison) -> list[str]:
     return known or ["loss"]
 
 
-def _name(entry: Entry) -> str:
-    return entry.label + ("" if entry.lr is None else f"  (lr {entry.lr:g})")
+def _name(comparison: Comparison, entry: Entry) -> str:
+    rate = "" if entry.lr is None else f" (learning rate {entry.lr:g})"
+    return comparison.plan.words[entry.strategy] + rate
 
 
 def write_report(comparison: Comparison, path: Path) -> None:
     """A page: the verdict and the table on top, below it the run of the first seed of each strategy."""
-    from paceline.reports.page import Overview, describe, page
+    from paceline.reports.page import describe, page
+    from paceline.reports.sections import Overview
 
     plan = comparison.plan
     columns, rows = comparison_rows(comparison)
@@ -57,5 +62,6 @@ def write_report(comparison: Comparison, path: Path) -> None:
     for entry in comparison.entries:
         first = next((each for each in entry.outcomes if each.record is not None), None)
         if first is not None:
-            runs.append(describe(_name(entry), first.saved(_name(entry), plan.target)))
+            name = _name(comparison, entry)
+            runs.append(describe(name, first.saved(name, plan.target), rule=plan.rules[entry.strategy]))
     write_atomically(path, page(runs, overview))

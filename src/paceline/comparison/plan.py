@@ -11,10 +11,12 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import nearest
 from paceline.engine.limits import Target
 from paceline.fleets.simulated.fleet import SimulatedFleet
+from paceline.strategies.words import in_words
 
 if TYPE_CHECKING:
     from paceline.engine.spec import RunSpec
     from paceline.learning.task import Task
+    from paceline.look import Rule
     from paceline.storage.run_directory import RunDirectory
 
 LONGEST_NAME = 80  # of a run's directory
@@ -50,6 +52,8 @@ class Plan:
 
     about      data, model and number of workers, in words
     labels     of the strategies, and ``texts``: the same with their full names
+    words      how legends call the strategies
+    rules      the strategies themselves, for the colours of figures
     reference  the strategy that the others are compared with: the synchronous one, if there is one
     rates      learning rates to try; empty: the optimizer has its own
     settings   all of it as plain values, for JSON
@@ -60,6 +64,8 @@ class Plan:
     about: str
     labels: Sequence[str]
     texts: Sequence[str]
+    words: Sequence[str]
+    rules: "Sequence[Rule]"
     reference: int | None
     rates: Sequence[float]
     seeds: Sequence[int]
@@ -130,6 +136,8 @@ def plan_of(config: Config, directory: Path | None = None) -> Plan:
         about=f"{config.task.label}, {config.fleet.workers} workers",
         labels=[choice.short for choice in config.strategies],
         texts=[choice.text for choice in config.strategies],
+        words=[in_words(choice, config.fleet.workers) for choice in config.strategies],
+        rules=config.strategies,
         reference=names.index("synchronous") if "synchronous" in names else None,
         rates=config.tune.lr if config.tune else (),
         seeds=config.seeds,

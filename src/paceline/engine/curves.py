@@ -1,7 +1,6 @@
 """A run in a notebook: a figure of its metrics, and a short page with a table."""
 
 import base64
-import io
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -11,11 +10,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from paceline import look
 from paceline.core.errors import ConfigError
 from paceline.core.fields import nearest
 from paceline.storage.metrics import Row
 
-COLOUR = "#0072B2"
 USUAL = ("loss", "accuracy")
 
 
@@ -23,7 +22,7 @@ class Shown(Figure):
     """A figure that a notebook shows by itself, whether pyplot is set up or not."""
 
     def _repr_png_(self) -> bytes:
-        return png(self)
+        return look.png(self, dpi=80)
 
 
 def figure_of(history: Sequence[Row], metrics: Sequence[str] = (), *, clock: str = "real") -> Figure:
@@ -60,15 +59,9 @@ def page_of(facts: Mapping[str, str], figure: Figure) -> str:
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'
         for name, value in facts.items()
     )
-    picture = base64.b64encode(png(figure)).decode()
+    picture = base64.b64encode(look.png(figure, dpi=80)).decode()
     image = f'<img alt="metrics of the run, against time and updates" src="data:image/png;base64,{picture}">'
     return f"<div><table>{rows}</table>{image}</div>"
-
-
-def png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=80, metadata={"Software": "Paceline"})
-    return buffer.getvalue()
 
 
 def _series(history: Sequence[Row]) -> dict[str, list[tuple[Row, float]]]:
@@ -83,7 +76,5 @@ def _series(history: Sequence[Row]) -> dict[str, list[tuple[Row, float]]]:
 
 
 def _draw(axis: Any, points: Sequence[tuple[float, float]]) -> None:
-    axis.plot(*zip(*points, strict=True), color=COLOUR, linewidth=1.6, marker="." if len(points) < 3 else None)
-    axis.grid(True, color="0.9", linewidth=0.7)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.plot(*zip(*points, strict=True), linewidth=1.6, marker="." if len(points) < 3 else None)
+    look.tidy(axis)

@@ -1,6 +1,5 @@
 """Curves: loss, accuracy or any other metric, against time and against updates."""
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,25 +9,23 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
+from paceline import look
 from paceline.engine.limits import Target, metric_of
-from paceline.files import write_atomically
 from paceline.storage.metrics import Row
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart; the dashes repeat the distinction.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
 POINTS = 300
 ABSCISSAS: Sequence[Callable[[Row], float]] = (lambda row: row.seconds, lambda row: row.updates)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The histories of one strategy, one for each seed."""
+    """The histories of one strategy, one for each seed; ``rule`` decides on its colour."""
 
     label: str
+    rule: look.Rule
     histories: Sequence[Sequence[Row]]
 
 
@@ -59,9 +56,7 @@ def draw_curves(
     if title:
         figure.suptitle(title, fontsize=13)
     if path is not None:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", metadata={"Software": "Paceline"})
-        write_atomically(path, buffer.getvalue())
+        look.write(figure, path)
     return figure
 
 
@@ -73,14 +68,15 @@ def _draw(
     *,
     logarithmic: bool,
 ) -> None:
-    for number, curve in enumerate(curves):
+    for curve, style in zip(curves, look.lines([each.rule for each in curves]), strict=True):
         grid, values = _on_a_grid(curve.histories, abscissa, ordinate, logarithmic)
         if not len(grid):
             continue
-        colour, dashes = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-        axis.plot(grid, np.median(values, axis=0), color=colour, linestyle=dashes, linewidth=1.9, label=curve.label)
+        axis.plot(grid, np.median(values, axis=0), linewidth=1.9, label=curve.label, **style)
         if len(values) > 1:
-            axis.fill_between(grid, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.08, linewidth=0)
+            axis.fill_between(
+                grid, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.08, linewidth=0
+            )
     if logarithmic:
         axis.set_xscale("log")
 
@@ -110,20 +106,16 @@ def _label(axes: Any, metric: str, target: Target | None) -> None:
     """Label the two panels of a metric."""
     axes[0].set_ylabel(f"test {metric}" + (" (logarithmic)" if metric == "loss" else ""))
     for axis in axes:
-        axis.grid(True, color="0.9", linewidth=0.7)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.01)
         if metric == "loss":
-            axis.set_yscale("log", subs=(2, 3, 5))
-            axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-            axis.yaxis.set_minor_formatter(FormatStrFormatter("%g"))
+            axis.set_yscale("log")
         if metric == "accuracy":
             axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             axis.set_ylim(0 if target is None else max(0.0, target.value - 0.5), 1)
         if target is not None:
-            axis.axhline(target.value, color="0.35", linewidth=0.9, linestyle=(0, (2, 2)))
+            axis.axhline(target.value, color=look.DIM, linewidth=0.9, linestyle=(0, (2, 2)))
             axis.annotate(
                 f"target {target.short}", (0.005, target.value), xycoords=("axes fraction", "data"), xytext=(2, 3),
-                textcoords="offset points", fontsize=9, color="0.35",
+                textcoords="offset points", fontsize=9, color=look.DIM,
             )  # fmt: skip
+        look.tidy(axis)

@@ -8,27 +8,34 @@ import hashlib
 import json
 import math
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from typing import Any
 
-from paceline import __version__
+from paceline import __version__, look
 from paceline.engine.loop import seldom_collecting
 from paceline.pruning.record import read_pruning
-from paceline.reports.picture import Picture, PictureReader, WorkerSums, gather
-from paceline.storage.description import spell
+from paceline.reports.picture import Picture, PictureReader, gather
+from paceline.reports.sections import (
+    Overview,
+    answer_section,
+    metric_names,
+    overview_section,
+    runs_table,
+    scrolled,
+    settings_section,
+    straggler_tables,
+)
 from paceline.storage.reading import SavedRun
-from paceline.trace.measure import MeasureReader, Measures, WorkerTime
+from paceline.trace.measure import MeasureReader, Measures
 from paceline.trace.timeline import KINDS
 
 MARKS = 12_000  # of one run's timeline: some 0.3 MB
 WORKERS = 64  # rows of one run's timeline
 POINTS = 1_000  # of one curve
 BINS = 40  # of one histogram
-METRICS = 6  # besides loss and accuracy
-STRAGGLERS = 32  # rows of one run's table
 THEME = (
     'document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";'
 )
@@ -43,10 +50,17 @@ class Described:
     measures: Measures
     picture: Picture
     drawn: Sequence[int]  # the workers whose timeline is drawn
+    rule: look.Rule
+
+    @property
+    def words(self) -> str:
+        """Its rule in words."""
+        return look.words(self.rule, len(self.measures.workers) or None)
 
 
-def describe(name: str, saved: SavedRun, *, marks: int = MARKS) -> Described:
-    """Read a run's trace."""
+def describe(name: str, saved: SavedRun, *, rule: look.Rule | None = None, marks: int = MARKS) -> Described:
+    """Read a run's trace. ``rule`` decides on its colour; by default it is what the run's directory tells."""
+    told = saved.config.get("strategy") if rule is None else rule
     about = saved.trace.about
     drawn = spread(range(int(about.get("workers", 0))), WORKERS)
     measuring, drawing = MeasureReader(about), PictureReader(marks, frozenset(drawn))
@@ -57,7 +71,7 @@ def describe(name: str, saved: SavedRun, *, marks: int = MARKS) -> Described:
         if everybody != drawn:  # more workers came than the first line tells of
             drawn = everybody
             picture = gather(saved.trace, limit=marks, workers=frozenset(drawn), end=saved.stopped_at)
-    return Described(name, saved, measures, picture, drawn)
+    return Described(name, saved, measures, picture, drawn, saved.strategy if told is None else told)
 
 
 def spread(values: Sequence[int], most: int) -> list[int]:
@@ -67,37 +81,30 @@ def spread(values: Sequence[int], most: int) -> list[int]:
     return [values[number * len(values) // most] for number in range(most)]
 
 
-@dataclass(frozen=True)
-class Overview:
-    """What a page says above its runs: sentences, a table, and notes below it."""
-
-    title: str
-    sentences: Sequence[str]
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
-
-
 def page(runs: Sequence[Described], overview: Overview | None = None) -> str:
     """The whole file."""
     shown = {span.kind for run in runs for span in run.picture.spans}
     kinds = [kind for kind in KINDS if kind in shown]
     names = metric_names(runs)
     details = [_data(run, kinds, names) for run in runs]
+    for each, style in zip(details, look.lines([run.rule for run in runs], markers=False), strict=True):
+        each["dashes"] = [] if style["linestyle"] == "-" else [2 * length for length in style["linestyle"][1]]
     curves = _curves(details, names)
     data = {"kinds": kinds, "clock": _clock(runs), "curves": curves, "runs": details}
     parts = {
         "title": escape(overview.title if overview is not None else ", ".join(run.name for run in runs)),
         "subtitle": escape(_subtitle(runs)),
+        "answer": answer_section(runs, overview),
         "overview": "" if overview is None else overview_section(overview),
-        "runs-table": runs_table(runs, curves),
+        "runs-table": scrolled(runs_table(runs, curves), "Runs"),
+        "verdict": "" if overview is None else '<p id="verdict" aria-live="polite"></p>',
         "curves": _figures(curves),
         "settings": settings_section(runs),
         "limits": "".join(f"<p class=note>{escape(text)}</p>" for run in runs for text in limits(run)),
         "pruning": _pruning(runs),
         "stragglers": straggler_tables(runs),
         "data": script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False)),
-        "style": _asset("uPlot.min.css") + _asset("report.css"),
+        "style": _asset("uPlot.min.css") + style_sheet(runs) + _asset("report.css"),
         "licence": escape(_asset("uPlot.LICENSE")),
         "theme": THEME,
         "library": _asset("uPlot.iife.min.js"),
@@ -106,6 +113,16 @@ def page(runs: Sequence[Described], overview: Overview | None = None) -> str:
     parts["allowed"] = " ".join(_source_hash(parts[name]) for name in ("theme", "library", "script"))
     pieces = _asset("report.html").split("@@")  # text, name, text, name, ..., text
     return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+
+
+def style_sheet(runs: Sequence[Described]) -> str:
+    """The colours of the runs, by their rules, and of what workers do: on white, and on dark ground."""
+    pairs = [(name, *pair) for name, pair in look.KINDS.items()]
+    tones = (look.lines([run.rule for run in runs], markers=False, dark=dark) for dark in (False, True))
+    pairs += [(f"run{n}", one["color"], two["color"]) for n, (one, two) in enumerate(zip(*tones, strict=True))]
+    light, dark = (" ".join(f"--{each[0]}: {each[place]};" for each in pairs) for place in (1, 2))
+    classes = " ".join(f".{name} {{ background: var(--{name}); }}" for name, *_ in pairs)
+    return f':root {{ {light} }}\n@media not print {{ :root[data-theme="dark"] {{ {dark} }} }}\n{classes}\n'
 
 
 def _pruning(runs: Sequence[Described]) -> str:
@@ -159,12 +176,6 @@ def _subtitle(runs: Sequence[Described]) -> str:
     workers = " or ".join(f"{number:,}" for number in fleets)
     count = "one run" if len(runs) == 1 else f"{len(runs)} runs"
     return f"{count}, {workers} worker{'s' * (fleets != [1])}, {_clock(runs)} · Paceline {__version__}"
-
-
-def metric_names(runs: Sequence[Described]) -> list[str]:
-    """The metrics of the runs' last evaluations besides loss and accuracy, in their order; the first few."""
-    last = (name for run in runs if run.saved.rows for name in run.saved.rows[-1].metrics)
-    return [name for name in dict.fromkeys(last) if name not in ("loss", "accuracy")][:METRICS]
 
 
 def _curves(details: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, str]:
@@ -252,195 +263,3 @@ def _timeline(run: Described, kinds: Sequence[str]) -> dict[str, Any]:
 
 def _number(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-class Html(str):
-    """Text that is markup already. Any other text in a cell is escaped."""
-
-    __slots__ = ()
-
-
-def overview_section(overview: Overview) -> str:
-    """The verdict in words, and the table that it rests on."""
-    first, *rest = overview.sentences or [""]
-    said = f"<p class=first>{escape(first)}</p>" + "".join(f"<p>{escape(each)}</p>" for each in rest)
-    body = "".join(f"<tr>{cells(overview.headings, row)}</tr>" for row in overview.rows)
-    table = f"<table class=cards><thead><tr>{_heads(overview.headings)}</tr></thead><tbody>{body}</tbody></table>"
-    notes = "".join(f"<p class=note>{escape(each)}</p>" for each in overview.notes)
-    return (
-        f"<section id=overview><h2>Verdict</h2><div class=said>{said}</div><h3>{escape(overview.title)}</h3>"
-        f"<div class=scroll>{table}</div>{notes}</section>"
-    )
-
-
-SETTINGS = ("optimizer", "learning rate", "batch size", "model", "data", "seed")
-
-
-def settings_section(runs: Sequence[Described]) -> str:
-    """What each run was made of; once, where it is the same for all."""
-    found = [_settings(run.saved.config) for run in runs]
-    known = [name for name in SETTINGS if any(each[name] for each in found)]
-    if not known:
-        return ""
-    same = [name for name in known if len({each[name] for each in found}) == 1]
-    body = "".join(
-        f"<dt>{name}</dt><dd>{escape(found[0][name])}</dd>"
-        if name in same
-        else f"<dt>{name}</dt><dd>{_by_run(runs, [each[name] for each in found])}</dd>"
-        for name in known
-    )
-    return f"<h3>Settings</h3><dl class=settings>{body}</dl>"
-
-
-def _by_run(runs: Sequence[Described], values: Sequence[str]) -> str:
-    return "".join(
-        f'<span data-run="{number}"><span class="swatch run{number % 7}"></span>{escape(value or "–")}</span>'
-        for number, (_, value) in enumerate(zip(runs, values, strict=True))
-    )
-
-
-def _settings(config: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of a run in words; empty where its directory does not tell."""
-    kept = config.get("settings")
-    told = kept if isinstance(kept, Mapping) else {}
-    model, data = (each if isinstance(each := told.get(name), Mapping) else {} for name in ("model", "data"))
-    test = f", {_words(data['test_samples'])} to test" if "test_samples" in data else ""
-    return {
-        "optimizer": spell(told["optimizer"]) if "optimizer" in told else "",
-        "learning rate": _words(told.get("learning_rate")),
-        "batch size": _words(config.get("batch_size")),
-        "model": f"{_words(model.get('kind'))}, {_words(model.get('parameters'))} parameters" if model else "",
-        "data": f"{_words(data.get('kind'))}, {_words(data.get('samples'))} samples{test}" if data else "",
-        "seed": _words(config.get("seed")),
-    }
-
-
-def _words(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:,}" if isinstance(value, int) else value if isinstance(value, str) else spell(value)
-
-
-def runs_table(runs: Sequence[Described], curves: Iterable[str]) -> str:
-    """One row a run. The script fills in the time to the target, an accuracy, which the reader may change.
-
-    curves  what has a curve: without a loss or an accuracy there are no columns for them
-    """
-    apart = any(run.measures.hands_in_models for run in runs)
-    headings = (
-        "run",
-        "ended by",
-        "time to target",
-        "updates",
-        "samples",
-        "staleness",
-        "wasted",
-        "idle",
-        "loss",
-        "accuracy",
-        *(names := metric_names(runs)),
-        *(["training / relabelling / messages"] if apart else []),
-    )
-    absent = {"loss", "accuracy"}.difference(curves)
-    absent |= {"time to target"} if "accuracy" in absent else set()
-    kept = [place for place, heading in enumerate(headings) if heading not in absent]
-    headings = tuple(headings[place] for place in kept)
-    rows = [[*_run_cells(number, run, names, apart)] for number, run in enumerate(runs)]
-    body = "".join(
-        f'<tr data-run="{number}">{cells(headings, [row[place] for place in kept])}</tr>'
-        for number, row in enumerate(rows)
-    )
-    problems = "".join(
-        f"<p class=problem>{escape(run.name)}: {escape(run.saved.problem)}</p>" for run in runs if run.saved.problem
-    )
-    return f"<table class=cards><thead><tr>{_heads(headings)}</tr></thead><tbody>{body}</tbody></table>{problems}"
-
-
-def _run_cells(number: int, run: Described, names: Sequence[str], apart: bool) -> Iterable[str]:
-    measures, saved = run.measures, run.saved
-    last = saved.rows[-1] if saved.rows else None
-    yield Html(
-        f'<span class="swatch run{number % 7}"></span><b>{escape(run.name)}</b>'
-        f'<span class=strategy title="{escape(saved.strategy)}">{escape(_shortened(saved.strategy))}</span>'
-    )
-    bad = "bad" if saved.ended in ("diverged", "not finished") else ""
-    yield Html(f'<span class="{bad}">{escape(saved.ended)}</span>')
-    yield Html("<span class=reached>–</span>")
-    yield f"{measures.updates:,}"
-    yield f"{last.samples:,}" if last else "–"
-    yield f"{measures.mean_staleness:.1f} / {measures.max_staleness}"
-    yield f"{measures.wasted_share:.1%}"
-    yield f"{measures.idle_share:.1%}"
-    yield f"{last.loss:.4f}" if last and math.isfinite(last.loss) else "–"
-    yield f"{last.accuracy:.1%}" if last and math.isfinite(last.accuracy) else "–"
-    for name in names:
-        value = last.metrics.get(name, math.nan) if last else math.nan
-        yield f"{value:.4g}" if math.isfinite(value) else "–"
-    if apart:
-        yield f"{measures.compute:,.1f} / {measures.relabelling:,.1f} / {measures.transfer:,.1f} s"
-
-
-def straggler_tables(runs: Sequence[Described]) -> str:
-    """For each run: who was waited for, how long, and what was wasted; the one that cost most first."""
-    return "".join(
-        f'<details data-run="{number}"{" open" * (number == 0 or len(runs) <= 3)}>'
-        f'<summary><span class="swatch run{number % 7}"></span>{escape(run.name)}</summary>{_stragglers(run)}</details>'
-        for number, run in enumerate(runs)
-    )
-
-
-def _stragglers(run: Described) -> str:
-    headings = ("worker", "came last", "held up the others", "used", "thrown away", "wasted", "where its time went")
-    sums, times = run.picture.workers, {each.worker: each for each in run.measures.workers}
-
-    def cost(worker: int) -> tuple[float, float, int]:
-        return -sums[worker].held_up, -times[worker].wasted, worker
-
-    ranked = sorted(sums.keys() & times.keys(), key=cost)
-    if not ranked:
-        return "<p class=note>Nothing has happened yet.</p>"
-    body = "".join(
-        f"<tr>{cells(headings, _worker_cells(run, worker, sums[worker], times[worker]))}</tr>"
-        for worker in ranked[:STRAGGLERS]
-    )
-    more = len(ranked) - STRAGGLERS
-    rest = f"<p class=note>{more:,} more workers held the others up for less time.</p>" if more > 0 else ""
-    return f"<table class=slim><thead><tr>{_heads(headings)}</tr></thead><tbody>{body}</tbody></table>{rest}"
-
-
-def _worker_cells(run: Described, worker: int, sums: WorkerSums, times: WorkerTime) -> Iterable[str]:
-    updates = run.measures.updates
-    yield Html(f"<b>worker {escape(str(worker))}</b>")
-    share = f"<small> ({sums.waited_for / updates:.0%} of updates)</small>" if sums.waited_for else ""
-    yield Html(f"{sums.waited_for:,}×{share}") if sums.waited_for else "–"
-    yield f"{sums.held_up:,.1f} s" if sums.held_up else "–"
-    yield f"{times.contributions:,}"
-    yield f"{sums.thrown_away:,}" if sums.thrown_away else "–"
-    wasted = f"<small> ({times.wasted / times.busy:.0%})</small>" if times.busy else ""
-    yield Html(f"{times.wasted:,.1f} s{wasted}") if times.wasted else "–"
-    yield _bar(sums)
-
-
-def _bar(sums: WorkerSums) -> str:
-    whole = sum(sums.seconds.values())
-    if not whole:
-        return "–"
-    shares = {kind: sums.seconds[kind] / whole for kind in KINDS}
-    words = ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items() if share >= 0.005)
-    pieces = "".join(f'<i class="{kind}" style="width:{share:.3%}"></i>' for kind, share in shares.items() if share > 0)
-    return Html(f'<span class=bar role=img title="{words}" aria-label="{words}">{pieces}</span>')
-
-
-def _heads(headings: Iterable[str]) -> str:
-    return "".join(f"<th scope=col>{escape(heading)}</th>" for heading in headings)
-
-
-def cells(headings: Iterable[str], cells: Iterable[str]) -> str:
-    return "".join(
-        f'<td data-label="{escape(heading)}">{cell if isinstance(cell, Html) else escape(cell)}</td>'
-        for heading, cell in zip(headings, cells, strict=True)
-    )
-
-
-def _shortened(text: str, most: int = 90) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,6 +1,5 @@
 """What runs pruned of their data: pictures, and the part of a report page that has them inside the file."""
 
-import io
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -11,8 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from paceline import look
 from paceline.pruning.record import FOLLOWED, PruningRecord, SavedPruning
-from paceline.reports.figures import COLOURS, DASHES
 
 COLUMNS = 10  # of a contact sheet
 
@@ -20,7 +19,7 @@ COLUMNS = 10  # of a contact sheet
 def pruning_section(runs: Mapping[int, tuple[str, SavedPruning]]) -> str:
     """A section with what each run pruned: its number on the page, its name, and what it left behind."""
     parts = [
-        f'<details open data-run="{number}"><summary><span class="swatch run{number % 7}"></span>'
+        f'<details open data-run="{number}"><summary><span class="swatch run{number}"></span>'
         f"{escape(name)}</summary>{_pictures(name, saved)}</details>"
         for number, (name, saved) in runs.items()
         if saved.record.passes
@@ -44,12 +43,12 @@ def _pictures(name: str, saved: SavedPruning) -> str:
     else:
         axes[2].axis("off")
     trends(axes[3], telling_trends(record), "Losses of single samples")
-    drawn = [(png(figure), f"{record.pruned_share:.1%} of the samples were left out")]
+    drawn = [(look.png(figure), f"{record.pruned_share:.1%} of the samples were left out")]
     pictures = as_pictures(saved.inputs)
     if pictures is not None:
         captions = [_caption(saved, int(sample)) for sample in saved.shown]
         sheet = contact_sheet(pictures, captions, "The samples that were left out most often")
-        drawn.append((png(sheet), "The samples that were left out most often: number, class, times"))
+        drawn.append((look.png(sheet), "The samples that were left out most often: number, class, times"))
     return "".join(
         f'<figure><img alt="{escape(name)}: {escape(text)}" style="width:100%;background:#fff" '
         f'src="data:image/png;base64,{b64encode(image).decode()}"><figcaption>{escape(text)}</figcaption></figure>'
@@ -68,29 +67,23 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": "Paceline"})
-    return buffer.getvalue()
-
-
 def how_often(axis: Any, times_pruned: NDArray[Any], most: int) -> None:
     """How many samples were left out how often."""
     counts = np.bincount(times_pruned, minlength=most + 1)
-    axis.bar(range(len(counts)), counts, color=COLOURS[0], width=0.8)
-    tidy(axis, "Samples by the number of times they were left out", "times left out", "samples")
+    axis.bar(range(len(counts)), counts, color=look.SERIES[0], width=0.8)
+    look.tidy(axis, "Samples by the number of times they were left out", "times left out", "samples")
 
 
 def by_class(axis: Any, times_pruned: NDArray[Any], targets: NDArray[Any], names: Sequence[str] | None = None) -> None:
     """The mean number of times that a sample of each class was left out."""
     classes = np.unique(targets)
     means = [float(times_pruned[targets == each].mean()) for each in classes]
-    axis.bar(range(len(classes)), means, color=COLOURS[1], width=0.8)
+    axis.bar(range(len(classes)), means, color=look.SERIES[1], width=0.8)
     axis.axhline(float(times_pruned.mean()), color="0.4", linewidth=1, linestyle="--")
     turned = 45 if names is not None else 0
     labels = [str(each) for each in classes] if names is None else list(names)
     axis.set_xticks(range(len(classes)), labels, rotation=turned, ha="right" if turned else "center")
-    tidy(axis, "Times left out, by class (dashed: all)", "class", "mean times left out")
+    look.tidy(axis, "Times left out, by class (dashed: all)", "class", "mean times left out")
 
 
 def pass_sizes(axis: Any, record: PruningRecord) -> None:
@@ -99,18 +92,17 @@ def pass_sizes(axis: Any, record: PruningRecord) -> None:
     held, kept = (
         np.array([sum(row[place] for row in record.passes if row[1] == each) for each in epochs]) for place in (2, 3)
     )
-    axis.bar(epochs, kept / held, color=COLOURS[0], width=0.8)
+    axis.bar(epochs, kept / held, color=look.SERIES[0], width=0.8)
     axis.set_ylim(0, 1.05)
-    tidy(axis, "Share of the samples that is kept", "epoch of a worker", "share")
+    look.tidy(axis, "Share of the samples that is kept", "epoch of a worker", "share")
 
 
 def trends(axis: Any, losses: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str) -> None:
     """Losses of single samples against epochs, by their names."""
     for number, (name, (epochs, values)) in enumerate(losses.items()):
-        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
-        axis.plot(epochs, values, label=name, marker=".", markersize=4, linewidth=1.2, **look)
+        axis.plot(epochs, values, label=name, marker=".", markersize=4, linewidth=1.2, **look.series(number))
     axis.legend(fontsize=8, frameon=False)
-    tidy(axis, title, "epoch", "loss")
+    look.tidy(axis, title, "epoch", "loss")
 
 
 def contact_sheet(pictures: NDArray[Any], captions: Sequence[str], title: str) -> Figure:
@@ -160,12 +152,3 @@ def telling_trends(record: PruningRecord, most: int = 4) -> dict[str, tuple[list
         )
         for each in chosen
     }
-
-
-def tidy(axis: Any, title: str, across: str, up: str) -> None:
-    axis.set_title(title, fontsize=10)
-    axis.set_xlabel(across)
-    axis.set_ylabel(up)
-    axis.grid(True, axis="y", color="0.9", linewidth=0.7)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)

@@ -5,6 +5,8 @@ from typing import Any
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
+from paceline.strategies.aggregation import OuterSGD
+from paceline.strategies.catalogue import STRATEGIES
 from paceline.strategies.names import LABELS, StrategyChoice, choice_of, parse_strategy
 
 # What people call a rule, where the first of its acronyms is not it.
@@ -38,17 +40,20 @@ OPTIONS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def in_words(strategy: "Strategy | StrategyChoice | str", workers: int | None = None) -> str:
+def in_words(strategy: Strategy | StrategyChoice | str | Mapping[str, Any], workers: int | None = None) -> str:
     """A strategy as legends and sentences call it.
 
     strategy  the object, or its text on the command line; any other text is a name already, and stays as it is
-              (``ddp`` and others outside Paceline are spelled as their authors do)
+              (``ddp`` and others outside Paceline are spelled as their authors do). A mapping is a strategy as the
+              directory of a run describes it
     workers   the size of the fleet: "K-SGD, 8 of 16"; without it, "K-SGD, first 8"
 
     An object that the command line has no name for is called by its class.
     """
     choice = choice_in(strategy)
     if choice is None:
+        if isinstance(strategy, Mapping):
+            return str(strategy.get("kind", "unknown strategy"))
         return OUTSIDE.get(strategy.lower(), strategy) if isinstance(strategy, str) else type(strategy).__name__
     name = NAMES.get(choice.name) or choice.named.acronyms.split(",")[0]
     of = (
@@ -57,15 +62,33 @@ def in_words(strategy: "Strategy | StrategyChoice | str", workers: int | None = 
     return ", ".join([name, *(_option(each, value, of) for each, value in choice.options.items())])
 
 
-def choice_in(strategy: "Strategy | StrategyChoice | str") -> StrategyChoice | None:
+def choice_in(strategy: Strategy | StrategyChoice | str | Mapping[str, Any]) -> StrategyChoice | None:
     """The named strategy that is meant; None if it has no name."""
     if isinstance(strategy, StrategyChoice):
         return strategy
+    if isinstance(strategy, Mapping):
+        described = _described(strategy)
+        return None if described is None else choice_of(described)
     if not isinstance(strategy, str):
         return choice_of(strategy)
     try:
         return parse_strategy(strategy)
     except ConfigError:
+        return None
+
+
+def _described(description: Mapping[str, Any]) -> Any:
+    """What a run's directory describes, made again if it is a rule of Paceline's; None if it is not."""
+    kinds = {each.kind.__name__: each.kind for each in STRATEGIES} | {OuterSGD.__name__: OuterSGD}
+    make = kinds.get(str(description.get("kind")))
+    try:
+        fields = {
+            name: _described(value) if isinstance(value, Mapping) else value
+            for name, value in description.items()
+            if name != "kind"
+        }
+        return None if make is None else make(**fields)
+    except (ConfigError, TypeError, ValueError, RecursionError):
         return None
 
 

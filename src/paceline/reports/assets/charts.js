@@ -2,12 +2,11 @@
 // What all charts share, the curves of loss and accuracy, and the histograms of staleness.
 const report = JSON.parse(document.getElementById("data").textContent);
 const state = { shown: report.runs.map(() => true), kinds: report.kinds.map(() => true), target: null, view: null };
-const DASHES = [[], [9, 3], [2, 3], [9, 3, 2, 3], [14, 4], [5, 2, 2, 2, 2, 2]];
 const charts = []; // every uPlot on the page
 const wide = matchMedia("(min-width: 721px)");
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-const runColour = (number) => css("run" + (number % 7));
+const runColour = (number) => css("run" + number);
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -25,17 +24,33 @@ function short(value) {
 
 const percent = (share) => +(100 * share).toFixed(1) + " %";
 
-// Places for labels on a logarithmic axis: round numbers, more of them where the axis is short.
-function logSplits(u, which, low, high) {
-  const decades = Math.log10(high / low);
-  const digits = decades > 3 ? [1] : decades > 1.3 ? [1, 2, 5] : decades > 0.6 ? [1, 2, 3, 5, 7] : [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9];
-  const places = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
-    for (const digit of digits) places.push(+(digit * 10 ** power).toPrecision(6));
-  }
-  return places.filter((place) => place >= low && place <= high);
+// Marks of an axis: the increment that fits, or a smaller one until there are three.
+function linearSplits(u, which, low, high, increment) {
+  const marks = (step) => {
+    const places = [];
+    for (let at = Math.ceil(low / step - 1e-9); at * step <= high * (1 + 1e-12); at++) places.push(+(at * step).toPrecision(10));
+    return places;
+  };
+  let places = marks(increment);
+  for (const share of [2, 2.5, 5, 10, 20, 50]) if (places.length < 3) places = marks(increment / share);
+  return places;
 }
 
+// The same on a logarithmic axis: powers of ten if there are three, else as many digits between them as that takes.
+const DIGITS = [[1], [1, 3], [1, 2, 5], [1, 2, 3, 5, 7], [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9]];
+function logSplits(u, which, low, high) {
+  for (const digits of DIGITS) {
+    const places = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
+      for (const digit of digits) places.push(+(digit * 10 ** power).toPrecision(6));
+    }
+    const seen = places.filter((place) => place >= low && place <= high);
+    if (seen.length >= 3) return seen.filter((_, at) => at % Math.ceil(seen.length / 9) === 0);
+  }
+  return linearSplits(u, which, low, high, 10 ** Math.floor(Math.log10(high - low)));
+}
+
+const LINEAR = { splits: linearSplits };
 const LOG = { splits: logSplits, filter: (u, splits) => splits };
 const MOVES = { pub: (kind) => kind === "mousemove" || kind === "mouseleave" }; // a drag is told by its own means
 
@@ -52,6 +67,8 @@ function draw(host, options, data) {
   const chart = new uPlot({ legend: { show: false }, ...options, ...size() }, data, host);
   chart.refit = (width) => chart.setSize({ width: width || size().width, height: options.height });
   chart.host = host;
+  host.setAttribute("role", "img");
+  host.setAttribute("aria-label", options.words);
   charts.push(chart);
   return chart;
 }
@@ -115,14 +132,16 @@ function curve(across, up) {
     return;
   }
   const format = (u, splits) => splits.map((v) => (v === null ? "" : value.format(v)));
+  const ends = report.runs.map((run, i) => `${run.name} ends at ${tables[i][1].length ? value.format(tables[i][1].at(-1)) : "no value"}`);
   draw(host, {
+    words: `${report.curves[up]} against ${across}: ${ends.join("; ")}`,
     height: wide.matches ? 290 : 230,
     scales: { x: { time: false, distr: log ? 3 : 1, range: log ? (u, low, high) => [low, Math.max(high, low * 2)] : undefined },
               y: { distr: value.log ? 3 : 1, range: value.range } },
-    axes: [axis({ label, size: 30, ...(log ? LOG : {}), values: (u, splits) => splits.map((v) => (v === null ? "" : short(v))) }),
-           axis({ size: 58, values: format, space: 34, ...(value.log ? LOG : {}) })],
+    axes: [axis({ label, size: 30, ...(log ? LOG : LINEAR), values: (u, splits) => splits.map((v) => (v === null ? "" : short(v))) }),
+           axis({ size: 58, values: format, space: 34, ...(value.log ? LOG : LINEAR) })],
     series: [{}, ...report.runs.map((run, i) => ({
-      label: run.name, show: state.shown[i], stroke: runColour(i), width: 2, dash: DASHES[i % DASHES.length], spanGaps: true,
+      label: run.name, show: state.shown[i], stroke: runColour(i), width: 2, dash: run.dashes, spanGaps: true,
       points: { show: tables[i][0].length === 1, size: 7, fill: runColour(i) },
     }))],
     cursor: {
@@ -181,15 +200,16 @@ function histograms() {
   report.runs.forEach((run, i) => {
     const { width, counts } = run.histogram, total = counts.reduce((sum, each) => sum + each, 0);
     const host = element("div", { class: "chart" });
-    place.append(element("figure", { "data-run": i }, element("figcaption", {}, element("span", { class: "swatch run" + (i % 7) }), run.name), host));
+    place.append(element("figure", { "data-run": i }, element("figcaption", {}, element("span", { class: "swatch run" + i }), run.name), host));
     if (!total) return host.append(element("div", { class: "nothing" }, "No contribution was used."));
     const places = counts.map((_, at) => at * width), most = Math.max(5, counts.length);
     const name = (at) => (width === 1 ? `${at}` : `${at} to ${at + width - 1}`);
     draw(host, {
+      words: `Staleness of ${run.name}: ${percent(counts[0] / total)} of ${total.toLocaleString("en")} contributions at most ${width - 1} updates behind`,
       height: 190,
       scales: { x: { time: false, range: () => [-0.6 * width, (most - 0.4) * width] }, y: { range: (u, low, high) => [0, high * 1.08] } },
       axes: [axis({ label: "updates behind", size: 30, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] }),
-             axis({ size: 58, values: (u, splits) => splits.map(percent) })],
+             axis({ size: 58, space: 34, ...LINEAR, values: (u, splits) => splits.map(percent) })],
       series: [{}, { stroke: runColour(i), fill: runColour(i), width: 0, paths: uPlot.paths.bars({ size: [0.86, 60] }), points: { show: false } }],
       cursor: { drag: { x: false, y: false }, y: false, points: { show: false } },
       plugins: [tip((u, box) => {

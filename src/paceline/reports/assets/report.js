@@ -23,8 +23,9 @@ function toggles(place, names, flags, mark, changed) {
 
 function runMark(i) {
   const mark = element("span", { class: "swatch line" });
-  mark.style.borderTopColor = `var(--run${i % 7})`;
-  mark.style.borderTopStyle = i % DASHES.length ? (i % 3 === 2 ? "dotted" : "dashed") : "solid";
+  mark.style.borderTopColor = `var(--run${i})`;
+  const { dashes } = report.runs[i];
+  mark.style.borderTopStyle = !dashes.length ? "solid" : dashes[0] < 5 ? "dotted" : "dashed";
   return mark;
 }
 

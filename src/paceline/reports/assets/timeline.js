@@ -26,22 +26,24 @@ function timelines() {
   place.replaceChildren();
   state.view ??= firstView();
   report.runs.forEach((run, i) => {
-    const host = element("div", { class: "chart" }), title = element("figcaption", {}, element("span", { class: "swatch run" + (i % 7) }), run.name);
+    const host = element("div", { class: "chart" }), title = element("figcaption", {}, element("span", { class: "swatch run" + i }), run.name);
     place.append(element("figure", { class: "panel", "data-run": i }, title, host));
     if (!run.timeline.rows.some((row) => row.length)) return host.append(element("div", { class: "nothing" }, "No worker has done anything yet."));
-    panel(host, run.timeline);
+    panel(host, run);
   });
 }
 
-function panel(host, line_) {
+function panel(host, run) {
+  const line_ = run.timeline;
   const count = line_.workers.length, row = Math.max(7, Math.min(20, 560 / count));
   const every = Math.ceil(14 / row);
   const paint = { colours: report.kinds.map(css), ground: css("ground"), text: css("text"), dim: css("dim") };
   const chart = draw(host, {
+    words: `Timeline of ${run.name}: ${count} workers; the table of stragglers has it in numbers`,
     height: Math.round(count * row) + 62,
     padding: [14, 18, 0, 0],
     scales: { x: { time: false, range: () => state.view }, y: { range: () => [0, count], dir: -1 } },
-    axes: [axis({ label: report.clock, size: 30, grid: { show: false } }),
+    axes: [axis({ label: report.clock, size: 30, grid: { show: false }, ...LINEAR }),
            axis({ size: 58, grid: { show: false }, ticks: { show: false }, splits: () => line_.workers.map((_, at) => at + 0.5).filter((_, at) => at % every === 0),
                   values: (u, splits) => splits.map((at) => "w" + line_.workers[Math.floor(at)]) })],
     series: [{}, { paths: () => null, points: { show: false } }],
