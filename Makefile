@@ -1,4 +1,4 @@
-# Everything is set up on the first use: python3 (3.11 or newer) and make are enough.
+# Everything is set up on the first use: python3 (3.11 or newer) and make are enough. The demo installs only what it needs.
 #
 #   make demo    compare the strategies on an unequal fleet, print a table, draw the curves
 #   make test    run the tests; DATA=DIR names a directory of real data sets for those that need one
@@ -11,6 +11,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+DEMO := .venv/.demo
 INSTALLED := .venv/.installed
 CODE := src tests reproductions benchmarks examples
 PIPFLAGS ?=
@@ -23,16 +24,22 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto
 
 venv: $(INSTALLED)
 
-# Torch comes first and by its exact version: an open range would bring the newest build with gigabytes of CUDA.
-$(INSTALLED): pyproject.toml constraints.txt
+# What the demo needs: the package and scikit-learn. Torch comes first and by its exact version: an open range would
+# bring the newest build with gigabytes of CUDA. "Get started" on PyTorch's own site has the command for a build without.
+$(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Paceline needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt $$(grep '^torch==' constraints.txt)
+	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt -e '.[demo]'
+	touch $@
+
+# Everything else that the tests use, in the same environment.
+$(INSTALLED): $(DEMO)
 	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt -e '.[demo,dev,ray,tensorboard,accelerate,lightning,torchdata,huggingface,mlflow,wandb,notebook]'
 	touch $@
 
-demo: venv
+demo: $(DEMO)
 	$(BIN)/paceline compare
 
 test: venv

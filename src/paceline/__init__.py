@@ -102,7 +102,7 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.strategies.unequal_batches import sizes_by_speed as sizes_by_speed
     from paceline.trace.reading import read_trace as read_trace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _NAMES = {
     "paceline.callbacks.base": ("Callback",),
