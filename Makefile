@@ -13,7 +13,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := .venv/.demo
 INSTALLED := .venv/.installed
-CODE := src tests reproductions benchmarks examples
+CODE := src tests reproductions benchmarks examples tools
 PIPFLAGS ?=
 # One thread for each test process: several of them share the cores. Tests that need a Ray cluster go to the same one.
 # Tests start hundreds of processes: bytecode is kept even where the environment says otherwise.
@@ -66,8 +66,9 @@ bench: venv
 
 docs: venv
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python tools/pages.py
+	$(BIN)/zensical build --clean --strict
 
 clean:
-	rm -rf paceline-compare.png site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf paceline-compare.png site .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests reproductions benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
