@@ -1,6 +1,7 @@
 """What the pages name exists: files, modules, tests, commands and options. And they use the words of the glossary."""
 
 import importlib
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import typer.main
 
+import paceline
 from paceline.cli.commands import app
 from reproductions.cli import app as reproductions
+from support.site import GENERATED, maker, written_pages
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", "reproductions")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written_pages()]
+FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", "reproductions", "tools")
 FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*")}
 TESTS = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
 EXAMPLES = {"src/paceline/strategies/my_rule.py", "experiment.toml"}  # files of a reader's own
@@ -104,7 +107,8 @@ def test_a_page_uses_the_words_of_the_glossary(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    text = GENERATED[page]() if page in GENERATED else page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), flags=re.MULTILINE)
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
 
 
@@ -113,6 +117,36 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", page.read_text(encoding="utf-8"))):
         if not link.startswith("http"):
             name, _, anchor = link.partition("#")
-            target = page.parent / name if name else page
-            assert target.exists(), link
+            target = Path(os.path.normpath(page.parent / name)) if name else page
+            assert target.exists() or target in GENERATED, link
             assert not anchor or anchor in anchors(target), link
+
+
+def test_the_api_pages_have_every_public_name_once() -> None:
+    modules = (paceline.callbacks, paceline.delays, paceline.strategy, paceline.testing, paceline.theory)
+    listed = [name for _, _, names in maker().API.values() for name in names]
+    assert sorted(name for name in listed if "." not in name and name not in paceline.callbacks.__all__) == sorted(
+        {*paceline.__all__} - {*paceline.callbacks.__all__}
+    )
+    assert {module.__name__ for module in modules} < {*listed}
+
+
+def test_a_docstring_becomes_markdown() -> None:
+    docstring = "Do ``it``.\n\nname   what it is,\n       on two lines\nother  ``x``\n\nThe end: $a$."
+    expected = "Do `it`.\n\n\n- `name`: what it is,\n    on two lines\n- `other`: `x`\n\nThe end: $a$."
+    assert maker().markdown(docstring) == expected
+
+
+def test_a_signature_is_as_it_is_called() -> None:
+    assert maker().signature(paceline.Every, "Every") == "Every(updates: int | None = None, seconds: float | None = None)"
+    page = GENERATED[ROOT / "docs/reference/api/train.md"]()
+    assert "    train: tuple[Tensor | ndarray, Tensor | ndarray] | MapDataset = None,\n" in page
+    assert "- `every`: when the model is evaluated" in page
+
+
+def test_the_command_page_has_every_option() -> None:
+    page = GENERATED[ROOT / "docs/reference/commands.md"]()
+    for name, command in COMMANDS["paceline"].commands.items():
+        assert command.hidden or f"## paceline {name}\n" in page
+        for option in [] if command.hidden else [each.opts[-1] for each in command.params if each.opts[-1][0] == "-"]:
+            assert option in page

@@ -10,6 +10,7 @@ import pytest
 
 import paceline
 from paceline.strategies.catalogue import STRATEGIES
+from support.site import written_pages
 
 ROOT = Path(__file__).parent.parent
 MODULES = ("callbacks", "delays", "integrations", "strategy", "testing", "theory")
@@ -88,9 +89,9 @@ def test_no_former_name_is_forgotten() -> None:
 
 
 def sources() -> Iterator[tuple[str, str]]:
-    for file in sorted((ROOT / "examples").glob("*.py")):
+    for file in sorted((ROOT / "examples").rglob("*.py")):
         yield file.name, file.read_text(encoding="utf-8")
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written_pages()):
         for number, match in enumerate(SNIPPET.finditer(page.read_text(encoding="utf-8"))):
             yield f"{page.name}, snippet {number}", match[1]
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from paceline.config.file import parse_config
+from support.site import written_pages
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(
@@ -44,7 +45,7 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written_pages()]
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 

@@ -9,7 +9,8 @@ CHANGELOG.md. ``make docs`` runs this before it builds the site.
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,17 +67,15 @@ API: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-def pages() -> dict[str, str]:
-    """Paths below docs/, and the text of each."""
-    made = {f"reference/api/{name}.md": api_page(name) for name in API}
-    made["reference/commands.md"] = commands_page()
-    made["howto/gallery.md"] = gallery_page()
-    made["reference/changelog.md"] = re.sub(r"\[([^]]*)\]\((?!http|#)([^)]+)\)", _link, read("CHANGELOG.md"))
-    before, found, _ = read("docs/design.md").partition("## Glossary\n")
-    assert found, "docs/design.md has no section Glossary"
-    glossary = re.split(r"^## ", read("docs/design.md")[len(before + found) :], maxsplit=1, flags=re.MULTILINE)[0]
-    made["reference/glossary.md"] = f"# Glossary\n{glossary.replace('](#', '](../design.md#')}"
-    return made
+def makers() -> dict[str, Callable[[], str]]:
+    """Paths below docs/, and what makes the text of each."""
+    return {
+        **{f"reference/api/{name}.md": partial(api_page, name) for name in API},
+        "reference/commands.md": commands_page,
+        "reference/glossary.md": glossary_page,
+        "reference/changelog.md": changelog_page,
+        "howto/gallery.md": gallery_page,
+    }
 
 
 def read(name: str) -> str:
@@ -173,6 +172,18 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
+def glossary_page() -> str:
+    """The section of docs/design.md: there is one glossary."""
+    _, found, rest = read("docs/design.md").partition("## Glossary\n")
+    assert found, "docs/design.md has no section Glossary"
+    section = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    return f"# Glossary\n{section.replace('](#', '](../design.md#')}"
+
+
+def changelog_page() -> str:
+    return re.sub(r"\[([^]]*)\]\((?!http|#)([^)]+)\)", _link, read("CHANGELOG.md"))
+
+
 def gallery_page() -> str:
     """A picture, the text and the code of each file of examples/gallery, which begins with its docstring."""
     intro = "Ten small cases, each a file of `examples/gallery` that runs in seconds and draws its picture."
@@ -190,9 +201,9 @@ def gallery_page() -> str:
 
 def main() -> None:
     docs = Path(sys.argv[1]) if sys.argv[1:] else ROOT / "docs"
-    for name, text in pages().items():
+    for name, make in makers().items():
         (docs / name).parent.mkdir(parents=True, exist_ok=True)
-        (docs / name).write_text(text, encoding="utf-8")
+        (docs / name).write_text(make(), encoding="utf-8")
 
 
 if __name__ == "__main__":
