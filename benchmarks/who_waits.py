@@ -1,8 +1,8 @@
 """Four worker processes, one of them four times as slow: who waits, and when each rule reaches the same accuracy.
 
-    PACELINE_DATA=DIR python benchmarks/who_waits.py --tune                       learning rates, in the simulator
-    PACELINE_DATA=DIR python benchmarks/who_waits.py --rounds 3 --save            seconds, on processes (a round is a seed)
-    PYTHONPATH=. python benchmarks/draw_who_waits.py                              the picture of the README
+    PACELINE_DATA=DIR python benchmarks/who_waits.py --tune --save        learning rates, in the simulator
+    PACELINE_DATA=DIR python benchmarks/who_waits.py --rounds 3 --save    seconds, on processes (a round is a seed)
+    python tools/pictures.py readme                                       the picture of the README
 
 LeNet on MNIST with plain SGD and 32 samples a worker. The simulator chooses a learning rate for each rule, the same way
 for all: the one that reaches the accuracy first, in the median over two seeds, on workers that take 1, 1, 1 and 4
@@ -47,6 +47,14 @@ RULES: dict[str, tuple[pl.strategy.Strategy, int]] = {  # and how many updates h
     "UnequalBatches": (pl.UnequalBatches(pl.Synchronous(), total=WORKERS * BATCH, window=5), 1),
     "Grouped": (pl.Grouped([[0, 1, 2], [3]]), 2),
     "Asynchronous": (pl.Asynchronous(), 4),
+}
+# Virtual seconds in which a rule uses as many samples as one round of DDP, to know how long a real run has to be.
+ROUND_SECONDS = {
+    "Synchronous": 4.0,
+    "LiveCompensation": 1.0,
+    "UnequalBatches": 1.25,
+    "Grouped": 1.25,
+    "Asynchronous": 1.25,
 }
 Reached = tuple[float, dict[str, Any]]  # seconds, and what else is told of a run
 
@@ -136,7 +144,7 @@ def ours(name: str, rate: float, rounds: int, seed: int) -> Reached:
 
 
 def shown(trace: Any) -> dict[str, Any]:
-    """Two seconds of a timeline, from the first update after the second one on, and measures of the whole run."""
+    """A second of a timeline, from the first update after two seconds on, and measures of the whole run."""
     measures = measure(trace)
     marks = list(timeline(trace))
     begin = next(mark.at for mark in marks if isinstance(mark, Updated) and mark.at >= 2.0)
@@ -144,7 +152,7 @@ def shown(trace: Any) -> dict[str, Any]:
     updates = [mark.at for mark in marks if isinstance(mark, Updated) and begin <= mark.at <= begin + SHOWN]
     return {
         "updates a second": round(measures.updates / measures.seconds, 1),
-        "idle": round(measures.idle, 3),
+        "idle": round(measures.idle_share, 3),
         "staleness": round(measures.mean_staleness, 2),
         "updates": [round(at - begin, 4) for at in updates],
         "spans": [
@@ -158,6 +166,11 @@ def slowed_ddp(rank: int, workers: int, case: Case, orders: Connection) -> None:
     """The usual loop; the slow rank sleeps when the last of its own gradients was computed, before the all-reduce."""
     inputs, targets = data()[0]
     shard = torch.arange(rank, len(targets), workers)
+    began_step = [0.0]  # seen by the hook
+
+    def sleep(gradient: Tensor) -> None:
+        time.sleep((TIMES - 1) * (time.perf_counter() - began_step[0]))
+
     orders.send("ready")
     while (asked := orders.recv()) != "stop":
         seed, rate, rounds, directory = asked
@@ -166,10 +179,8 @@ def slowed_ddp(rank: int, workers: int, case: Case, orders: Connection) -> None:
         snapshots = Snapshots(model())
         distributed = DistributedDataParallel(net)
         optimizer = torch.optim.SGD(distributed.parameters(), lr=rate)
-        began_step = 0.0
         if rank == SLOW:
-            first = next(net.parameters())  # whose gradient is the last to be computed
-            first.register_hook(lambda gradient: time.sleep((TIMES - 1) * (time.perf_counter() - began_step)))
+            next(net.parameters()).register_hook(sleep)  # its gradient is the last to be computed
         times: list[float] = []
         torch.distributed.barrier()
         began = time.perf_counter()
@@ -179,7 +190,7 @@ def slowed_ddp(rank: int, workers: int, case: Case, orders: Connection) -> None:
             for number in range(rounds):
                 rows = order[number * BATCH % (len(order) - BATCH) :][:BATCH]
                 with recorder.step(samples=BATCH):
-                    began_step = time.perf_counter()
+                    began_step[0] = time.perf_counter()
                     optimizer.zero_grad()
                     cross_entropy(distributed(inputs[rows]), targets[rows]).backward()
                     optimizer.step()
@@ -199,8 +210,7 @@ def ddp(team: Team, rate: float, rounds: int, seed: int) -> Reached:
 def compare(tuned: dict[str, dict[str, float]], seeds: int) -> dict[str, Any]:
     rates = {name: float(min(by_rate, key=lambda rate: by_rate[rate])) for name, by_rate in tuned.items()}
     rates["DDP"] = rates["Synchronous"]
-    virtual_rounds = {"Synchronous": 4.0, "LiveCompensation": 1.0, "UnequalBatches": 1.25, "Grouped": 1.2, "Asynchronous": 1.23}
-    rounds = {name: int(1.6 * min(by_rate.values()) / virtual_rounds[name]) for name, by_rate in tuned.items()}
+    rounds = {name: int(1.5 * min(by_rate.values()) / ROUND_SECONDS[name]) for name, by_rate in tuned.items()}
     rounds["DDP"] = rounds["Synchronous"]
     team = Team(slowed_ddp, Case(model, (1, 28, 28), steps=1), WORKERS)
     runs: dict[str, Callable[[int], Reached]] = {

@@ -24,46 +24,45 @@ from paceline.strategies.catalogue import STRATEGIES
 ROOT = Path(__file__).parent.parent
 _RULES = sorted({named.kind.__name__ for named in STRATEGIES})
 # Title, what the page is about, and names of paceline, or modules whose every public name is on the page.
-API: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+API: Mapping[str, tuple[str, str, str]] = {
     "train": (
         "Train",
         "A task, a run and what comes of it.",
-        ("train", "Task", "Stop", "Every", "Run", "load_run", "load", "simulate", "replay", "read_trace", "curvature")
-        + ("Equal", "Dirichlet", "Pathological", "ReassignShards", "Shuffled", "Resampled")
-        + ("PacelineError", "ConfigError", "CannotWrite"),
+        "train Task Stop Every Run load_run load simulate replay read_trace curvature Equal Dirichlet Pathological "
+        "ReassignShards Shuffled Resampled PacelineError ConfigError CannotWrite",
     ),
     "strategies": (
         "Strategies",
         "Every rule. [Strategies](../../strategies.md) orders them by what they do about late workers.",
-        (*_RULES, "OuterSGD", "groups_by_speed", "groups_by_label", "sizes_by_speed"),
+        " ".join([*_RULES, "OuterSGD groups_by_speed groups_by_label sizes_by_speed"]),
     ),
     "fleets": (
         "Fleets and delays",
         "Where workers run, and how long they take.",
-        ("ProcessFleet", "SilenceTimeout", "RayFleet", "SimulatedFleet", "Network", "Machines", "Availability")
-        + ("Joined", "Leaving", "Left", "paceline.delays"),
+        "ProcessFleet SilenceTimeout RayFleet SimulatedFleet Network Machines Availability Joined Leaving Left "
+        "paceline.delays",
     ),
     "decide": (
         "Record, predict, advise, compare",
         "What to ask before a long run.",
-        ("record", "profile", "predict", "Descent", "advise", "Advice", "compare", "Comparison"),
+        "record profile predict Descent advise Advice compare Comparison",
     ),
     "pruning": (
         "Data fine-pruning",
         "Samplers that skip a planned fraction of the samples.",
-        ("FinePruning", "SoftPruning", "RandomPruning", "WithIndices"),
+        "FinePruning SoftPruning RandomPruning WithIndices",
     ),
     "callbacks": (
         "Callbacks and integrations",
         "What is told of a run while it trains.",
-        ("paceline.callbacks", "paceline.integrations.huggingface", "paceline.integrations.lightning"),
+        "paceline.callbacks paceline.integrations.huggingface paceline.integrations.lightning",
     ),
     "rules": (
         "Rules of your own",
         "What a strategy reads and decides, and the tests that it has to pass.",
-        ("paceline.strategy", "paceline.testing"),
+        "paceline.strategy paceline.testing",
     ),
-    "theory": ("Theory", "Stable learning rates, speed and error with delayed gradients.", ("paceline.theory",)),
+    "theory": ("Theory", "Stable learning rates, speed and error with delayed gradients.", "paceline.theory"),
 }
 
 
@@ -91,7 +90,7 @@ def _link(found: re.Match[str]) -> str:
 def api_page(name: str) -> str:
     title, about, names = API[name]
     parts = [f"# {title}\n\n{about}\n"]
-    for each in names:
+    for each in names.split():
         if each.startswith("paceline."):
             module = __import__(each, fromlist=["__all__"])
             parts.append(f"## {each}\n\n{markdown(inspect.getdoc(module) or '')}\n")
@@ -194,7 +193,7 @@ def gallery_page() -> str:
         picture, _, text = text.strip().partition("\n\n")
         name = f"examples/gallery/{file.name}"
         parts.append(f"## {title.rstrip('.')}\n\n![{' '.join(picture.split())}](../images/gallery/{file.stem}.png)\n")
-        parts.append(f"{text.strip().replace('``', '`')}\n\n??? example \"`python {name}`\"\n\n    ```python")
+        parts.append(f'{text.strip().replace("``", "`")}\n\n??? example "`python {name}`"\n\n    ```python')
         parts.append("\n".join(f"    {line}".rstrip() for line in code.strip().splitlines()) + "\n    ```\n")
     return "\n".join(parts)
 

@@ -1,0 +1,47 @@
+"""Mini-batches that follow the speed.
+
+The sizes of four workers against updates: all start with 32, then the slow one gets fewer, and again after a change
+
+All workers start with 32 samples. ``UnequalBatches`` measures, and gives the slow worker fewer. Later another worker
+slows down, and the sizes follow.
+"""
+
+import sys
+
+import torch
+from matplotlib.figure import Figure
+
+import paceline
+from paceline.delays import Constant, PerSample, SlowSpells
+from paceline.strategy import Resize, Step
+
+inputs, targets = torch.randn(2048, 8), torch.arange(2048) % 2
+fleet = paceline.SimulatedFleet(
+    [PerSample(0.05, Constant(0.01))] * 3 + [PerSample(0.05, Constant(0.04))],
+    slowness=[SlowSpells(mean_between=90.0, mean_length=60.0, factor=3.0, workers=(0,))],
+)
+run = paceline.train(
+    paceline.Task(torch.nn.Linear(8, 2), torch.nn.functional.cross_entropy, train=(inputs, targets)),
+    strategy=paceline.UnequalBatches(paceline.Synchronous(), total=128, window=5),
+    fleet=fleet,
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    stop=paceline.Stop(updates=300),
+    progress=False,
+)
+sizes, updates, changes = [32] * 4, 0, [(0, [32] * 4)]
+for fact in run.trace:
+    updates += isinstance(fact, Step)
+    if isinstance(fact, Resize):
+        sizes = [fact.sizes.get(worker, sizes[worker]) for worker in range(4)]
+        changes.append((updates, sizes))
+changes.append((updates, sizes))
+figure = Figure(figsize=(7, 3.0), dpi=90, layout="constrained")
+axis = figure.subplots()
+for worker, dashes in enumerate(("-", "--", ":", "-.")):
+    axis.step(
+        [at for at, _ in changes], [each[worker] for _, each in changes], dashes, where="post", label=f"worker {worker}"
+    )
+axis.set(xlabel="updates", ylabel="samples of a mini-batch", ylim=(0, None))
+axis.legend(frameon=False, ncols=2)
+print(f"{len(changes) - 2} changes; sizes at the end: {sizes}")
+figure.savefig(sys.argv[1] if sys.argv[1:] else "07_unequal_batches.png")
