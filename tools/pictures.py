@@ -61,7 +61,8 @@ def idea(
     strategy: paceline.strategy.Strategy,
     seconds: Sequence[float],
     until: float,
-    text: Callable[[Span], str],
+    *,
+    text: Callable[[Span], str] = lambda span: "",
     title: str,
     **fleet: Any,
 ) -> None:
@@ -108,24 +109,24 @@ def used(span: Span) -> str:
 IDEAS: dict[str, Callable[[], None]] = {
     "ticket": lambda: idea(
         "ticket", paceline.Asynchronous(), (1.5, 2.2), 6.6,
-        lambda span: f"ticket {span.ticket}" if span.ticket is not None else "",
-        "A ticket is one piece of work. Its worker downloads the model when it gets the ticket.",
+        text=lambda span: f"ticket {span.ticket}" if span.ticket is not None else "",
+        title="A ticket is one piece of work. Its worker downloads the model when it gets the ticket.",
     ),
     "round": lambda: idea(
-        "round", paceline.Synchronous(), (1.0, 1.2, 1.1, 2.0), 6.3, lambda span: "",
-        "Synchronous: a round ends when the last worker has handed in, and everybody waits for it.",
+        "round", paceline.Synchronous(), (1.0, 1.2, 1.1, 2.0), 6.3,
+        title="Synchronous: a round ends when the last worker has handed in, and everybody waits for it.",
     ),
     "staleness": lambda: idea(
-        "staleness", paceline.Asynchronous(), (1.0, 1.6, 2.7), 6.0, used,
-        "Asynchronous: each number is the staleness of that gradient, the updates since its download.",
+        "staleness", paceline.Asynchronous(), (1.0, 1.6, 2.7), 6.0, text=used,
+        title="Asynchronous: each number is the staleness of that gradient, the updates since its download.",
     ),
     "quorum": lambda: idea(
-        "quorum", paceline.FastestK(quorum=3), (1.0, 1.2, 1.1, 2.0), 6.3, lambda span: "",
-        "Fastest K, with a quorum of 3 of 4: a round ends with the third gradient, and the last worker is stopped.",
+        "quorum", paceline.FastestK(quorum=3), (1.0, 1.2, 1.1, 2.0), 6.3,
+        title="Fastest K, with a quorum of 3 of 4: a round ends with the third gradient, and the last worker is stopped.",
     ),
     "recall": lambda: idea(
-        "recall", paceline.LiveCompensation(quorum=3, blocks=4), (1.0, 1.2, 1.1, 2.0), 6.3, lambda span: "",
-        "Live compensation, 3 of 4: the last worker is recalled (triangle), and hands in the blocks that it has.",
+        "recall", paceline.LiveCompensation(quorum=3, blocks=4), (1.0, 1.2, 1.1, 2.0), 6.3,
+        title="Live compensation, 3 of 4: the last worker is recalled (triangle), and hands in the blocks that it has.",
         recall="block",
     ),
 }  # fmt: skip

@@ -29,15 +29,15 @@ def task() -> paceline.Task:
 figure = Figure(figsize=(7, 3.2), dpi=90, layout="constrained")
 axis = figure.subplots()
 fleet = paceline.SimulatedFleet(LogNormal(1.0, 0.2), workers=8)
-for momentum, rate, dashes in ((0.0, 0.2, "-"), (0.9, 0.02, "--"), (0.9, 0.2, ":")):
+for momentum, rate, dashes in ((0.0, 0.3, "-"), (0.9, 0.03, "--"), (0.9, 0.3, ":")):
     run = paceline.train(
         task(),
         strategy="asgd",
         fleet=fleet,
         optimizer=lambda parameters, m=momentum, lr=rate: torch.optim.SGD(parameters, lr=lr, momentum=m),
         batch_size=16,
-        stop=paceline.Stop(updates=400),
-        every=paceline.Every(updates=10),
+        stop=paceline.Stop(updates=700),
+        every=paceline.Every(updates=25),
         progress=False,
     )
     label = f"momentum {momentum:g}, learning rate {rate:g}"

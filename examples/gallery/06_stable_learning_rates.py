@@ -34,14 +34,14 @@ figure = Figure(figsize=(7, 3.2), dpi=90, layout="constrained")
 axis = figure.subplots()
 for workers in (1, 2, 3, 5, 9, 16):
     limit = critical_step(workers - 1)
-    for factor in (0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5):
+    for factor in (0.5, 0.7, 0.9, 1.15, 1.5):
         run = paceline.train(
             task,
             strategy="asgd",
             fleet=paceline.SimulatedFleet(Constant(1.0), workers=workers),
             optimizer=lambda parameters, rate=factor * limit: torch.optim.SGD(parameters, lr=rate),
             batch_size=1,
-            stop=paceline.Stop(updates=40 * workers + 60),
+            stop=paceline.Stop(updates=30 * workers + 60),
             every=paceline.Every(updates=20),
             progress=False,
         )

@@ -1,6 +1,6 @@
 """Mini-batches that follow the speed.
 
-The sizes of four workers against updates: all start with 32, then the slow one gets fewer, and again after a change
+The sizes of four workers against updates: all start with 32, then the slow one gets fewer, and they change again in slow spells
 
 All workers start with 32 samples. ``UnequalBatches`` measures, and gives the slow worker fewer. Later another worker
 slows down, and the sizes follow.
@@ -18,7 +18,7 @@ from paceline.strategy import Resize, Step
 inputs, targets = torch.randn(2048, 8), torch.arange(2048) % 2
 fleet = paceline.SimulatedFleet(
     [PerSample(0.05, Constant(0.01))] * 3 + [PerSample(0.05, Constant(0.04))],
-    slowness=[SlowSpells(mean_between=90.0, mean_length=60.0, factor=3.0, workers=(0,))],
+    slowness=[SlowSpells(factor=3.0, lasts=60.0, every=200.0)],
 )
 run = paceline.train(
     paceline.Task(torch.nn.Linear(8, 2), torch.nn.functional.cross_entropy, train=(inputs, targets)),
