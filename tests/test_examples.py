@@ -205,3 +205,21 @@ def test_the_large_model_learns_on_two_workers_of_any_size() -> None:
     found = re.search(r"loss ([\d.]+) -> ([\d.]+) in 60 updates", result.stdout)
     assert found is not None
     assert float(found[2]) < float(found[1])
+
+
+GALLERY = sorted((EXAMPLES / "gallery").glob("*.py"))
+
+
+def test_the_gallery_has_ten_cases_with_a_picture_each() -> None:
+    pictures = EXAMPLES.parent / "docs/images/gallery"
+    assert len(GALLERY) == 10
+    assert {file.stem for file in GALLERY} == {picture.stem for picture in pictures.glob("*.png")}
+
+
+@pytest.mark.parametrize("case", GALLERY, ids=lambda case: case.stem)
+def test_a_case_of_the_gallery_draws_its_picture(
+    case: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [case.name, str(tmp_path / "picture.png")])
+    assert run_here(f"gallery/{case.name}", capsys)
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

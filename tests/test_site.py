@@ -103,7 +103,8 @@ def test_a_page_can_be_read(browser: Chromium, site: str, page: str, width: int,
         each["params"]["request"]["url"] for each in browser.events if each["method"] == "Network.requestWillBeSent"
     ]
     assert [url for url in asked if not url.startswith((site, "data:", "blob:"))] == []
-    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    assert browser.evaluate("innerWidth") == width
+    assert browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     dark = browser.evaluate("document.body.getAttribute('data-md-color-scheme')") == "slate"
     assert dark == (scheme == "dark")
     assert browser.evaluate(FAINT) == []

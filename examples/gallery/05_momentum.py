@@ -29,7 +29,7 @@ def task() -> paceline.Task:
 figure = Figure(figsize=(7, 3.2), dpi=90, layout="constrained")
 axis = figure.subplots()
 fleet = paceline.SimulatedFleet(LogNormal(1.0, 0.2), workers=8)
-for momentum, rate, dashes in ((0.0, 0.3, "-"), (0.9, 0.03, "--"), (0.9, 0.3, ":")):
+for momentum, rate, dashes in ((0.0, 0.1, "-"), (0.9, 0.01, "--"), (0.9, 0.1, ":")):
     run = paceline.train(
         task(),
         strategy="asgd",

@@ -2,8 +2,8 @@
 
 Test accuracy against seconds: DiLoCo and model averaging rise sooner than synchronous gradients
 
-A message takes a second, a mini-batch a tenth. Workers that make many steps of their own between two exchanges learn
-ten times as much in the same time.
+A message takes half a second, a mini-batch a tenth of one. Workers that make sixteen steps of their own between two
+exchanges reach 75 % accuracy about five times as soon.
 """
 
 import sys
