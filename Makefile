@@ -36,7 +36,7 @@ $(DEMO): pyproject.toml constraints.txt
 
 # Everything else that the tests use, in the same environment.
 $(INSTALLED): $(DEMO)
-	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt -e '.[demo,dev,ray,tensorboard,accelerate,lightning,torchdata,huggingface,mlflow,wandb,notebook]'
+	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt -e '.[demo,dev,ray,tensorboard,accelerate,lightning,torchdata,huggingface,mlflow,wandb,notebook,docs]'
 	touch $@
 
 demo: $(DEMO)
@@ -65,7 +65,6 @@ bench: venv
 	  echo "== $$script"; PYTHONPATH=. $(BIN)/python $$script || exit 1; done
 
 docs: venv
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	$(BIN)/python tools/pages.py
 	$(BIN)/zensical build --clean --strict
 

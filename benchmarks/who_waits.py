@@ -260,6 +260,11 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results")
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
+    if "PACELINE_DATA" not in os.environ:
+        print(
+            "not measured: PACELINE_DATA names no directory with MNIST (python -m reproductions fetch mnist --to DIR)"
+        )
+        return
     file = RESULTS / "who_waits_tuned.json"
     tuned = json.loads(file.read_text())["virtual seconds"] if file.exists() else {}
     if chosen.tune:

@@ -122,7 +122,7 @@ IDEAS: dict[str, Callable[[], None]] = {
     ),
     "quorum": lambda: idea(
         "quorum", paceline.FastestK(quorum=3), (1.0, 1.2, 1.1, 2.0), 6.3,
-        title="Fastest K, with a quorum of 3 of 4: a round ends with the third gradient, and the last worker is stopped.",
+        title="Fastest K, a quorum of 3 of 4: a round ends with the third gradient, and the last worker is stopped.",
     ),
     "recall": lambda: idea(
         "recall", paceline.LiveCompensation(quorum=3, blocks=4), (1.0, 1.2, 1.1, 2.0), 6.3,

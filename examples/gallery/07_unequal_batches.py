@@ -1,6 +1,7 @@
 """Mini-batches that follow the speed.
 
-The sizes of four workers against updates: all start with 32, then the slow one gets fewer, and they change again in slow spells
+The sizes of four workers against updates: all start with 32, then the slow one gets fewer, and they change again in
+slow spells
 
 All workers start with 32 samples. ``UnequalBatches`` measures, and gives the slow worker fewer. Later another worker
 slows down, and the sizes follow.
