@@ -91,3 +91,9 @@ def test_every_row_on_models_names_a_test_that_exists() -> None:
         if not (ROOT / file).is_file() or f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")
     ]
     assert not missing
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 120
+    assert [line for line in lines if len(line) > 120] == []
