@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline.storage.saved_models import load as load
     from paceline.strategies.adacomm import AdaComm as AdaComm
     from paceline.strategies.adaptive_quorum import AdaptiveQuorum as AdaptiveQuorum
+    from paceline.strategies.advised import Advised as Advised
     from paceline.strategies.aggregation import OuterSGD as OuterSGD
     from paceline.strategies.anytime import Anytime as Anytime
     from paceline.strategies.asynchronous import Asynchronous as Asynchronous
@@ -141,6 +142,7 @@ _NAMES = {
     "paceline.strategies.adacomm": ("AdaComm",),
     "paceline.strategies.aggregation": ("OuterSGD",),
     "paceline.strategies.adaptive_quorum": ("AdaptiveQuorum",),
+    "paceline.strategies.advised": ("Advised",),
     "paceline.strategies.anytime": ("Anytime",),
     "paceline.strategies.asynchronous": ("Asynchronous",),
     "paceline.strategies.bounded_staleness": ("BoundedStaleness",),

@@ -147,6 +147,13 @@ class Ledger(Protocol):
         strategy was shown it last.
         """
 
+    @property
+    def last_seconds(self) -> Mapping[int, Sequence[float]]:
+        """Worker -> what its last pieces took for a mini-batch, the oldest first, at most ``window`` of them.
+
+        Measured as ``seconds`` are, and always there if the ledger was split with a ``window``.
+        """
+
     def timed(self, window: int) -> Mapping[int, float]:
         """Worker -> the median of what its last ``window`` pieces took for a mini-batch, of those who did so many.
 

@@ -1,8 +1,9 @@
 """How long workers take, as far as it was seen: for rules that go by measured speeds."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 from paceline.core.codec import real, whole
@@ -17,10 +18,10 @@ class Speeds(Mapping[int, float]):
 
     A piece of which only some units came counts as if the others had taken as long each; one without any, or
     that took no time, is not counted, nor is one of another size than the worker has now (``sizes``). ``news`` are the
-    pieces since somebody looked. ``former`` has what mini-batches of another size took.
+    pieces since somebody looked. ``last`` are these pieces, and ``former`` has what mini-batches of another size took.
     """
 
-    __slots__ = ("_began", "_last", "_sizes", "former", "news", "window")
+    __slots__ = ("_began", "_last", "_sizes", "former", "last", "news", "window")
 
     def __init__(self, window: int, sizes: Mapping[int, int]) -> None:
         self.window = window
@@ -28,6 +29,7 @@ class Speeds(Mapping[int, float]):
         self.news = 0
         self._began: dict[int, float] = {}
         self._last: dict[int, deque[float]] = {}
+        self.last: Mapping[int, Sequence[float]] = MappingProxyType(self._last)
         self.former: dict[int, tuple[int, float]] = {}
 
     def begin(self, worker: int, at: float) -> None:

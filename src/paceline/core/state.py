@@ -318,6 +318,10 @@ class LedgerState:
     def former_seconds(self) -> Mapping[int, tuple[int, float]]:
         return {} if self.speeds is None else self.speeds.former
 
+    @property
+    def last_seconds(self) -> Mapping[int, Sequence[float]]:
+        return {} if self.speeds is None else self.speeds.last
+
     def parts(self) -> tuple["LedgerState", ...]:
         return self._parts
 

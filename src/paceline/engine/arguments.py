@@ -14,8 +14,8 @@ from paceline.randomness import LARGEST_SEED
 from paceline.storage.run_directory import RunDirectory
 from paceline.strategies.aggregation import EnsembleModels
 from paceline.strategies.names import parse_strategy
-from paceline.strategies.traits import check_without_model
-from paceline.strategies.unequal_batches import UnequalBatches, check_total, sizes_by_speed
+from paceline.strategies.traits import DealsSizes, check_without_model, deals_sizes
+from paceline.strategies.unequal_batches import check_total, sizes_by_speed
 
 SOME_FLEET = "SimulatedFleet(Constant(1.0), workers={0}) or ProcessFleet({0})"
 EXAMPLES = {
@@ -83,22 +83,22 @@ def sizes_for(strategy: Strategy, workers: int, batch_size: int | Sequence[int])
             f"{type(strategy).__name__} cannot have batch_size={shown(list(batch_size))}: the models of an ensemble "
             "count alike; give one size for all workers"
         )
-    return BatchSizes.of(batch_size, workers, vary=isinstance(strategy, UnequalBatches))
+    return BatchSizes.of(batch_size, workers, vary=deals_sizes(strategy))
 
 
-def first_sizes(strategy: UnequalBatches, workers: int) -> tuple[int, ...]:
-    """What ``UnequalBatches`` begins with, where no batch size is given: its total, dealt out evenly."""
+def first_sizes(strategy: DealsSizes, workers: int) -> tuple[int, ...]:
+    """What a rule that deals sizes begins with, where no batch size is given: its total, dealt out evenly."""
     return sizes_by_speed([1.0] * workers, strategy.total, strategy.blocks)
 
 
 def simulated_sizes(strategy: Strategy, workers: int, batch_size: int | Sequence[int] | None) -> BatchSizes | None:
-    """The same where there is no model: without a batch size, that of ``UnequalBatches`` if there is one."""
+    """The same where there is no model: without a batch size, that of a rule that deals sizes."""
     check_without_model(strategy)
     if batch_size is not None:
         return sizes_for(strategy, workers, batch_size_of(batch_size, workers))
     check_fits(strategy, workers, None)
     check_total(strategy, workers, None)
-    if not isinstance(strategy, UnequalBatches):
+    if not deals_sizes(strategy):
         return None
     return BatchSizes(first_sizes(strategy, workers), vary=True)
 

@@ -24,7 +24,7 @@ from paceline.learning.threads import own_threads
 from paceline.learning.workload import Workload, workload_of
 from paceline.pruning.shards import PrunedShards, pruned_shards
 from paceline.randomness import stream
-from paceline.strategies.traits import replicas_of
+from paceline.strategies.traits import most_samples, replicas_of
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ def set_up(task: Task, spec: RunSpec) -> Iterator[Setup]:
         dealt = deal(spec.partition, task.training_samples(), number, size, stream(seed, "partition"))
         shards = shared_shards(dealt, replicas) if replicas else dealt
     with _environment(spec.fleet, seed):
-        if sizes.vary and sum(sizes.each) > len(task.training_samples()):
+        if (most := most_samples(spec.strategy) or 0) > len(task.training_samples()):
             raise ConfigError(
-                f"the data set has {len(task.training_samples())} samples, fewer than the {sum(sizes.each)} of one "
-                "update: give a smaller total"
+                f"the data set has {len(task.training_samples())} samples, fewer than the {most} that the workers may "
+                "have at once: give a smaller total"
             )
         workload = workload_of(task, shards, sizes.largest, sizes, spec.micro_batches)
         batches = _batches(spec, dealt, sizes)

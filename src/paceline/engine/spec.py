@@ -16,8 +16,7 @@ from paceline.fleets.base import Fleet
 from paceline.learning.gradients.compensation import check_single
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler, Recipe
 from paceline.learning.task import Task
-from paceline.strategies.traits import replicas_of
-from paceline.strategies.unequal_batches import UnequalBatches
+from paceline.strategies.traits import deals_sizes, replicas_of
 
 CODE: dict[str, Any] = {"compared": False}  # functions cannot be compared; a checkpoint has what they made
 
@@ -60,7 +59,7 @@ class RunSpec:
         check_arguments(fleet=fleet)
         size = batch_size_of(batch_size, fleet.workers)
         rule = strategy_for(strategy, fleet, size)
-        if batch_size is None and isinstance(rule, UnequalBatches):
+        if batch_size is None and deals_sizes(rule):
             check_fits(rule, fleet.workers, None)
             size = read_sizes(first_sizes(rule, fleet.workers), fleet.workers)
         spec = cls(

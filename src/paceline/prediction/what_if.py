@@ -13,7 +13,7 @@ from paceline.engine.arguments import simulated_sizes
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
 from paceline.fleets.simulated.cluster import Machines
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
-from paceline.strategies.unequal_batches import UnequalBatches
+from paceline.strategies.traits import deals_sizes
 from paceline.trace.durations import DurationReader, Durations, doubts, fixed_seconds
 from paceline.trace.history import Observer
 from paceline.trace.measure import MeasureReader, Measures
@@ -97,7 +97,7 @@ def recorded_sizes(survey: Survey) -> int | tuple[int, ...] | None:
 
 def size_doubts(survey: Survey, strategies: Iterable[Strategy], batch_size: object = None) -> list[str]:
     """What is taken for granted where sizes differ from those of the recorded run, in words."""
-    if isinstance(batch_size, int | None) and not any(isinstance(each, UnequalBatches) for each in strategies):
+    if isinstance(batch_size, int | None) and not any(map(deals_sizes, strategies)):
         return []
     unknown = [worker for worker, own in sorted(survey.durations.items()) if fixed_seconds(own) is None]
     if not unknown:

@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 from paceline.core.coordinator import Strategy
 from paceline.strategies.adacomm import AdaComm
 from paceline.strategies.adaptive_quorum import AdaptiveQuorum
+from paceline.strategies.advised import Advised
 from paceline.strategies.anytime import Anytime
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.bounded_staleness import BoundedStaleness
@@ -96,6 +97,11 @@ HAND_IN_GRADIENTS = (
         UnequalBatches, ("unequal-batches", "unequal"), "unequal mini-batches",
         "mini-batches by measured speed, so that all hand in together; one update from the mean over all samples",
         "the criterion is Paceline's own", "unequal:total=128",
+    ),
+    Named(
+        Advised, ("advised", "auto"), "chooses by itself",
+        "measure the workers, choose between ssgd, unequal and k-sgd, say why, and choose anew when speeds change",
+        "the criterion is Paceline's own", "advised:total=128",
     ),
     Named(
         QuorumGrace, ("quorum-grace", "grace"), "quorum and grace window",

@@ -12,15 +12,33 @@
     rounds_of_its_own   a text: why the rule has no common rounds of all workers, so that it cannot be inside a rule
                         that needs them
     whole_fleet         a text: why the rule cannot be inside ``Grouped``, where it would see a part of the fleet
+    deals_sizes         a text: why the rule has to be around all workers. It decides ``Resize``, and has ``total``, the
+                        samples of an update, and ``blocks``, which divide every size; ``most_samples``, if it has
+                        them, are the most that all mini-batches together may have, by default the total
 
 ``aggregation``, what becomes of models, is described in ``strategies.aggregation``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeGuard
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.messages import REPORTS, Groups
+from paceline.core.ledger import Ledger
+from paceline.core.messages import REPORTS, Decision, Groups
+
+
+class DealsSizes(Protocol):
+    """A rule that changes the sizes of mini-batches."""
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    def decide(self, ledger: Ledger, /) -> Sequence[Decision]: ...
+
 
 UNSETTLED = 8  # contributions of one worker, where a rule does not say
 
@@ -37,6 +55,18 @@ def said(strategy: Strategy, name: str) -> str:
     """What a rule says by an attribute that is a text; nothing if it says nothing."""
     text = getattr(strategy, name, "")
     return text if isinstance(text, str) else ""
+
+
+def deals_sizes(strategy: object) -> "TypeGuard[DealsSizes]":
+    """Does a rule change the sizes of mini-batches?"""
+    return bool(getattr(strategy, "deals_sizes", ""))
+
+
+def most_samples(strategy: object) -> int | None:
+    """The most samples that the mini-batches of all workers together may have, of a rule that deals sizes."""
+    if not deals_sizes(strategy):
+        return None
+    return int(getattr(strategy, "most_samples", strategy.total))
 
 
 def weight_sum(strategy: object) -> str:

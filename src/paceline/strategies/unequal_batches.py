@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
+from typing import ClassVar
 
 from paceline.core.coordinator import Strategy, check_fits
 from paceline.core.errors import ConfigError
@@ -13,7 +14,7 @@ from paceline.strategies.grouped import Grouped
 from paceline.strategies.inner import Inner, check_with_inner
 from paceline.strategies.regrouped import EVERYBODY, Regrouped
 from paceline.strategies.synchronous import Synchronous
-from paceline.strategies.traits import check_inside, said
+from paceline.strategies.traits import check_inside, deals_sizes, said, with_inner
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class UnequalBatches(Strategy):
     total: int = field(kw_only=True)
     margin: float = 0.1
     window: int = 9
+    deals_sizes: ClassVar[str] = "it deals sizes among all workers"
 
     def __post_init__(self) -> None:
         check_with_inner(self, "inside")
@@ -56,8 +58,8 @@ class UnequalBatches(Strategy):
         if self.window < 1:
             raise ConfigError(f"a window of {self.window} measures nothing: at least 1 piece of work")
         check_inside(self.inside, "UnequalBatches")
-        refused = isinstance(self.inside, Asynchronous | Grouped | Regrouped | UnequalBatches)
-        refused = refused or bool(said(self.inside, "rounds_of_its_own"))
+        refused = isinstance(self.inside, Asynchronous | Grouped | Regrouped)
+        refused = refused or bool(said(self.inside, "rounds_of_its_own")) or deals_sizes(self.inside)
         if refused or getattr(self.inside, "aggregation", None) is not None:
             raise ConfigError(
                 f"UnequalBatches cannot have {type(self.inside).__name__} inside: it sizes the gradients of common "
@@ -72,11 +74,7 @@ class UnequalBatches(Strategy):
         return max(1, int(getattr(self.inside, "blocks", 1)))
 
     def check(self, workers: int, batch_size: int | None) -> None:
-        least = workers * self.blocks
-        if self.total < least:
-            raise ConfigError(
-                f"a total of {self.total} samples leaves one of {workers} workers without any: at least {least}"
-            )
+        check_total_fits(self.total, workers, self.blocks)
         check_fits(self.inside, workers, batch_size)
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
@@ -92,16 +90,11 @@ class UnequalBatches(Strategy):
     def _resize(self, ledger: Ledger) -> Resize | None:
         sizes, workers = ledger.sizes, ledger.workers
         if len(sizes) != len(workers) or any(worker not in sizes for worker in ledger.idle):
-            return self._dealt_anew(sizes, workers) if workers else None
+            if not workers:
+                return None
+            found = dealt_anew(sizes, workers, self.total, self.blocks)
+            return Resize(found, f"{len(found)} workers share {self.total} samples")
         return self._by_speed(ledger, seconds) if (seconds := ledger.seconds) else None
-
-    def _dealt_anew(self, sizes: Mapping[int, int], workers: Iterable[int]) -> Resize:
-        """Somebody joined or left. Sizes tell how fast the others are."""
-        present = sorted(workers)
-        known = [sizes[worker] for worker in present if worker in sizes] or [1]
-        speeds = [sizes.get(worker, sum(known) / len(known)) for worker in present]
-        found = dict(zip(present, sizes_by_speed(speeds, self.total, self.blocks), strict=True))
-        return Resize(found, f"{len(present)} workers share {self.total} samples")
 
     def _by_speed(self, ledger: Ledger, seconds: Mapping[int, float]) -> Resize | None:
         sizes, former = ledger.sizes, ledger.former_seconds
@@ -122,6 +115,14 @@ class UnequalBatches(Strategy):
             {worker: found.get(worker, size) for worker, size in sizes.items()},
             f"worker {slowest} takes {now:.4g} s for {sizes[slowest]} samples; with other sizes all take {then:.4g} s",
         )
+
+
+def dealt_anew(sizes: Mapping[int, int], workers: Iterable[int], total: int, multiple: int = 1) -> dict[int, int]:
+    """So many samples for the workers that are here, shared as before; who is new has the mean size."""
+    present = sorted(workers)
+    known = [sizes[worker] for worker in present if worker in sizes] or [1]
+    speeds = [sizes.get(worker, sum(known) / len(known)) for worker in present]
+    return dict(zip(present, sizes_by_speed(speeds, total, multiple), strict=True))
 
 
 CERTAIN = 1.25  # sizes that differ by this factor tell of the fixed part
@@ -178,17 +179,22 @@ def sizes_by_speed(
     return tuple(multiple * unit for unit in units)
 
 
+def check_total_fits(total: int, workers: int, blocks: int = 1) -> None:
+    """Raise ``ConfigError`` unless every worker gets a sample of each block."""
+    if total < (least := workers * blocks):
+        raise ConfigError(f"a total of {total} samples leaves one of {workers} workers without any: at least {least}")
+
+
 def check_total(strategy: Strategy, workers: int, batch_size: int | Sequence[int] | None) -> None:
-    """Raise ``ConfigError`` if ``UnequalBatches`` is inside another rule, or its total is not that of the sizes."""
-    if not isinstance(strategy, UnequalBatches):
-        inner: object = strategy
-        while inner is not None and not isinstance(inner, UnequalBatches):
-            inner = getattr(inner, "inside", None) or getattr(inner, "waits", None)
-        if inner is not None:
-            raise ConfigError(
-                f"UnequalBatches deals sizes among all workers, and {type(strategy).__name__} is around it: give "
-                "UnequalBatches(Synchronous(), total=...)"
-            )
+    """Raise ``ConfigError`` if a rule that deals sizes is inside another one, or its total is not that of the sizes."""
+    if not deals_sizes(strategy):
+        for inner in with_inner(strategy):
+            if deals_sizes(inner):
+                name = type(inner).__name__
+                raise ConfigError(
+                    f"{name} deals sizes among all workers, and {type(strategy).__name__} is around it: give "
+                    f"{name}({'Synchronous(), ' * hasattr(inner, 'inside')}total=...)"
+                )
         return
     if batch_size is None:
         return
