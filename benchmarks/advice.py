@@ -11,7 +11,7 @@ with tuned learning rates is that of benchmarks/map.py and is not run again; her
 choice and learning rate are run on the same seeds. Processes: four workers that sleep until a drawn time is over.
 Links: Ray nodes in network namespaces with a slow link between them.
 
-**Halves.** The names of the cases of each kind are sorted by the SHA-256 of their text. Those at even places (0, 2, ...)
+**Halves.** The names of the cases of each kind are sorted by the SHA-256 of their text. Those at even places (0, 2, 4)
 are for tuning the advisor; those at odd places are held out: run once, when it is ready. This rule was committed before
 any result was looked at; ``--list`` names them.
 

@@ -183,10 +183,10 @@ FLEETS: dict[str, Sequence[Delay]] = {
 
 @pytest.mark.parametrize("name", FLEETS)
 def test_it_is_never_slower_than_synchronous_by_more_than_looking_costs(name: str) -> None:
-    """The same seeds: 5 % of the time, and twice that where speeds change faster than windows pass."""
-    delays, updates, fast = FLEETS[name], 400, name in ("held", "slow by turns")
-    ratios = [seconds(simulated(delays, updates, seed)) / of_synchronous(delays, updates, seed) for seed in range(3)]
-    assert fmean(ratios) <= (1.1 if fast else 1.05)
+    """The same seeds: 5 % of the time, and more only where speeds change as fast as windows pass."""
+    delays, updates, most = FLEETS[name], 300, 1.15 if name == "slow by turns" else 1.05
+    ratios = [seconds(simulated(delays, updates, seed)) / of_synchronous(delays, updates, seed) for seed in range(2)]
+    assert fmean(ratios) <= most
 
 
 # In training.

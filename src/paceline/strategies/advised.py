@@ -29,7 +29,7 @@ CHOSEN = "chosen"  # whether a choice was made since the workers changed or were
 ALL = 10**9  # as a quorum: everybody
 QUORUMS = (7 / 8, 3 / 4, 5 / 8, 1 / 2)  # of the workers, besides all but one
 CERTAIN = 2.0  # standard errors that a gain has to be worth
-STEADY = 4  # windows: a choice that did not last as long doubles the wait for the next one
+STEADY = 4  # windows: a choice that was wrong before they were over doubles the wait for the next one
 LONGEST = 16  # windows that are waited
 UNUSUAL = 3.0  # standard errors by which rounds may differ from what was expected
 
@@ -75,8 +75,9 @@ class Advised(Strategy):
     what they would have taken is not seen: the rule then waits for everybody for a window when half a window of rounds
     took longer or shorter than before, by the margin and three standard errors; when they took longer than before the
     choice; and every so many rounds that looking costs at most the share ``cost`` of the time. Workers that join or
-    leave are looked at too. A choice that lasts less than four windows, or makes rounds longer, doubles the wait for
-    the next one, up to 16 windows. The ``Resize`` in the trace says why.
+    leave are looked at too. Sizes with which half a window of rounds took longer than with equal ones are taken back. A
+    choice that was wrong before four windows were over doubles the wait for the next one, up to 16 windows. The
+    ``Resize`` in the trace says why.
 
     **Wins** where speeds are not known beforehand, or change. **Loses** against the best rule what looking costs,
     against ``Synchronous`` where speeds change faster than in a few windows, and against stale rules where much noise
@@ -132,20 +133,46 @@ class Advised(Strategy):
         if len(sizes) != len(workers) or any(worker not in sizes for worker in ledger.idle):
             if not workers:
                 return []
-            return self._everybody(ledger, f"{len(workers)} workers: all are waited for, for {self.window} rounds")
+            return self._look(ledger, f"{len(workers)} workers: all are waited for, for {self.window} rounds")
         if not ledger.idle or ledger.handed_in or ledger.running:
             return []  # in the middle of a round
         if memory.get(QUORUM, 0):
             return self._judge(ledger)
         waited = ledger.round - int(memory.get(SINCE, 0))
-        due = not memory.get(CHOSEN, 0) or waited % max(1, self.window // 3) == 0
-        return self._choose(ledger) if due and waited >= self.window * memory.get(WAIT, 1) else []
+        if memory.get(CHOSEN, 0) and waited % max(1, self.window // 3):
+            return []
+        chosen = self._choose(ledger) if waited >= self.window * memory.get(WAIT, 1) else []
+        return chosen or (self._undo(ledger) if memory.get(CHOSEN, 0) and waited >= self.half else [])
 
-    def _everybody(self, ledger: Ledger, why: str, wait: float = 1) -> list[Decision]:
-        """Wait for all, who share the total as they shared the samples before."""
-        found = dealt_anew(ledger.sizes, ledger.workers, self.total)
-        told = {QUORUM: 0, SINCE: ledger.round, WAIT: wait, CHOSEN: 0}
-        return [Resize(found, why), *_remembered(ledger, told)]
+    @property
+    def half(self) -> int:
+        """A half of the window: the rounds that a choice is judged by."""
+        return (self.window + 1) // 2
+
+    def _look(
+        self, ledger: Ledger, why: str, *, shares: Mapping[int, int] | None = None, failed: bool = False
+    ) -> list[Decision]:
+        """Wait for all, who share the total as they shared the samples before; a choice that ``failed`` costs time."""
+        memory, shared = ledger.memory, ledger.sizes if shares is None else shares
+        lasted = ledger.round - int(memory.get(SINCE, 0)) >= STEADY * self.window
+        wait = 1 if lasted else memory.get(WAIT, 1)
+        told = {QUORUM: 0, SINCE: ledger.round, WAIT: min(2 * wait, LONGEST) if failed else wait, CHOSEN: 0}
+        return [Resize(dealt_anew(shared, ledger.workers, self.total), why), *_remembered(ledger, told)]
+
+    def _undo(self, ledger: Ledger) -> list[Decision]:
+        """Would rounds be shorter with equal sizes, by the last half of a window?"""
+        took, sizes = ledger.last_seconds, ledger.sizes
+        equal = dealt_anew({}, sizes, self.total)
+        if sizes == equal or any(len(took.get(worker, ())) < self.half for worker in sizes):
+            return []
+        places = range(-self.half, 0)
+        now = fmean(max(took[worker][place] for worker in sizes) for place in places)
+        then = fmean(max(took[worker][place] * equal[worker] / sizes[worker] for worker in sizes) for place in places)
+        if now <= (1 + self.margin) * then:
+            return []
+        failed = ledger.round - int(ledger.memory[SINCE]) < STEADY * self.window
+        why = f"synchronous: {self.total} samples take {now:.4g} s with unequal mini-batches, by the last {self.half}"
+        return self._look(ledger, f"{why} rounds, and {then:.4g} s without", shares={}, failed=failed)
 
     def _choose(self, ledger: Ledger) -> list[Decision]:
         """The best choice by the last rounds, or the present one."""
@@ -169,18 +196,12 @@ class Advised(Strategy):
             return [Resize(dict(ledger.sizes), why), *_remembered(ledger, {CHOSEN: 1})]
         why = f"{best.name}: {self.total} samples take {best.seconds:.4g} s instead of {present.seconds:.4g} s, {last}"
         quorum = best.quorum if best.quorum < len(ledger.workers) else 0
-        told = {QUORUM: quorum, SINCE: ledger.round, CHOSEN: 1, WAIT: self._wait(ledger)}
+        told = {QUORUM: quorum, SINCE: ledger.round, CHOSEN: 1}
         if quorum:
             costs = (present.seconds - best.seconds) / (self.cost * best.seconds)
             told |= {LOOK: ledger.round + math.ceil(max(2.0, costs) * self.window), SPREAD: stdev(best.rounds)}
             told |= {BEGAN: ledger.now, JUDGED: ledger.round, LEAST: 0.0, MOST: present.seconds}
         return [Resize(best.sizes, why), *_remembered(ledger, told)]
-
-    def _wait(self, ledger: Ledger) -> float:
-        """Before the next choice: the longer, the more often choices did not last."""
-        wait = ledger.memory.get(WAIT, 1)
-        short = ledger.round - int(ledger.memory.get(SINCE, 0)) < STEADY * wait * self.window
-        return min(2 * wait, LONGEST) if short and ledger.memory.get(CHOSEN, 0) else 1
 
     def _choices(self, ledger: Ledger, took: Mapping[int, Sequence[float]]) -> tuple[Choice, list[Choice]]:
         """The present choice as it was measured, and the others as they would have been."""
@@ -219,21 +240,20 @@ class Advised(Strategy):
         memory = ledger.memory
         if ledger.round >= memory[LOOK]:
             rounds = ledger.round - int(memory[SINCE])
-            return self._everybody(ledger, f"looks at everybody again, after {rounds} rounds")
-        rounds, half = ledger.round - int(memory[JUDGED]), (self.window + 1) // 2
-        if rounds < half:
+            return self._look(ledger, f"looks at everybody again, after {rounds} rounds")
+        rounds = ledger.round - int(memory[JUDGED])
+        if rounds < self.half:
             return []
         seconds = (ledger.now - memory[BEGAN]) / rounds
         first, told = memory[JUDGED] == memory[SINCE], {BEGAN: ledger.now, JUDGED: float(ledger.round)}
         if memory[LEAST] <= seconds <= memory[MOST]:
             if first:  # from now on they have to take as long
-                unusual = UNUSUAL * memory[SPREAD] * math.sqrt(2 / half)
+                unusual = UNUSUAL * memory[SPREAD] * math.sqrt(2 / self.half)
                 told[LEAST] = seconds / (1 + self.margin) - unusual
                 told[MOST] = seconds * (1 + self.margin) + unusual
             return _remembered(ledger, told)
         than = f"less than {memory[LEAST]:.4g} s" if seconds < memory[LEAST] else f"more than {memory[MOST]:.4g} s"
-        wait = min(2 * memory.get(WAIT, 1), LONGEST) if first else 1
-        return self._everybody(ledger, f"looks at everybody again: a round takes {seconds:.4g} s, {than}", wait)
+        return self._look(ledger, f"looks at everybody again: a round takes {seconds:.4g} s, {than}", failed=first)
 
 
 def _remembered(ledger: Ledger, told: Mapping[str, float]) -> list[Decision]:
