@@ -19,6 +19,7 @@ any result was looked at; ``--list`` names them.
 """
 
 import argparse
+import csv
 import hashlib
 import json
 import math
@@ -34,12 +35,14 @@ from cases import AIMED, CASES, COMPARED, FLEETS, TASKS, TUNED, Case, tuned_rate
 from cases import run as run_simulated
 
 import paceline as pl
+from paceline.data.partition import Partition
 from paceline.delays import Delay, LogNormal, Pareto
 from paceline.prediction.advice import Advice
 from paceline.strategies.names import parse_strategy
 from paceline.strategy import Strategy
 
 FOUND = Path(__file__).parent / "results" / "advice_cases.jsonl"
+MAP = Path(__file__).parent / "results" / "map_runs.csv"
 SEEDS = COMPARED[:3]  # that the advice is run on, in simulated cases
 WORKERS, UNIT = 4, 0.06  # of real fleets; seconds a mini-batch on a usual worker
 ROUNDS = 25  # of the synchronous rule on equal workers: what it reaches by then is the target of real cases
@@ -117,14 +120,13 @@ def told(advice: Advice, seconds: float) -> dict[str, Any]:
 # Simulated cases: the grid is the map's.
 
 
-def simulated(case: RecordCase) -> dict[str, Any]:
+def simulated(case: RecordCase, rate: float) -> dict[str, Any]:
     cell = Case(case.fleet, case.task, case.data)
     setting = TASKS[cell.task]
-    rate = known_rate(cell)
     begin = time.process_time()
     advice = pl.advise(
         setting.make(TUNED), fleet=FLEETS[cell.fleet], optimizer=sgd(rate), batch_size=setting.batch_size,
-        partition=cell.partition, strategy=NOW, seed=TUNED,
+        partition=cell.partition, strategy=NOW, seed=TUNED, metric="loss", below=cell.target,
     )  # fmt: skip
     spent = time.process_time() - begin
     assert advice.learning_rate is not None
@@ -137,11 +139,13 @@ def simulated(case: RecordCase) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def known_rate(cell: Case) -> float:
-    """The learning rate of the synchronous rule, which is what is done now: that of the map, or found here."""
-    from map import RUNS, Runs
-
-    return Runs(RUNS).rate("Synchronous", cell)
+def known_rate(case: RecordCase, runs: Path) -> float | None:
+    """The learning rate of the synchronous rule, which is what is done now: that of the map, if it is there yet."""
+    with runs.open() as file:
+        for row in csv.DictReader(file):
+            if (row["rule"], row["task"], row["data"]) == ("Synchronous", case.task, case.data) and row["seed"] == "0":
+                return float(row["rate"])
+    return None
 
 
 # Real workers.
@@ -152,6 +156,11 @@ def fleet_of(case: RecordCase, *, real: bool) -> pl.ProcessFleet | pl.SimulatedF
     if not real:
         return pl.SimulatedFleet(delays)
     return pl.ProcessFleet(WORKERS, slow=dict(enumerate(delays)), threads=1)
+
+
+def partition_of(case: RecordCase) -> Partition:
+    """Of unlike data, classes are dealt out so that four workers have all ten of them."""
+    return pl.Equal() if case.data == "like" else pl.Pathological(3)
 
 
 def rule_of(text: str, case: RecordCase) -> Strategy:
@@ -181,7 +190,7 @@ def train(
         setting.make(seed), strategy=rule, fleet=fleet, optimizer=sgd(rate),
         stop=pl.Stop(seconds=longest, **limit),  # type: ignore[arg-type]
         batch_size=None if isinstance(rule, pl.UnequalBatches | pl.Advised) else setting.batch_size,
-        partition=pl.Equal() if case.data == "like" else setting.unlike, every=pl.Every(seconds=budget(case) / 50),
+        partition=partition_of(case), every=pl.Every(seconds=budget(case) / 50),
         seed=seed, progress=False,
     )  # fmt: skip
 
@@ -247,7 +256,7 @@ def processes(case: RecordCase, plan: Mapping[str, Any], fleet: Any = None) -> d
     begin = time.monotonic()
     advice = pl.advise(
         setting.make(TUNED), fleet=fleet, optimizer=sgd(rates[NOW]), batch_size=setting.batch_size, strategy=NOW,
-        partition=pl.Equal() if case.data == "like" else setting.unlike, seconds=PROFILE, seed=TUNED,
+        partition=partition_of(case), seconds=PROFILE, seed=TUNED, metric="loss", below=goal,
     )  # fmt: skip
     spent = time.monotonic() - begin
     grid_runs = {
@@ -280,7 +289,7 @@ def keep(case: RecordCase, part: str, found: Mapping[str, Any]) -> None:
         file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
-def work(cases: Iterable[RecordCase], part: str, limit: float) -> None:
+def work(cases: Iterable[RecordCase], part: str, limit: float, runs: Path) -> None:
     begin = time.monotonic()
     for case in cases:
         known = read_found()
@@ -290,7 +299,9 @@ def work(cases: Iterable[RecordCase], part: str, limit: float) -> None:
         if part == "prepared":
             found = prepared(case)
         elif case.kind == "simulated":
-            found = simulated(case)
+            if (rate := known_rate(case, runs)) is None:
+                continue
+            found = simulated(case, rate)
         elif ("prepared", case.name) not in known:
             continue
         elif case.kind == "links":
@@ -309,6 +320,7 @@ def main() -> None:
     parser.add_argument("--half", choices=["tuning", "held out"])
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no case is begun")
+    parser.add_argument("--map", type=Path, default=MAP, help="the runs of benchmarks/map.py")
     parser.add_argument("--list", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -318,9 +330,9 @@ def main() -> None:
             print(f"{case.half:8}  {case.name}")
         return
     if asked.kind == "prepare":
-        work([case for case in chosen if case.kind != "simulated"], "prepared", asked.limit)
+        work([case for case in chosen if case.kind != "simulated"], "prepared", asked.limit, asked.map)
         return
-    work([case for case in chosen if case.kind == asked.kind], "run", asked.limit)
+    work([case for case in chosen if case.kind == asked.kind], "run", asked.limit, asked.map)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def straggler(slowness: float = 4.0) -> pl.SimulatedFleet:
 def test_equal_workers_stay_as_they_are() -> None:
     advice = pl.advise(fleet=straggler(1.0), batch_size=8)
     assert (advice.strategy, advice.gain, advice.interval) == (pl.Synchronous(), 1.0, (1.0, 1.0))
-    assert advice.lines[0] == "Do this: stay with ssgd"
+    assert advice.lines[0].startswith("Do this: stay with ssgd; not enough to tell apart: ssgd and unequal:total=32")
     assert "Nothing is known of the loss" in advice.reason
     assert advice.learning_rate is None
     assert "more than" in advice.lines[2]
@@ -212,7 +212,9 @@ def test_too_little_is_refused_with_how_much_is_missing() -> None:
         ({"fleet": pl.SimulatedFleet([Constant(1.0)])}, "one worker waits for nobody"),
         ({"fleet": straggler(), "prices": [1.0, 2.0]}, "2 prices for 4 workers"),
         ({"fleet": straggler(), "budget": 0.0}, "budget=0.0 is not possible"),
-        ({"fleet": straggler(), "target": 0.9}, "90.0% accuracy is reached is not known here"),
+        ({"fleet": straggler(), "target": 0.9}, "90.0% accuracy is reached is not known here: give a task"),
+        ({"fleet": straggler(), "trials": True}, "trials train: give a task and an optimizer"),
+        ({"fleet": straggler(), "prices": [1.0, 1.0, 1.0, -1.0]}, "numbers of at least 0"),
         ({"fleet": pl.ProcessFleet(2)}, "measured at work: give a task"),
     ],
 )

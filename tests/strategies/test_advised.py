@@ -125,7 +125,7 @@ def test_quorums_are_at_least_half() -> None:
 
 @pytest.mark.parametrize("slow_from", [20, 40, 61])
 def test_a_worker_that_becomes_three_times_as_slow_changes_the_choice_within_two_windows(slow_from: int) -> None:
-    delays = [*[Constant(1.0)] * 3, Empirical([1.0] * slow_from + [3.0] * 1000, in_order=True)]
+    delays: list[Delay] = [*[Constant(1.0)] * 3, Empirical([1.0] * slow_from + [3.0] * 1000, in_order=True)]
     found = choices(simulated(delays, slow_from + 60))
     (changed,) = [rounds for rounds in found if rounds > WINDOW]
     assert slow_from < changed <= slow_from + 2 * WINDOW
@@ -145,10 +145,10 @@ def test_the_same_where_late_workers_are_stopped() -> None:
 
 
 def test_a_worker_that_recovers_gets_its_share_back() -> None:
-    delays = [*[Constant(1.0)] * 3, Empirical([3.0] * 40 + [1.0] * 1000, in_order=True)]
+    delays: list[Delay] = [*[Constant(1.0)] * 3, Empirical([3.0] * 40 + [1.0] * 1000, in_order=True)]
     last = [*choices(simulated(delays, 100)).values()][-1]
     assert last.sizes == dict.fromkeys(range(4), EACH)
-    assert last.why.startswith("synchronous: ")
+    assert last.why.startswith("synchronous, as it is: ")
 
 
 def test_who_leaves_and_joins_is_looked_at() -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 SHORTEST = 0.5  # seconds of a profile or a trial: processes need about this long to start
 SOURCES = (
-    "Times as soon: until the same loss, by theory (docs/advise.md). exact: a closed form. quadrature: an integral. "
-    "simulation: drawn, without a model. Rates are learning rates."
+    "Times as soon: until the same loss, by a trial or by theory (docs/advise.md). exact: a closed form. quadrature: an "
+    "integral. simulation: drawn, without a model. Rates are learning rates."
 )
 
 
@@ -32,12 +32,15 @@ def advise(  # noqa: PLR0917 - typer names the options
     ],
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="METRIC<=VALUE", help="When is this reached? Needs a run that reached it."),
+        typer.Option("--to", metavar="METRIC<=VALUE", help="When is this reached? By trials, or by the run itself."),
     ] = None,
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="Time that there is, such as 2h or 90s.")] = None,
     price: Annotated[
         str | None,
-        typer.Option(metavar="WORKERS=PRICE,...", help="Price of a second of each worker, as in 0-3=2.5,4-7=0.8."),
+        typer.Option(metavar="WORKERS=PRICE,...", help="Prices of a second, as in 0-3=2.5,4-7=0.8: the cheapest wins."),
+    ] = None,
+    trials: Annotated[
+        bool | None, typer.Option("--trials/--no-trials", help="Short trainings of the best rules, or theory alone.")
     ] = None,
     try_for: Annotated[
         str | None, typer.Option("--try", metavar="TIME", help="Train with the best two for so long, and compare.")
@@ -53,7 +56,8 @@ def advise(  # noqa: PLR0917 - typer names the options
 ) -> None:
     """Say which strategy and learning rate to use, what it brings over what is done now, and what would change that.
 
-    Real workers in FILE are measured for a minute first. Nothing is trained, unless --try is given.
+    Real workers in FILE are measured for a minute first. Then the best rules are tried in short trainings on simulated
+    workers of these speeds. With --try, the best two train on the fleet itself.
     """
     from paceline.files import check_writable, write_atomically
 
@@ -67,7 +71,9 @@ def advise(  # noqa: PLR0917 - typer names the options
     config = _config(source, trust)
     if trial is not None and (config is None or source.is_dir()):
         raise ConfigError(f"--try trains, and {source} is no TOML file: give one, or leave --try out")
-    found = _advice(source, config, strategy=strategy, price=price, target=target, budget=limit, seconds=seconds)
+    found = _advice(
+        source, config, strategy=strategy, price=price, target=target, budget=limit, seconds=seconds, trials=trials
+    )
     _show(found, explain)
     tried = [] if trial is None or config is None else _tried(found, config, trial)
     for line in tried:
@@ -159,7 +165,7 @@ def _advice(
 
 def _learning(config: "Config") -> "dict[str, Any]":
     """The task, and what an update is worth on it."""
-    from paceline.config.experiment import make_task
+    from paceline.config.experiment import make_optimizer, make_task
     from paceline.prediction.advise import worth_of
     from paceline.prediction.predict import descent_of
 
@@ -168,7 +174,8 @@ def _learning(config: "Config") -> "dict[str, Any]":
     worth: Worth | None = None
     if descent is not None:
         worth = worth_of(task, descent, config.optimizer.options.get("lr"), seed=config.seeds[0])
-    return {"task": task, "worth": worth}
+    lr = config.optimizer.options.get("lr")
+    return {"task": task, "worth": worth, "optimizer": make_optimizer(config.optimizer), "learning_rate": lr}
 
 
 def _show(found: "Advice", explain: bool) -> None:
@@ -183,6 +190,7 @@ def _show(found: "Advice", explain: bool) -> None:
         Column("strategy", least=24, left=True),
         Column(soon),
         Column("80 %"),
+        Column("by", left=True),
         Column("updates\na second"),
         Column("source", left=True),
         Column("stale-\nness"),
@@ -203,6 +211,7 @@ def _row(each: "Candidate") -> list[str]:
         each.label,
         "-" if each.gain is None else f"{each.gain:.2f}",
         between,
+        each.basis,
         f"{pace.updates_per_second.value:.3g}",
         pace.updates_per_second.source,
         f"{pace.mean_staleness:.2f}",

@@ -10,6 +10,7 @@ from paceline.engine.limits import Target
 from paceline.prediction.candidates import Option
 from paceline.prediction.pace import Pace
 from paceline.prediction.search import TIE, Contest
+from paceline.prediction.trials import ROUNDS, SEEDS, Trials
 
 UNHEARD = 0.9  # of its share: a worker that counts less is named where data differ
 
@@ -22,6 +23,8 @@ class Candidate:
     interval       of it, 80 %; None for those that were not drawn again
     learning_rate  recommended, and ``largest`` that is stable; None where nothing is known of the loss
     price          of the same progress, times that of now; None without prices
+    basis          of the gain: a trial, theory, or samples a second where nothing is known of the loss
+    reached        seconds until the target, or the loss that what is done now came to, in the first trial
     """
 
     label: str
@@ -33,6 +36,8 @@ class Candidate:
     learning_rate: float | None = None
     largest: float | None = None
     price: float | None = None
+    basis: str = "theory"
+    reached: float | None = None
 
     def table(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -40,6 +45,7 @@ class Candidate:
         return {
             "strategy": self.label, "without": list(self.without), "gain": self.gain, "interval": self.interval,
             "learning_rate": self.learning_rate, "largest_learning_rate": self.largest, "price": self.price,
+            "basis": self.basis, "reached": self.reached,
             "updates_per_second": pace.updates_per_second.value, "source": pace.updates_per_second.source,
             "samples_per_second": pace.samples_per_second, "samples_an_update": pace.batch,
             "mean_staleness": pace.mean_staleness, "least_say": pace.least_say, "simulated_pieces": pace.pieces,
@@ -110,6 +116,7 @@ class Question:
     target: Target | None = None
     reached: float | None = None
     notes: Sequence[str] = field(default=())
+    trials: Trials | None = None
 
 
 @dataclass(frozen=True)
@@ -128,13 +135,17 @@ class Texts:
 
     @property
     def soon(self) -> str:
-        return "as soon" if self.question.contest.worth is not None else "as many samples a second"
+        return "as many samples a second" if self.best.basis == "samples" else "as soon"
 
     def do(self) -> str:
         best, rate = self.best, ""
         if best.learning_rate is not None:
-            rate = f", with a learning rate of {best.learning_rate:.3g} (stable up to {best.largest:.3g})"
-        return f"Do this: {'stay with ' if self.stays else ''}{best.label}{rate}"
+            stable = "" if best.largest is None else f" (stable up to {best.largest:.3g})"
+            rate = f", with a learning rate of {best.learning_rate:.3g}{stable}"
+        others = [each.label for each in self.alike if each.label != best.label]
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        apart = f"; not enough to tell apart: {best.label} and {others[0]}{more}" if others else ""
+        return f"Do this: {'stay with ' if self.stays else ''}{best.label}{rate}{apart}"
 
     def expected(self) -> str:
         best, question = self.best, self.question
@@ -151,14 +162,22 @@ class Texts:
             text = f"Expected gain: {best.gain:.2f} times {self.soon} as {self.now} (80 %: {low:.2f} to {high:.2f})"
         if question.budget is not None:
             text += f"; {question.budget:,.4g} s then do what {question.budget * best.gain:,.4g} s do now"
-        if question.reached is not None and question.target is not None:
-            text += (
-                f"; {question.target.words} after {question.reached / best.gain:,.4g} s, not {question.reached:,.4g}"
-            )
+        if question.target is not None:
+            text += self._target(question.target)
         if best.price is not None:
-            cheapest = min((each for each in self.found if each.price is not None), key=lambda each: each.price or 0.0)
-            text += f"; for {best.price:.2f} times the price (cheapest: {cheapest.label}, {cheapest.price:.2f})"
+            soonest = max((each for each in self.found if each.basis == best.basis), key=lambda each: each.gain or 0.0)
+            text += f"; for {best.price:.2f} times the price, the least (soonest: {soonest.label}, {soonest.gain:.2f})"
         return text
+
+    def _target(self, target: Target) -> str:
+        """When it is reached: in a trial, or by the recorded run and the gain."""
+        best, now = self.best, next(each for each in self.found if each.label == self.now)
+        if self.question.reached is not None:
+            after, instead = self.question.reached / (best.gain or 1.0), f"{self.question.reached:,.4g}"
+        else:
+            assert best.reached is not None
+            after, instead = best.reached, "in the trial" if now.reached is None else f"{now.reached:,.4g}"
+        return f"; {target.words} after {after:,.4g} s" + ("" if self.stays else f", not {instead}")
 
     def reason(self, paces: dict[str, Pace]) -> str:
         own, now, worth = self.best.pace, paces[self.now], self.question.contest.worth
@@ -170,7 +189,14 @@ class Texts:
         ]
         if len(self.alike) > 1:
             parts.append(f"Not enough to tell apart: {' and '.join(each.label for each in self.alike)}.")
-        if worth is None:
+        if self.best.basis == "trial":
+            beyond = "" if worth is not None else "; theory does not reach this optimizer or this loss"
+            until = "target" if self.question.target else f"loss of {ROUNDS} updates of {self.now}"
+            parts.append(
+                f"Gains are those of trials: {SEEDS} short trainings of each rule on simulated workers of these "
+                f"speeds, until the {until}{beyond}. What comes later in training is not seen."
+            )
+        elif worth is None:
             parts.append(
                 "Nothing is known of the loss (no task, or an optimizer that theory does not reach): samples a second "
                 f"are compared, and of rules within {TIE - 1:.0%} the least stale is chosen. A stale gradient is worth "

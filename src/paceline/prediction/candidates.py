@@ -57,11 +57,14 @@ class Option:
         return getattr(self.strategy, "aggregation", None) is not None
 
 
-def options(case: Case, now: Strategy) -> list[Option]:
-    """What is done now, and every rule that could be done instead, each once."""
+def options(case: Case, now: Strategy, prices: Sequence[float] = ()) -> list[Option]:
+    """What is done now, and every rule that could be done instead, each once.
+
+    With ``prices``, the workers that cost most for what they do are left out too, under three rules.
+    """
     speeds = medians_at(case.fleet, case.batch_size) or (1.0,) * case.fleet.workers
     found: dict[str, Option] = {}
-    for option in (Option(now), *map(Option, _rules(case, speeds)), *_smaller(case, speeds)):
+    for option in (Option(now), *map(Option, _rules(case, speeds)), *_smaller(case, speeds, prices)):
         if _possible(option, case):
             found.setdefault(option.label, option)
         elif option.strategy is now:
@@ -120,13 +123,22 @@ def groupings(speeds: Sequence[float]) -> list[tuple[tuple[int, ...], ...]]:
     return [groups for groups in found if 1 < len(groups) < len(speeds)]
 
 
-def _smaller(case: Case, speeds: Sequence[float]) -> Iterator[Option]:
-    """The fleet without its slowest worker, its two slowest, and so on: as long as the slowest left is slower."""
+def _smaller(case: Case, speeds: Sequence[float], prices: Sequence[float]) -> Iterator[Option]:
+    """The fleet without its slowest worker, its two slowest, and so on: as long as the slowest left is slower.
+
+    With prices, without those that cost most for a mini-batch.
+    """
     if not can_leave_out(case.fleet):
         return
-    order = sorted(range(len(speeds)), key=lambda worker: (-speeds[worker], worker))
-    fastest = speeds[order[-1]]
+    costs = [speed * price for speed, price in zip(speeds, prices, strict=True)] if any(prices) else speeds
+    order = sorted(range(len(speeds)), key=lambda worker: (-costs[worker], worker))
+    least = costs[order[-1]]
     for count in range(1, min(len(order) - 1, MOST_LEFT_OUT + 1)):
-        if speeds[order[count - 1]] <= 1.05 * fastest:
+        if costs[order[count - 1]] <= 1.05 * least:
             return
-        yield Option(Synchronous(), tuple(sorted(order[:count])))
+        without = tuple(sorted(order[:count]))
+        yield Option(Synchronous(), without)
+        if any(prices):
+            yield Option(Asynchronous(), without)
+            if isinstance(size := case.batch_size, int):
+                yield Option(UnequalBatches(total=size * (len(speeds) - count)), without)

@@ -29,6 +29,7 @@ from paceline.prediction.predict import Descent
 from paceline.theory.stability.net_weights import NetWeights
 
 MARGIN = 0.5
+CLOSEST = 0.95  # of the limit
 TAIL = 0.01  # of the weight, on the largest ages: what they cost in time they do not change in the limit
 LARGEST_NOISE = 1e6  # samples: beyond this only their number counts
 
@@ -65,7 +66,15 @@ class Worth:
         scale = (1 - self.descent.momentum) / self.descent.gain
         own = self.effective_rate(pace)
         rate = scale * own if self.lr is None else self.lr * own / self.effective_rate(now)
-        return min(rate, self.margin * self.limit(pace))
+        return min(rate, self.largest(pace, now))
+
+    def largest(self, pace: Pace, now: Pace) -> float:
+        """The largest that is recommended: within the margin, or as near to the limit as that of now, if it is stable.
+
+        A learning rate that works now above the margin shows that curvature is overestimated at the initial weights.
+        """
+        near = 0.0 if self.lr is None else min(self.lr / self.limit(now), CLOSEST)
+        return max(self.margin, near) * self.limit(pace)
 
     def with_noise(self, factor: float) -> "Worth":
         return replace(self, noise=factor * self.noise)

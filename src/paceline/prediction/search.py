@@ -32,13 +32,24 @@ class Contest:
     """What is known about the options: the fleet, what the loss makes of a rule, and the recording that may be drawn.
 
     ``worth`` None: nothing is known of the loss, and samples a second are compared. Rules under which workers hand in
-    ``models`` are compared with each other only.
+    ``models`` are compared with each other only. ``prices`` of a second of each worker, if they count.
     """
 
     case: Case
     worth: Worth | None
     recorded: Recorded | None = None
     models: bool = False
+    prices: Sequence[float] = ()
+
+    def share(self, option: Option) -> float:
+        """The price of a second of the workers of an option, by that of all; 1 without prices."""
+        if not (total := sum(self.prices)):
+            return 1.0
+        return sum(price for worker, price in enumerate(self.prices) if worker not in option.without) / total
+
+    def points(self, pace: Pace, option: Option) -> float:
+        """What options are chosen by: progress a second, or for the same price where workers have prices."""
+        return self.ranked(pace, option) / self.share(option)
 
     def ranked(self, pace: Pace, option: Option) -> float:
         """Progress a second; minus infinity where theory does not tell."""
@@ -58,7 +69,7 @@ class Contest:
             enough = max(pieces, PIECES_OF_A_WORKER * self.case.fleet.workers)
             for option in remaining:
                 found[option.label] = pace_of(option.strategy, self.case, enough, option.without)
-            order = sorted(remaining, key=lambda each: -self.ranked(found[each.label], each))
+            order = sorted(remaining, key=lambda each: -self.points(found[each.label], each))
             kept = order[: max(FEWEST_LEFT, len(order) // 2)]
             remaining = [options[0], *(each for each in kept if each is not options[0])]
         return {each.label: with_formula(found[each.label], each.strategy, self.case, each.without) for each in options}
@@ -95,7 +106,7 @@ class Contest:
         delays[worker] = _times(delays[worker], factor)
         case = replace(self.case, fleet=replace(self.case.fleet, delays=delays))
         pieces = max(PIECES[1], PIECES_OF_A_WORKER * case.fleet.workers)
-        speeds = [self.ranked(pace_of(each.strategy, case, pieces, each.without), each) for each in options]
+        speeds = [self.points(pace_of(each.strategy, case, pieces, each.without), each) for each in options]
         best = max(range(len(options)), key=lambda place: speeds[place])
         margin = TIE if self.worth is None else TELL
         return options[best] if speeds[best] > margin * speeds[0] else options[0]
@@ -116,6 +127,17 @@ def interval(over: Sequence[float], under: Sequence[float], point: float) -> tup
     ratios = np.array(over) / np.array(under)
     low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9])
     return float(point * low / middle), float(point * high / middle)
+
+
+ERROR = {"trial": 0.10, "theory": 0.30, "samples": 0.30}  # of the logarithm of a gain, besides that of the times
+Z = 1.2816  # standard deviations, of 80 %
+
+
+def widened(around: tuple[float, float], gain: float, basis: str) -> tuple[float, float]:
+    """An interval of the times, with the error of what the gain is based on: as found in benchmarks/advice.py."""
+    low, high = (math.log(each / gain) if each > 0 else -math.inf for each in around)
+    error = Z * ERROR[basis]
+    return gain * math.exp(-math.hypot(low, error)), gain * math.exp(math.hypot(high, error))
 
 
 def best_at_noise(

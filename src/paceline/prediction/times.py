@@ -34,6 +34,7 @@ BLOCKS = 6, 30  # least and most, with about three pieces of the slowest worker 
 MOST_WARM_UP = 0.25
 BATCH = 5  # pieces, of MSER-5
 CERTAINTY = 0.01
+GAP_TIMES, GAP_SHARE = 20, 0.25  # of what a worker takes as a rule, and of the recording: longer is a pause
 CHANGE = 1.1
 
 
@@ -140,9 +141,12 @@ def recorded_times(trace: Trace, batch_size: int | None = None) -> Recorded:
     history = trace.follow(reader)
     if len(reader.by_worker) < 2:
         raise ConfigError("the recording is of one worker, who waits for nobody: there is nothing to advise")
+    if about.get("clocks"):
+        raise ConfigError(f"the recording cannot be trusted: {about['clocks']}")
     begin = _warm_up_end(reader.by_worker, history.now)
     after = {worker: own.since(begin) for worker, own in sorted(reader.by_worker.items())}
     _check_long_enough(after, reader.by_worker, history.now)
+    _check_gaps(after, history.now - begin)
     notes = [*map(str, about.get("notes", ())), *_notes(reader.by_worker, after, begin)]
     return Recorded(
         after, begin, history.now, float(about.get("transfer_seconds", 0.0)), batch_size, about.get("prices", ()), notes
@@ -176,6 +180,18 @@ def _check_long_enough(after: Mapping[int, Pieces], whole: Mapping[int, Pieces],
         f"the recording is too short to tell: worker {worker} has {count} mini-batches after the warm-up, and {FEWEST} "
         f"are needed; record about {1.5 * more:.2g} s more"
     )
+
+
+def _check_gaps(after: Mapping[int, Pieces], seconds: float) -> None:
+    """A pause of the job is no slowness of a worker."""
+    for worker, own in after.items():
+        longest, usual = max(own.seconds), median(own.seconds)
+        if longest > GAP_TIMES * usual and longest > GAP_SHARE * seconds:
+            at = own.began[own.seconds.index(longest)]
+            raise ConfigError(
+                f"the recording has a gap: at {at:.3g} s worker {worker} took {longest:.3g} s for a mini-batch, "
+                f"{longest / usual:.0f} times as long as usual; record again without a pause"
+            )
 
 
 def _notes(whole: Mapping[int, Pieces], after: Mapping[int, Pieces], begin: float) -> list[str]:

@@ -196,7 +196,7 @@ class Advised(Strategy):
             return [Resize(dict(ledger.sizes), why), *_remembered(ledger, {CHOSEN: 1})]
         why = f"{best.name}: {self.total} samples take {best.seconds:.4g} s instead of {present.seconds:.4g} s, {last}"
         quorum = best.quorum if best.quorum < len(ledger.workers) else 0
-        told = {QUORUM: quorum, SINCE: ledger.round, CHOSEN: 1}
+        told: dict[str, float] = {QUORUM: quorum, SINCE: ledger.round, CHOSEN: 1}
         if quorum:
             costs = (present.seconds - best.seconds) / (self.cost * best.seconds)
             told |= {LOOK: ledger.round + math.ceil(max(2.0, costs) * self.window), SPREAD: stdev(best.rounds)}

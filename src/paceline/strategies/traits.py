@@ -19,16 +19,15 @@
 ``aggregation``, what becomes of models, is described in ``strategies.aggregation``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeGuard
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.ledger import Ledger
-from paceline.core.messages import REPORTS, Decision, Groups
+from paceline.core.messages import REPORTS, Groups
 
 
-class DealsSizes(Protocol):
+class DealsSizes(Strategy, Protocol):
     """A rule that changes the sizes of mini-batches."""
 
     @property
@@ -36,8 +35,6 @@ class DealsSizes(Protocol):
 
     @property
     def blocks(self) -> int: ...
-
-    def decide(self, ledger: Ledger, /) -> Sequence[Decision]: ...
 
 
 UNSETTLED = 8  # contributions of one worker, where a rule does not say

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 MOST_POINTS = 64  # of the line through the differences
+MOST_DRIFT = 0.01  # seconds a second
 FEW = 3  # exchanges: fewer tell nothing about an uncertainty
 
 
@@ -82,6 +83,23 @@ def clock_notes(workers: Sequence[ClockMarks]) -> Iterator[str]:
         )
     for group in groups.values():
         yield from _out_of_step(group)
+
+
+def disagreement(workers: Sequence[ClockMarks]) -> str:
+    """Why times of different workers cannot be compared, in words: a clock that runs too fast, or other steps."""
+    reference = workers[0]
+    for one in workers[1:]:
+        if one.clock != reference.clock and len(one.marks) >= FEW:
+            drift = offset_of(one, reference).drift
+            if abs(drift) > MOST_DRIFT:
+                return (
+                    f"the clock of {one.host} (worker {one.worker}) gains {drift:.1%} on that of {reference.host}, so "
+                    "that seconds of one are not those of the other; set the clocks, and record again"
+                )
+    groups: dict[str, list[ClockMarks]] = {}
+    for one in workers:
+        groups.setdefault(one.clock, []).append(one)
+    return next((note for group in groups.values() for note in _out_of_step(group)), "")
 
 
 def _milliseconds(seconds: float) -> str:

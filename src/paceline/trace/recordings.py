@@ -32,7 +32,7 @@ from paceline.core.codec import MOST_WORKERS, real, whole
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Arrived, Joined, Start, Step, Ticket, Work, mean
 from paceline.files import check_regular, open_regular
-from paceline.trace.clocks import ClockMarks, clock_notes
+from paceline.trace.clocks import ClockMarks, clock_notes, disagreement
 from paceline.trace.format import FORMAT as TRACE_FORMAT
 from paceline.trace.format import LONGEST_LINE, LONGEST_NAME, MALFORMED, MOST_SECONDS, Computed, Fact, encode
 
@@ -105,6 +105,7 @@ class Recording:
     workers: Sequence[WorkerRecording]
     notes: Sequence[str]
     count: int  # updates that all workers made
+    clocks: str = ""  # why they cannot be put together, if so
 
     @property
     def batch_size(self) -> int | None:
@@ -126,6 +127,7 @@ class Recording:
             "workers": len(self.workers),
             "transfer_seconds": 0.0,
             "notes": list(self.notes),
+            **({"clocks": self.clocks} if self.clocks else {}),
         }
 
     def lines(self) -> Iterator[str]:
@@ -184,10 +186,11 @@ def read_recording(directory: Path) -> Recording:
         for one in workers:
             del one.updates[0]
     count = min(len(one.updates) for one in workers)
-    notes = [*_notes(workers, count), *clock_notes(list(_marks(workers, count)))]
+    marks = list(_marks(workers, count))
+    notes = [*_notes(workers, count), *clock_notes(marks)]
     if warmed_up:
         notes.append("The first step of each worker, in which caches are filled, is left out.")
-    return Recording(directory, workers, notes, count)
+    return Recording(directory, workers, notes, count, disagreement(marks))
 
 
 def _check_complete(directory: Path, workers: Sequence[WorkerRecording]) -> None:
