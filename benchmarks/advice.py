@@ -2,8 +2,10 @@
 
     python benchmarks/advice.py --list                                the cases, and which half each is in
     python benchmarks/advice.py simulated [--half tuning] [--only convex]
-    python benchmarks/advice.py processes [--half tuning] [--only "one slow"]
-    python benchmarks/advice.py links     [--half tuning]
+    python benchmarks/advice.py prepare                               real cases: targets and learning rates, simulated
+    python benchmarks/advice.py grid [--only "one slow"]              real cases: a profile, and every rule of the grid
+    python benchmarks/advice.py advice [--half tuning]                real cases: the advice, from the profile alone
+    python benchmarks/advice.py advised [--half tuning]               real cases: what comes of it
     python benchmarks/advice_report.py [--save]                       what came of it
 
 **Cases.** A case is a fleet, a task and its data. Simulated: the 36 cells of benchmarks/cases.py, whose grid of rules
@@ -15,16 +17,22 @@ Links: Ray nodes in network namespaces with a slow link between them.
 are for tuning the advisor; those at odd places are held out: run once, when it is ready. This rule was committed before
 any result was looked at; ``--list`` names them.
 
-**Resumable.** A finished case is a line of benchmarks/results/advice_cases.jsonl; what is there is not run again.
+Learning rates of real cases are found on simulated workers with the same delays, by the search of the map.
+
+**Resumable.** A finished part of a case is a line of benchmarks/results/advice_cases.jsonl, and is not run again.
 """
 
 import argparse
 import csv
 import hashlib
 import json
+import logging
 import math
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,14 +47,15 @@ from paceline.data.partition import Partition
 from paceline.delays import Delay, LogNormal, Pareto
 from paceline.prediction.advice import Advice
 from paceline.strategies.names import parse_strategy
-from paceline.strategy import Strategy
+from paceline.strategy import Step, Strategy
 
 FOUND = Path(__file__).parent / "results" / "advice_cases.jsonl"
 MAP = Path(__file__).parent / "results" / "map_runs.csv"
 SEEDS = COMPARED[:3]  # that the advice is run on, in simulated cases
 WORKERS, UNIT = 4, 0.06  # of real fleets; seconds a mini-batch on a usual worker
 ROUNDS = 25  # of the synchronous rule on equal workers: what it reaches by then is the target of real cases
-PROFILE = 8.0  # seconds
+PROFILE, LEAST = 8.0, 5.0  # seconds of a profile, and of a real run at least
+PROFILES = Path(tempfile.gettempdir()) / "paceline-advice"
 USUAL, SLOW = LogNormal(UNIT, 0.1), LogNormal(4 * UNIT, 0.1)
 REAL_FLEETS: Mapping[str, tuple[Delay, ...]] = {
     "equal": (USUAL,) * 4,
@@ -178,20 +187,19 @@ def grid(case: RecordCase) -> list[str]:
     ]
 
 
-def train(
-    case: RecordCase, fleet: Any, rule: Strategy, rate: float, seed: int, *, goal: float | None = None,
-    rounds: float | None = None,
-) -> pl.Run:  # fmt: skip
-    """To the target, or as long as six times the rounds of the synchronous rule take; or for so many rounds."""
-    setting = TASKS[case.task]
-    longest = budget(case) * (6.0 if rounds is None else rounds / ROUNDS)
-    limit = {} if goal is None else {"metric": "loss", "below": goal}
+def train(case: RecordCase, fleet: Any, rule: Strategy, rate: float, seed: int, *, goal: float | None = None) -> pl.Run:
+    """To the target, or as long as six times the rounds of the synchronous rule take; without one, for these rounds.
+
+    Real workers go on after the target, so that their speed is measured over some seconds.
+    """
+    setting, real = TASKS[case.task], not isinstance(fleet, pl.SimulatedFleet)
+    longest = budget(case) * (1.0 if goal is None else 1.4 if real else 6.0)
+    limit = {} if goal is None or real else {"metric": "loss", "below": goal}
     return pl.train(
         setting.make(seed), strategy=rule, fleet=fleet, optimizer=sgd(rate),
-        stop=pl.Stop(seconds=longest, **limit),  # type: ignore[arg-type]
+        stop=pl.Stop(seconds=max(longest, LEAST) if real else longest, **limit),  # type: ignore[arg-type]
         batch_size=None if isinstance(rule, pl.UnequalBatches | pl.Advised) else setting.batch_size,
-        partition=partition_of(case), every=pl.Every(seconds=budget(case) / 50),
-        seed=seed, progress=False,
+        partition=partition_of(case), every=pl.Every(seconds=budget(case) / 50), seed=seed, progress=False,
     )  # fmt: skip
 
 
@@ -213,7 +221,7 @@ def aim(task: str, data: str) -> tuple[float, float]:
     simulated_fleet = fleet_of(case, real=False)
 
     def least(rate: float, seed: int) -> float:
-        return min(losses(train(case, simulated_fleet, pl.Synchronous(), rate, seed, rounds=ROUNDS)))
+        return min(losses(train(case, simulated_fleet, pl.Synchronous(), rate, seed)))
 
     rate = tuned_rate(0.25, lambda each: (math.inf, least(each, TUNED)))
     return rate, sorted(least(rate, seed) for seed in AIMED)[1]
@@ -236,10 +244,16 @@ def reached(run: pl.Run, goal: float) -> float:
 
 
 def measured(run: pl.Run, goal: float) -> dict[str, Any]:
-    last = run.history[-1]
+    """When the target was reached, and updates a second once the workers had warmed up."""
+    at, now = list[float](), 0.0
+    for fact in run.trace:
+        now = getattr(fact, "at", now)
+        if isinstance(fact, Step):
+            at.append(now)
+    first = len(at) // 5
     return {
-        "reached": _finite(reached(run, goal)), "updates": last.updates,
-        "updates_per_second": last.updates / last.seconds if last.seconds else None,
+        "reached": _finite(reached(run, goal)), "updates": len(at), "seconds": round(run.history[-1].seconds, 3),
+        "updates_per_second": (len(at) - 1 - first) / (at[-1] - at[first]) if len(at) > first + 1 else None,
         "ended": run.ended.split(" ")[0], "staleness": round(run.mean_staleness, 3),
     }  # fmt: skip
 
@@ -249,24 +263,39 @@ def prepared(case: RecordCase) -> dict[str, Any]:
     return {"target": aim(case.task, case.data)[1], "rates": {text: tuned(case, text) for text in grid(case)}}
 
 
-def processes(case: RecordCase, plan: Mapping[str, Any], fleet: Any = None) -> dict[str, Any]:
-    """Profile, advise, and run the grid and the advice on real workers."""
-    fleet = fleet_of(case, real=True) if fleet is None else fleet
-    setting, goal, rates = TASKS[case.task], plan["target"], plan["rates"]
-    begin = time.monotonic()
-    advice = pl.advise(
-        setting.make(TUNED), fleet=fleet, optimizer=sgd(rates[NOW]), batch_size=setting.batch_size, strategy=NOW,
-        partition=partition_of(case), seconds=PROFILE, seed=TUNED, metric="loss", below=goal,
+def profile_of(case: RecordCase) -> Path:
+    return PROFILES / _digest(case.name)[:12]
+
+
+def measured_grid(case: RecordCase, plan: Mapping[str, Any], fleet: Any) -> dict[str, Any]:
+    """A profile, which is kept, and all rules of the grid."""
+    setting, goal = TASKS[case.task], plan["target"]
+    shutil.rmtree(profile_of(case), ignore_errors=True)
+    pl.profile(
+        setting.make(TUNED), fleet=fleet, seconds=PROFILE, batch_size=setting.batch_size, seed=TUNED,
+        partition=partition_of(case), directory=profile_of(case),
     )  # fmt: skip
-    spent = time.monotonic() - begin
-    grid_runs = {
-        text: measured(train(case, fleet, rule_of(text, case), rate, 0, goal=goal), goal)
-        for text, rate in rates.items()
-    }
-    own = None
-    if not advice.without and advice.learning_rate is not None:
-        own = measured(train(case, fleet, advice.strategy, advice.learning_rate, 0, goal=goal), goal)
-    return {**plan, "now_rate": rates[NOW], "advice": told(advice, spent), "grid": grid_runs, "advised": own}
+    runs = {text: train(case, fleet, rule_of(text, case), rate, 0, goal=goal) for text, rate in plan["rates"].items()}
+    return {"grid": {text: measured(run, goal) for text, run in runs.items()}}
+
+
+def advice_of(case: RecordCase, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What is advised, from the profile and the task."""
+    setting, rate, begin = TASKS[case.task], plan["rates"][NOW], time.process_time()
+    advice = pl.advise(
+        setting.make(TUNED), recording=profile_of(case), optimizer=sgd(rate), batch_size=setting.batch_size,
+        strategy=NOW, partition=partition_of(case), seed=TUNED, metric="loss", below=plan["target"],
+    )  # fmt: skip
+    return {"now_rate": rate, "advice": told(advice, time.process_time() - begin)}
+
+
+def advised(case: RecordCase, plan: Mapping[str, Any], advice: Mapping[str, Any], fleet: Any) -> dict[str, Any]:
+    """What comes of the advice on the real workers."""
+    if advice["without"] or advice["learning_rate"] is None:
+        return {"advised": None}
+    rule = rule_of(advice["strategy"], case)
+    run = train(case, fleet, rule, advice["learning_rate"], 0, goal=plan["target"])
+    return {"advised": measured(run, plan["target"])}
 
 
 def _finite(value: float) -> float | None:
@@ -289,6 +318,42 @@ def keep(case: RecordCase, part: str, found: Mapping[str, Any]) -> None:
         file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
+def done(
+    case: RecordCase, part: str, known: Mapping[tuple[str, str], dict[str, Any]], runs: Path
+) -> dict[str, Any] | None:
+    """Do one part of a case; nothing if what it needs is not there yet."""
+    if part == "simulated":
+        rate = known_rate(case, runs)
+        return None if rate is None else simulated(case, rate)
+    if part == "prepared":
+        return prepared(case)
+    plan = known.get(("prepared", case.name))
+    if plan is None:
+        return None
+    if part == "advice":
+        return advice_of(case, plan) if ("grid", case.name) in known else None
+    if part == "grid":
+        with opened(case) as fleet:
+            return measured_grid(case, plan, fleet)
+    if ("advice", case.name) not in known:
+        return None
+    with opened(case) as fleet:
+        return advised(case, plan, known["advice", case.name]["advice"], fleet)
+
+
+@contextmanager
+def opened(case: RecordCase) -> Iterator[Any]:
+    """The real workers of a case."""
+    if case.kind == "processes":
+        yield fleet_of(case, real=True)
+        return
+    from advice_links import linked
+
+    base, milliseconds = LINKS[case.fleet]
+    with linked(milliseconds, dict(enumerate(REAL_FLEETS[base]))) as fleet:
+        yield fleet
+
+
 def work(cases: Iterable[RecordCase], part: str, limit: float, runs: Path) -> None:
     begin = time.monotonic()
     for case in cases:
@@ -296,43 +361,33 @@ def work(cases: Iterable[RecordCase], part: str, limit: float, runs: Path) -> No
         if (part, case.name) in known or time.monotonic() - begin > limit:
             continue
         at = time.monotonic()
-        if part == "prepared":
-            found = prepared(case)
-        elif case.kind == "simulated":
-            if (rate := known_rate(case, runs)) is None:
-                continue
-            found = simulated(case, rate)
-        elif ("prepared", case.name) not in known:
-            continue
-        elif case.kind == "links":
-            from advice_links import links
-
-            found = links(case, known["prepared", case.name], LINKS[case.fleet][1])
-        else:
-            found = processes(case, {key: known["prepared", case.name][key] for key in ("target", "rates")})
-        keep(case, part, found)
-        print(f"{part}, {case.name} ({case.half}): {time.monotonic() - at:.1f} s", flush=True)
+        if (found := done(case, part, known, runs)) is not None:
+            keep(case, part, found)
+            print(f"{part}, {case.name} ({case.half}): {time.monotonic() - at:.1f} s", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", nargs="?", choices=["simulated", "prepare", "processes", "links"])
+    parser.add_argument("part", nargs="?", choices=["simulated", "prepare", "grid", "advice", "advised"])
     parser.add_argument("--half", choices=["tuning", "held out"])
+    parser.add_argument("--kind", choices=["processes", "links"], default="processes", help="of real cases")
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no case is begun")
+    parser.add_argument("--share", default="0/1", help="1/2: the second half of the cases, for two at once")
     parser.add_argument("--map", type=Path, default=MAP, help="the runs of benchmarks/map.py")
     parser.add_argument("--list", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
+    logging.getLogger("paceline").setLevel(logging.ERROR)
     chosen = [case for case in ALL if asked.only in case.name and asked.half in (None, case.half)]
-    if asked.list or asked.kind is None:
+    if asked.list or asked.part is None:
         for case in chosen:
             print(f"{case.half:8}  {case.name}")
         return
-    if asked.kind == "prepare":
-        work([case for case in chosen if case.kind != "simulated"], "prepared", asked.limit, asked.map)
-        return
-    work([case for case in chosen if case.kind == asked.kind], "run", asked.limit, asked.map)
+    kind = "simulated" if asked.part == "simulated" else asked.kind
+    own, of = map(int, asked.share.split("/"))
+    part = "prepared" if asked.part == "prepare" else asked.part
+    work([case for case in chosen if case.kind == kind][own::of], part, asked.limit, asked.map)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.messages import Step
 from paceline.delays import Constant, Empirical
 from paceline.learning.noise_scale import noise_scale
-from paceline.prediction import search
+from paceline.prediction import search, trials
 from paceline.prediction.pace import Case, pace_of
 from paceline.prediction.predict import Descent
 from paceline.prediction.progress import Worth
@@ -80,6 +81,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(search, "PIECES", (160, 400))
     monkeypatch.setattr(search, "DRAWS", 6)
     monkeypatch.setattr(search, "PIECES_OF_A_DRAW", (200, 400))
+    for name, value in {"ROUNDS": 8, "ROUNDS_TO_TARGET": 40, "EVALUATIONS": 40, "TRIED": 3, "TUNED": 1}.items():
+        monkeypatch.setattr(trials, name, value)
     monkeypatch.chdir(tmp_path)
 
 
@@ -99,7 +102,7 @@ def test_equal_workers_stay_as_they_are() -> None:
 def test_a_straggler_is_not_waited_for_and_the_gain_is_that_of_the_simulator() -> None:
     task = digits_task()
     advice = pl.advise(
-        task, fleet=straggler(), batch_size=8, curvature=2.0, noise=20.0,
+        task, fleet=straggler(), batch_size=8, curvature=2.0, noise=20.0, trials=False,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     )  # fmt: skip
     assert not isinstance(advice.strategy, pl.Synchronous) or advice.without == (3,)
@@ -163,6 +166,48 @@ def test_the_noise_scale_is_that_of_single_samples() -> None:
     found = noise_scale(task)
     assert found.samples == 512
     assert found.value == pytest.approx(expected, rel=0.35)  # 32 small batches tell it as well as that
+
+
+def adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def test_where_theory_does_not_reach_rules_are_tried() -> None:
+    advice = pl.advise(digits_task(), fleet=straggler(), batch_size=8, optimizer=adam)
+    tried = [each for each in advice.candidates if each.basis == "trial"]
+    assert len(tried) == 4
+    assert "theory does not reach this optimizer" in advice.reason
+    assert advice.learning_rate is not None
+    assert 0 < advice.learning_rate <= 0.01
+    assert advice.gain > 1.5  # of at most four
+    assert any("4 rules were tried on simulated workers" in note for note in advice.notes)
+
+
+def test_a_trial_is_a_training_run() -> None:
+    """What it says of a target is what ``train`` finds with this rule and learning rate, on the same seed."""
+    task = digits_task()
+    advice = pl.advise(task, fleet=straggler(), batch_size=8, optimizer=adam, metric="loss", below=1.5, seed=3)
+    best = next(each for each in advice.candidates if each.strategy == advice.strategy)
+    assert best.learning_rate is not None
+    run = pl.train(
+        task, strategy=advice.strategy, fleet=straggler(), batch_size=8, seed=3, progress=False,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=best.learning_rate),  # type: ignore[arg-type]
+        stop=pl.Stop(updates=2000, metric="loss", below=1.5), every=pl.Every(seconds=0.25),
+    )  # fmt: skip
+    assert best.reached == pytest.approx(run.history[-1].seconds, abs=0.5)
+    assert f"loss below 1.5 after {best.reached:,.4g} s, not " in advice.lines[1]
+
+
+def test_with_prices_the_cheapest_is_advised() -> None:
+    """Samples a second, by hand: three fast workers make 24, all four 26; a fourth that costs as much is left out."""
+    dear = pl.advise(fleet=straggler(), batch_size=8, prices=[1.0, 1.0, 1.0, 1.0])
+    cheap = pl.advise(fleet=straggler(), batch_size=8, prices=[1.0, 1.0, 1.0, 0.01])
+    assert dear.without == (3,)
+    assert 3 not in cheap.without
+    assert dear.gain >= 1 <= cheap.gain, "cheapest of those that are not slower"
+    assert "times the price, the least" in dear.lines[1]
+    best = dear.candidates[0]
+    assert best.price == pytest.approx(0.75 / (24 / 8), rel=0.02)
 
 
 def recorded(seconds: dict[int, list[float]]) -> Recorded:
@@ -237,7 +282,7 @@ def test_the_command_answers_in_three_lines_and_tries(capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     found = json.loads(Path("a.json").read_text())
     assert lines[0].startswith("Do this: ")
-    assert lines[1].startswith("Expected gain: ")
+    assert found["lines"][1].startswith("Expected gain: ")
     assert "times the price" in found["lines"][1]
     assert "What would change my mind: if worker 3 were less than" in "\n".join(lines)
     assert found["gain"] > 2
@@ -252,7 +297,9 @@ def test_the_command_refuses_in_one_line(capsys: pytest.CaptureFixture[str]) -> 
         (["--price", "0-4=1"], "worker 4 is none of the 4 workers"),
         (["--price", "cheap"], "'cheap' names no price"),
         (["--to", "accuracy=0.9"], "is no target: write accuracy>=0.9"),
-        (["--to", "accuracy>=0.9"], "is reached is not known here"),
+        (["--to", "accuracy>=0.9", "--no-trials"], "is reached is not known here"),
+        (["--to", "loss<=-1"], "no candidate reaches loss below -1 in"),
+        (["--to", "perplexity<=2"], "perplexity"),
         (["--budget", "2 weeks"], "is no time: write 90s, 30m or 2h"),
         (["--try", "0.1s"], "too short to measure"),
     ):
@@ -270,27 +317,74 @@ def test_a_run_tells_when_a_target_is_reached(capsys: pytest.CaptureFixture[str]
     assert "no candidate can be said to reach 99.9% accuracy" in said
 
 
-def test_a_recording_of_another_loop_is_advised_on_by_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Three workers compute 0.125 s and wait for the fourth, which computes 0.5 s; nothing is known of the loss."""
-    Path("mine").mkdir()
-    for worker in range(4):
-        about = {"paceline_recording": 1, "worker": worker, "workers": 4, "host": "h", "clock": "c"}
-        lines: list[object] = [{**about, "opened": 0.0, "wall": 0.0}]
+def write_recording(
+    change: Callable[[int, dict[str, object], list[list[object]]], object] = lambda *_: None, workers: int = 4
+) -> None:
+    """Three workers compute 0.125 s and wait for the fourth, which computes 0.5 s; ``change`` spoils it."""
+    Path("mine").mkdir(exist_ok=True)
+    for worker in range(workers):
+        about: dict[str, object] = {"paceline_recording": 1, "worker": worker, "workers": workers}
+        about |= {"host": "h", "clock": "c", "opened": 0.0, "wall": 0.0}
         waits = 0.0 if worker == 3 else 0.375
-        lines += [[0.5 * step, 0.5 * step + 0.5, 16, waits, 0.5 * step + 0.5] for step in range(30)]
-        Path(f"mine/worker-{worker}.jsonl").write_text(
-            "".join(json.dumps(line) + "\n" for line in [*lines, ["closed"]])
-        )
+        steps: list[list[object]] = [[0.5 * step, 0.5 * step + 0.5, 16, waits, 0.5 * step + 0.5] for step in range(30)]
+        change(worker, about, steps)
+        lines = [json.dumps(line) + "\n" for line in (about, *steps, ["closed"])]
+        Path(f"mine/worker-{worker}.jsonl").write_text("".join(lines))
+
+
+def test_a_recording_of_another_loop_is_advised_on_by_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is known of the loss."""
+    write_recording()
     assert main(["advise", "mine", "--explain"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "Nothing is known of the loss" in out
     advice = pl.advise(recording="mine")
     assert advice.learning_rate is None
     assert 2.5 < advice.gain < 3.5  # at most 3.25: three workers four times in 0.5 s, and one once
-    for worker in range(4):
-        text = Path(f"mine/worker-{worker}.jsonl").read_text().splitlines()
-        Path(f"mine/worker-{worker}.jsonl").write_text("\n".join([*text[:8], '["closed"]']) + "\n")
-    assert "the recording is too short to tell" in refused(["advise", "mine"], capsys)
+
+
+def pause(worker: int, about: dict[str, object], steps: list[list[object]]) -> None:
+    """Everybody stops for a quarter of an hour after 20 steps."""
+    for step in steps[20:]:
+        step[0], step[1], step[4] = (900.0 + float(str(each)) for each in (step[0], step[1], step[4]))
+
+
+def too_fast(worker: int, about: dict[str, object], steps: list[list[object]]) -> None:
+    """The clock of worker 3's machine gains two hundredths."""
+    if worker == 3:
+        about |= {"host": "other", "clock": "d"}
+        for step in steps:
+            step[0], step[1], step[4] = (1.02 * float(str(each)) for each in (step[0], step[1], step[4]))
+
+
+def other_steps(worker: int, about: dict[str, object], steps: list[list[object]]) -> None:
+    about["opened"] = 40.0 if worker == 2 else 0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda worker, about, steps: steps.__delitem__(slice(7, None)), "too short to tell: worker 0 has 5 mini-batc"),
+        (pause, "the recording has a gap: at 9"),
+        (lambda worker, about, steps: about.update(paceline_recording=7), "has format 7; this version reads 1"),
+        (too_fast, "cannot be trusted: the clock of other (worker 3) gains 2.0% on that of h"),
+        (other_steps, "cannot be trusted: Steps of worker 2 end 40 s after those of worker 0"),
+    ],
+)
+def test_a_recording_that_tells_too_little_is_refused_in_one_line(
+    change: Callable[[int, dict[str, object], list[list[object]]], object], said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    write_recording(change)
+    assert said in refused(["advise", "mine"], capsys)
+
+
+def test_a_recording_of_one_worker_or_without_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    write_recording(workers=1)
+    assert "of one worker, who waits for nobody" in refused(["advise", "mine"], capsys)
+    write_recording()
+    Path("mine/worker-2.jsonl").unlink()
+    assert "lacks the recording of worker 2" in refused(["advise", "mine"], capsys)
 
 
 def test_four_processes_of_which_one_is_slowed(capsys: pytest.CaptureFixture[str]) -> None:

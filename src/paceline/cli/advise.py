@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 SHORTEST = 0.5  # seconds of a profile or a trial: processes need about this long to start
 SOURCES = (
-    "Times as soon: until the same loss, by a trial or by theory (docs/advise.md). exact: a closed form. quadrature: an "
-    "integral. simulation: drawn, without a model. Rates are learning rates."
+    "Times as soon: until the same loss, by a trial or by theory (docs/advise.md). exact: a closed form. quadrature: "
+    "an integral. simulation: drawn, without a model. Rates are learning rates."
 )
 
 
@@ -71,9 +71,8 @@ def advise(  # noqa: PLR0917 - typer names the options
     config = _config(source, trust)
     if trial is not None and (config is None or source.is_dir()):
         raise ConfigError(f"--try trains, and {source} is no TOML file: give one, or leave --try out")
-    found = _advice(
-        source, config, strategy=strategy, price=price, target=target, budget=limit, seconds=seconds, trials=trials
-    )
+    asked = {"target": target, "budget": limit, "seconds": seconds, "trials": trials}
+    found = _advice(source, config, strategy=strategy, price=price, **asked)
     _show(found, explain)
     tried = [] if trial is None or config is None else _tried(found, config, trial)
     for line in tried:

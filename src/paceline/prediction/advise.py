@@ -60,7 +60,8 @@ def advise(
     target      an accuracy; or ``metric`` with ``below`` or ``above``: when is it reached? By trials, or by the
                 recorded run, which has to have reached it
     budget      seconds that there are
-    prices      of a second of each worker: then the cheapest rule for the same progress is the best
+    prices      of a second of each worker: then the cheapest for the same progress is the best, of those that are as
+                soon as what is done now
     curvature   and ``noise`` (the noise scale, in samples), if they are known
     trials      try the best rules in short trainings on simulated workers of these speeds; by default with a task and
                 an optimizer. Without them, theory decides
@@ -115,7 +116,7 @@ def question_of(
         )
     reached, recorded, message = None, None, 0
     if recording is not None:
-        recorded, reached = _read(Path(recording), batch_size, target)
+        recorded, reached = _read(Path(recording), batch_size, target, may_try=may_try)
     elif not isinstance(fleet, SimulatedFleet):
         check_prices(prices or (), getattr(fleet, "workers", 0))
         recorded = _profiled(task, fleet=fleet, seconds=seconds, batch_size=batch_size, partition=partition, seed=seed)
@@ -135,18 +136,18 @@ def question_of(
     now, unlike = strategy_for(strategy, fleet, size), not isinstance(partition, Equal)
     tries = None
     if may_try and task is not None and optimizer is not None and learning_rate is not None:
-        tries = Trials(task, optimizer, case, partition, learning_rate, target if recording is None else None)
+        tries = Trials(task, optimizer, case, partition, learning_rate, target if reached is None else None)
     return Question(contest, now, unlike, priced, budget, target, reached, notes_of(worth, recorded), tries)
 
 
-def _read(path: Path, batch_size: object, goal: Target | None) -> tuple[Recorded, float | None]:
+def _read(path: Path, batch_size: object, goal: Target | None, *, may_try: bool) -> tuple[Recorded, float | None]:
     saved = read_run(path)
     size = batch_size if isinstance(batch_size, int) else saved.config.get("batch_size")
     recorded = recorded_times(saved.trace, size if isinstance(size, int) else None)
     if goal is None:
         return recorded, None
     reached = next((row.seconds for row in saved.rows if goal.reached(row)), None)
-    if reached is None:
+    if reached is None and not may_try:
         raise ConfigError(
             f"no candidate can be said to reach {goal.words}: {path} never did; ask for what it reached, or give a run "
             "that did"

@@ -35,7 +35,7 @@ def answer(question: Question) -> Advice:
         contest = replace(contest, worth=None, models=True)
         question = replace(question, contest=contest)
     paces = contest.paces(every)
-    ranked = sorted(every, key=lambda each: -contest.points(paces[each.label], each))
+    ranked = contest.ordered(every, paces)
     near = ranked
     if contest.worth is None:  # of the fastest the least stale are looked at again
         least = contest.points(paces[ranked[0].label], ranked[0]) / TIE
@@ -64,9 +64,11 @@ def _choose(
 ) -> tuple[Option, list[Option]]:
     """The best; of those that cannot be told from it what is done now, or else the least stale."""
     points = {each.label: contest.points(paces[each.label], each) for each in finalists}
-    best = max(finalists, key=lambda each: points[each.label])
+    now = contest.ranked(paces[every[0].label], every[0])
+    soon = [each for each in finalists if not contest.prices or contest.ranked(paces[each.label], each) >= now / TELL]
+    best = max(soon, key=lambda each: points[each.label])
     alike = []
-    for each in finalists:
+    for each in soon:
         ahead = points[best.label] / points[each.label] if points[each.label] > 0 else math.inf
         if contest.worth is None:
             same = ahead < TIE
@@ -107,9 +109,10 @@ def _tried(question: Question, now: Option, ranked: Sequence[Option], paces: dic
 
 def _choose_tried(contest: Contest, tried: dict[str, Tried], paces: dict[str, Pace]) -> tuple[Option, list[Option]]:
     """The best in trials; of those that cannot be told from it what is done now, or else the least stale."""
-    points = {label: each.gain / contest.share(each.option) for label, each in tried.items()}
+    slow = 1 / TIE if contest.prices else 0.0  # with prices, the cheapest of those that are as soon as now
+    points = {label: each.gain / contest.share(each.option) for label, each in tried.items() if each.gain >= slow}
     best = max(points.values())
-    alike = [each.option for label, each in tried.items() if points[label] and best / points[label] < TIE]
+    alike = [each.option for label, each in tried.items() if points.get(label) and best / points[label] < TIE]
     now = next(iter(tried.values())).option
     if now in alike:
         return now, alike

@@ -48,8 +48,18 @@ class Contest:
         return sum(price for worker, price in enumerate(self.prices) if worker not in option.without) / total
 
     def points(self, pace: Pace, option: Option) -> float:
-        """What options are chosen by: progress a second, or for the same price where workers have prices."""
+        """What options are chosen by: progress a second, or for a price where workers have prices."""
         return self.ranked(pace, option) / self.share(option)
+
+    def ordered(self, options: Sequence[Option], paces: dict[str, Pace]) -> list[Option]:
+        """The best first, each once; with prices, those that are slower than the first of them last."""
+        now = self.ranked(paces[options[0].label], options[0])
+
+        def key(each: Option) -> tuple[bool, float]:
+            pace = paces[each.label]
+            return bool(self.prices) and self.ranked(pace, each) < now / TELL, -self.points(pace, each)
+
+        return sorted(dict.fromkeys(options), key=key)
 
     def ranked(self, pace: Pace, option: Option) -> float:
         """Progress a second; minus infinity where theory does not tell."""
@@ -69,7 +79,7 @@ class Contest:
             enough = max(pieces, PIECES_OF_A_WORKER * self.case.fleet.workers)
             for option in remaining:
                 found[option.label] = pace_of(option.strategy, self.case, enough, option.without)
-            order = sorted(remaining, key=lambda each: -self.points(found[each.label], each))
+            order = self.ordered([options[0], *remaining], found)
             kept = order[: max(FEWEST_LEFT, len(order) // 2)]
             remaining = [options[0], *(each for each in kept if each is not options[0])]
         return {each.label: with_formula(found[each.label], each.strategy, self.case, each.without) for each in options}
