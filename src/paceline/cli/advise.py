@@ -143,7 +143,8 @@ def _config(source: Path, trust: bool) -> "Config | None":
 def _advice(
     source: Path, config: "Config | None", *, strategy: str | None, price: str | None, **asked: Any
 ) -> "Advice":
-    from paceline.prediction.advise import answer, question_of
+    from paceline.prediction.advise import question_of
+    from paceline.prediction.answer import answer
     from paceline.storage.reading import read_run
 
     recorded = source.is_dir()
