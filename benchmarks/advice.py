@@ -121,7 +121,7 @@ def told(advice: Advice, seconds: float) -> dict[str, Any]:
     return {
         "strategy": advice.label, "without": list(advice.without), "learning_rate": advice.learning_rate,
         "gain": advice.gain, "interval": list(advice.interval), "seconds": round(seconds, 2),
-        "notes": [note for note in advice.notes if "Measured" in note], "lines": list(advice.lines),
+        "notes": [note for note in advice.notes if "Measured" in note or "Trials" in note], "lines": list(advice.lines),
         "candidates": [{name: each.table()[name] for name in names} for each in advice.candidates],
     }  # fmt: skip
 
