@@ -21,6 +21,7 @@ from paceline.prediction.search import (
     widened,
 )
 from paceline.prediction.trials import ROUNDS_TO_TARGET, Tried
+from paceline.strategies.traits import deals_sizes
 
 FINALISTS = 4  # that are drawn again, besides what is done now
 
@@ -82,12 +83,15 @@ def _choose(
 
 
 def _tried(question: Question, now: Option, ranked: Sequence[Option], paces: dict[str, Pace]) -> dict[str, Tried]:
-    """What came of trials, by rule: of what is done now, and of the best of each kind of rule."""
+    """What came of trials, by rule: of what is done now, of unequal mini-batches, and of the best of each other kind.
+
+    Those are neither stale nor noisier than ``Synchronous``: they are tried, whatever theory says.
+    """
     trials, worth = question.trials, question.contest.worth
     if trials is None or now.hands_in_models:
         return {}
     own, first = paces[now.label], dict[tuple[object, ...], Option]()
-    for option in ranked:
+    for option in sorted(ranked, key=lambda each: bool(each.without) or not deals_sizes(each.strategy)):
         if option is not now and not option.hands_in_models and (option.without == () or question.prices):
             first.setdefault((type(option.strategy), bool(option.without)), option)
     rates = {option.label: (trials.learning_rate, trials.learning_rate) for option in first.values()}
