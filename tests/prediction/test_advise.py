@@ -183,6 +183,15 @@ def test_where_theory_does_not_reach_rules_are_tried() -> None:
     assert any("4 rules were tried on simulated workers" in note for note in advice.notes)
 
 
+def test_where_data_differ_nobody_is_advised_to_deal_them_anew() -> None:
+    advice = pl.advise(
+        digits_task(), fleet=straggler(), batch_size=8, partition=pl.Pathological(3), curvature=2.0, noise=20.0,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )  # fmt: skip
+    assert not any(isinstance(each.strategy, pl.UnequalBatches) for each in advice.candidates)
+    assert sum(each.basis == "trial" for each in advice.candidates) == 4
+
+
 def test_a_trial_is_a_training_run() -> None:
     """What it says of a target is what ``train`` finds with this rule and learning rate, on the same seed."""
     task = digits_task()

@@ -32,6 +32,8 @@ def answer(question: Question) -> Advice:
     if contest.case.fleet.workers < 2:
         raise ConfigError("a fleet of one worker waits for nobody: there is nothing to advise")
     every = options(contest.case, question.now, contest.prices)
+    if question.unlike:  # sizes that change deal samples anew, so that nobody could keep data of its own
+        every = [each for each in every if each.strategy is question.now or not deals_sizes(each.strategy)]
     if every[0].hands_in_models:  # nothing here tells what a step of their average is worth
         contest = replace(contest, worth=None, models=True)
         question = replace(question, contest=contest)

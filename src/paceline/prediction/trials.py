@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.core.errors import ConfigError
 from paceline.data.partition import Partition
 from paceline.engine.limits import Every, Stop, Target
 from paceline.prediction.candidates import Option
@@ -138,7 +139,11 @@ class Trials:
         for number, (level, base, _) in enumerate(levels):
             goal = self.target or Target("loss", level, above=False)
             seed, each = self.case.seed + number, min(base, self._usual) / EVALUATIONS
-            rows = self._run(option, rate, seed, seconds=LONGEST * base, each=each, goal=goal)
+            try:
+                rows = self._run(option, rate, seed, seconds=LONGEST * base, each=each, goal=goal)
+            except ConfigError as error:
+                self.notes.append(f"{option.label} is not possible here: {error}.")
+                return Tried(option, rate, (0.0,) * len(levels), math.inf)
             reached = next((row.seconds for row in rows if goal.reached(row) and row.seconds > 0), math.inf)
             first = reached if number == 0 else first
             gains.append(base / reached if math.isfinite(reached) else 0.0)
