@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from paceline import ConfigError
+from paceline.callbacks.terminal import console
 from paceline.comparison.pool import one_thread, process_pool, usable_cores
 from paceline.files import write_atomically
-from paceline.callbacks.terminal import console
 from reproductions.pipeline.fingerprint import fingerprint
 from reproductions.pipeline.values import plain_values
 
