@@ -137,7 +137,18 @@ def test_the_first_key_reaches_the_content(browser: Chromium, site: str) -> None
     assert browser.evaluate("document.activeElement.textContent.trim()") == "Skip to content"
 
 
+WAIT = "new Promise((done) => {{ const look = () => {} ? done(true) : requestAnimationFrame(look); look(); }})"
+
+
 def test_search_finds_a_rule(browser: Chromium, site: str) -> None:
-    index = browser.evaluate(f"fetch('{site}/search.json').then((answer) => answer.text())")
-    for words in ("LiveCompensation", "paceline advise", "Rules of your own", "One slow worker of four"):
-        assert words in index
+    """By its name, on the page of the API and on that of the strategies."""
+    browser.screen(1400, 900)
+    browser.open(f"{site}/index.html")
+    browser.evaluate("document.querySelector('.md-search__button').click()")
+    dialog = "document.activeElement.shadowRoot"
+    assert browser.evaluate(WAIT.format(f"{dialog}?.activeElement?.tagName === 'INPUT'"))
+    browser.ask("Input.insertText", text="LiveCompensation")
+    assert browser.evaluate(WAIT.format(f"/[0-9]+ results/.test({dialog}?.textContent ?? '')"))
+    found = browser.evaluate(f"[...{dialog}.querySelectorAll('a')].map((link) => link.getAttribute('href')).join(' ')")
+    assert f"{site}/reference/api/strategies.html?h=LiveCompensation#livecompensation" in found
+    assert f"{site}/strategies.html?h=LiveCompensation#livecompensation" in found
