@@ -2,8 +2,8 @@
 
 Bars of the expected gain of the best eight rules over synchronous training, with how much a second each has
 
-Nothing is trained: ``advise`` simulates about twenty rules on your workers, and says how much sooner each makes the
-same progress.
+Without a task nothing is trained: ``advise`` simulates about twenty rules on your workers, and says how many samples a
+second each uses. With a task and an optimizer it also says what an update is worth.
 """
 
 import sys
