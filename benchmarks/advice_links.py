@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,9 @@ from paceline.delays import Delay
 
 TESTS = Path(__file__).parents[1] / "tests"
 PORT = 6379
+BOTH = (  # ends well when both nodes have joined
+    "import sys, ray; ray.init(sys.argv[1], log_to_driver=False); sys.exit(ray.cluster_resources().get('CPU', 0) < 4)"
+)
 
 
 @contextmanager
@@ -44,8 +46,9 @@ def linked(milliseconds: int, delays: Mapping[int, Delay]) -> Iterator[Any]:
             network.until(lambda: network.done("ip", "netns", "exec", link.here, *network.probe(address)))
             there = ("--address", address, "--node-ip-address", network.THEIRS, "--num-cpus", "2", "--block")
             link.start(link.there, str(network.RAY), "start", *there, *network.SMALL, **network.LOCKED)
+            both = (sys.executable, "-c", BOTH, address)
+            network.until(lambda: network.done("ip", "netns", "exec", link.here, *both))
             _enter(os.open(f"/run/netns/{link.here}", os.O_RDONLY))
-            time.sleep(10.0)  # the other node registers itself; where it is late, the fleet waits for its place
             yield pl.RayFleet(len(delays), address=address, slow=delays)
         finally:
             _enter(home)

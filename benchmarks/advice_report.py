@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 from advice import ALL, FOUND, MAP, RecordCase, read_found
 from measuring import RESULTS, write
 
+from paceline import look
+
 FIGURE = Path(__file__).parents[1] / "docs" / "results" / "advice.png"
 MODELS = ("ModelAveraging", "DiLoCo", "FedBuff", "EASGD", "EnsembleCompression")  # of which advice says nothing
 KINDS = {  # of rules by how their names begin, in the advice: those of the map and of the grid
@@ -120,7 +122,7 @@ def speed_errors(found: Iterable[Outcome]) -> list[float]:
     return errors
 
 
-def gains(found: Iterable[Outcome]) -> list[tuple[float, float, float, float]]:
+def gains(found: Iterable[Outcome], only: str = "") -> list[tuple[float, float, float, float]]:
     """Predicted, its interval, and what was found, of candidates with an interval that are in the grid."""
     pairs = []
     for each in found:
@@ -128,6 +130,8 @@ def gains(found: Iterable[Outcome]) -> list[tuple[float, float, float, float]]:
             name = in_grid(candidate["strategy"], each.case)
             chosen = candidate["strategy"] == each.advice["strategy"]
             times = each.own if chosen else each.grid.get(name or "", ())
+            if only and candidate["strategy"] != only:
+                continue
             if candidate["interval"] and times and candidate["strategy"] != "ssgd" and math.isfinite(sum(times)):
                 pairs.append((candidate["gain"], *candidate["interval"], fmean(each.now()) / fmean(times)))
     return [pair for pair in pairs if math.isfinite(pair[3])]
@@ -165,52 +169,36 @@ def _round(value: float) -> float | str:
 
 
 def draw(found: Sequence[Outcome]) -> None:
-    """Predicted against measured: gains of all cases, and updates a second of the real ones."""
-    import matplotlib.pyplot as plt
+    """Predicted against measured: gains of all cases, and updates a second of the real ones; full if held out."""
+    from matplotlib.figure import Figure
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.6), layout="constrained")
-    marks = {"tuning": ("o", "none", "cases for tuning"), "held out": ("o", "full", "cases held out")}
-    for half, (mark, fill, label) in marks.items():
-        own = [each for each in found if each.case.half == half]
-        colour = "#1f5a9d"
-        pairs = gains(own)
-        face = colour if fill == "full" else "none"
-        left.scatter(
-            *([p[0] for p in pairs], [p[3] for p in pairs]),
-            s=22,
-            marker=mark,
-            facecolors=face,
-            edgecolors=colour,
-            label=label,
-        )
-        for _, low, high, real in pairs:
-            left.plot([low, high], [real, real], color=colour, alpha=0.15, linewidth=1)
-        pace = [
-            (candidate["updates_per_second"], each.speeds[name])
-            for each in own
-            for candidate in each.advice["candidates"]
-            if (name := in_grid(candidate["strategy"], each.case)) in each.speeds
-        ]
-        right.scatter(
-            *([p[0] for p in pace], [p[1] for p in pace]),
-            s=22,
-            marker=mark,
-            facecolors=face,
-            edgecolors=colour,
-            label=label,
-        )
-    for axis, title, unit in (
-        (left, "Time to the same loss", "times as soon as synchronous"),
-        (right, "Updates a second, real workers", "updates a second"),
-    ):
-        axis.set(xscale="log", yscale="log", xlabel=f"predicted: {unit}", ylabel=f"measured: {unit}", title=title)
+    figure = Figure(figsize=(10.0, 5.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    seen: dict[str, Any] = {}
+    for each in found:
+        for candidate in each.advice["candidates"]:
+            label, name = candidate["strategy"], in_grid(candidate["strategy"], each.case)
+            points = [(left, pair) for pair in gains([each], only=label)]
+            if name in each.speeds:
+                pace = candidate["updates_per_second"]
+                points.append((right, (pace, pace, pace, each.speeds[name])))
+            family = look.family(label)
+            for axis, (predicted, low, high, real) in points:
+                full = family.light if each.case.half == "held out" else "none"
+                axis.plot([low, high], [real, real], color=family.light, alpha=0.2, linewidth=1)
+                seen[family.name] = axis.scatter(
+                    [predicted], [real], s=28, marker=family.marker, facecolors=full, edgecolors=family.light
+                )
+    unit = "times as soon as synchronous"
+    for axis, title, what in ((left, "Time to the same loss", unit), (right, "Real workers", "updates a second")):
+        axis.set(xscale="log", yscale="log")
         ends = [*axis.get_xlim(), *axis.get_ylim()]
         ends = [min(ends), max(ends)]
-        axis.plot(ends, ends, color="#888888", linewidth=1, zorder=0)
+        axis.plot(ends, ends, color=look.DIM, linewidth=1, zorder=0)
         axis.set(xlim=ends, ylim=ends, aspect="equal")
-        axis.legend(frameon=False, loc="upper left")
-    FIGURE.parent.mkdir(exist_ok=True)
-    figure.savefig(FIGURE, dpi=150)
+        look.tidy(axis, title, f"predicted: {what}", f"measured: {what}")
+    figure.legend(seen.values(), seen, loc="outside lower center", ncols=4, frameon=False)
+    look.write(figure, FIGURE)
 
 
 def main() -> None:

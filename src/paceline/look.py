@@ -53,7 +53,7 @@ def _family(name: str, light: str, dark: str, marker: str, rules: str = "") -> F
 
 
 FAMILIES = (
-    _family("wait for all", "#005b8d", "#2f7af5", "o", "synchronous unequal-batches malenia"),
+    _family("wait for all", "#005b8d", "#2f7af5", "o", "synchronous unequal-batches advised malenia"),
     _family("leave late ones out", "#b38f00", "#fadd18", "s", "fastest-k adaptive-quorum rennala replicated"),
     _family("use late work", "#16a35a", "#5ef2a0", "^", "live-compensation anytime quorum-grace"),
     _family("wait in groups", "#de6595", "#e3618a", "D", "grouped regrouped"),

@@ -16,6 +16,7 @@ NAMES = {
     "grouped": "group SGD",
     "regrouped": "group SGD, measured",
     "unequal-batches": "unequal batches",
+    "advised": "advised",
     "quorum-grace": "quorum and grace",
     "adaptive-quorum": "adaptive K-SGD",
     "newest-of-each": "newest of each",
