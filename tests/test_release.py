@@ -26,7 +26,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    shutil.copytree(ROOT / "src/paceline", copy / "src/paceline", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("src/paceline", "reproductions"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     done = subprocess.run([sys.executable, "-c", BUILD, out], cwd=copy, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return out

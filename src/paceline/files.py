@@ -22,7 +22,9 @@ WHY = {
     errno.EROFS: "the file system is read-only",
 }
 
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # 0 where the system lacks it
+# 0 where the system lacks it; Windows would translate line ends.
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
@@ -83,7 +85,7 @@ def read_text(path: Path) -> str:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    return os.open(path, flags | NO_WAIT)
 
 
 def remove_partial(directory: Path) -> None:
@@ -149,7 +151,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> BinaryIO:
 
     The open file is checked again, in case it was replaced after the first check.
     """
-    careful = NO_LINK | getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC
+    careful = NO_LINK | NO_WAIT
     writes = flags & (os.O_WRONLY | os.O_RDWR) != 0
     empties = flags & os.O_TRUNC
     check_regular(path, written=writes)

@@ -1,10 +1,8 @@
 """``python -m reproductions``: its commands, what it refuses, and that it is no part of the wheel."""
 
 import ast
-import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -105,23 +103,3 @@ def test_the_library_imports_nothing_of_the_reproductions() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if name.split(".")[0] == "reproductions"], file
-
-
-def test_the_wheel_has_the_library_and_nothing_else(tmp_path: Path) -> None:
-    copy, built = tmp_path / "copy", tmp_path / "built"
-    for name in ("src", "reproductions"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    built.mkdir()
-    code = f"from setuptools.build_meta import build_wheel; build_wheel({str(built)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, check=True)
-    (wheel,) = built.iterdir()
-    with zipfile.ZipFile(wheel) as opened:
-        files = opened.namelist()
-        (metadata,) = [opened.read(name).decode() for name in files if name.endswith(".dist-info/METADATA")]
-    assert "paceline/__init__.py" in files
-    assert "paceline/cli/demo.toml" in files
-    assert {file.split("/")[0] for file in files if ".dist-info/" not in file} == {"paceline"}
-    needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: scikit-learn")]
-    assert needed == ['Requires-Dist: scikit-learn>=1.4; extra == "demo"']

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.common import DEMO, CheckLr, CheckStep, JsonFile, Strategies, config_of
+from paceline.cli.demo import NEXT, advice, open_demo
 from paceline.cli.main import log
 from paceline.engine.signals import Interrupted, terminable
 from paceline.files import check_writable
@@ -51,6 +52,7 @@ def compare(  # noqa: PLR0917 - typer names the options
 
     Prints a table and a few sentences, and writes the learning curves as a PNG.
     """
+    from paceline.callbacks.terminal import console
     from paceline.comparison.plan import plan_of
     from paceline.comparison.pool import usable_cores
 
@@ -65,9 +67,13 @@ def compare(  # noqa: PLR0917 - typer names the options
     if directory is not None:
         check_new(directory)
     plan = plan_of(config, directory)
+    if file is None:
+        open_demo(config)
     processes, began = jobs or (usable_cores() if plan.simulated else 1), time.monotonic()
     comparison = _run_all(plan, processes, json_file)
     _show(comparison)
+    if file is None and (said := advice(comparison)):
+        console().print(f"{said}\n", markup=False)
     if check_lr and check_step:
         for warning in _lr_warnings(config, comparison, processes, time.monotonic() - began):
             log(warning)
@@ -151,6 +157,6 @@ def _write_json(comparison: "Comparison", path: Path) -> None:
 def _next_command(file: Path | None, comparison: "Comparison") -> str:
     best = comparison.entries[0]
     if file is None:
-        return f"Next: copy {DEMO}, describe your fleet in it, and run: paceline compare FILE"
+        return NEXT
     lr = "" if best.lr is None else f" --lr {best.lr:g}"
     return f"Next: paceline train {file} --strategy {best.label}{lr}"

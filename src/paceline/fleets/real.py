@@ -3,7 +3,7 @@
 import dataclasses
 import errno
 import os
-import resource
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -73,6 +73,12 @@ def check_device_names(devices: object, processes: int, whose: str) -> None:
         )
 
 
+def check_system() -> None:
+    """Refuse a system whose kernel lacks what worker processes are started, watched and given memory with."""
+    if sys.platform != "linux":
+        raise ConfigError(f"worker processes need Linux, and this is {sys.platform}: use a SimulatedFleet")
+
+
 @contextmanager
 def open_files_for(workers: int, each: int, besides: int) -> Iterator[None]:
     """Make sure that this process may open ``each`` more files for each worker, and ``besides`` more for the rest.
@@ -80,6 +86,8 @@ def open_files_for(workers: int, each: int, besides: int) -> Iterator[None]:
     The soft limit is raised if necessary. Raises ``ConfigError`` with the number that is needed if the hard limit is
     too low, or if files run out inside the ``with``.
     """
+    import resource
+
     present = len(os.listdir("/proc/self/fd"))
     needed = present + besides + each * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -63,8 +63,9 @@ def time_device(device: str, make: Callable[[], nn.Module] = mlp, shape: tuple[i
 def described(device: str) -> tuple[str, int | None]:
     """The name of a device, and its memory in bytes, where they can be told."""
     if device == "cpu":
-        pages: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return f"{len(os.sched_getaffinity(0))} cores", pages
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        known = hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names
+        return f"{cores} cores", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else None
     module = torch.get_device_module(torch.device(device))
     name: str = getattr(module, "get_device_name", str)(device)
     try:

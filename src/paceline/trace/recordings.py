@@ -15,7 +15,6 @@ on one clock, so durations do not depend on how well the clocks of machines agre
 spent in the exchange is taken for the time of the messages, and counts for everybody.
 """
 
-import fcntl
 import json
 import math
 import os
@@ -48,11 +47,15 @@ def file_of(directory: Path, worker: int) -> Path:
 
 def hold(file: int) -> Callable[[], None]:
     """Mark an open file as being written, until its process ends or the function that is returned is called."""
-    with suppress(OSError):  # a file system without locks
+    with suppress(OSError, ImportError):  # a file system, or a system, without such locks
+        import fcntl
+
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release() -> None:
-        with suppress(OSError):
+        with suppress(OSError, ImportError):
+            import fcntl
+
             fcntl.flock(file, fcntl.LOCK_UN)
 
     return release
@@ -60,10 +63,12 @@ def hold(file: int) -> Callable[[], None]:
 
 def _is_held(file: int) -> bool:
     try:
+        import fcntl
+
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (OSError, ImportError):
         return False
     fcntl.flock(file, fcntl.LOCK_UN)
     return False

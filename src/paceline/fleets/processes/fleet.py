@@ -1,6 +1,5 @@
 """The description of workers that are processes of this machine."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -9,7 +8,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, nearest
 from paceline.delays import Delay
 from paceline.fleets.processes.timeouts import SilenceTimeout
-from paceline.fleets.real import check_device_names, check_state, check_workers, medians_of, with_state
+from paceline.fleets.real import check_device_names, check_state, check_system, check_workers, medians_of, with_state
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.group import ProcessWorkers
@@ -70,8 +69,7 @@ class ProcessFleet:
         check_device_names(self.devices, processes, f"{self.workers} workers{ranks}")
         if self.start not in STARTS:
             raise ConfigError(f"start={self.start!r} is unknown: {nearest(self.start, STARTS)}")
-        if sys.platform != "linux":
-            raise ConfigError(f"worker processes need Linux, and this is {sys.platform}: use a SimulatedFleet")
+        check_system()
 
     @property
     def medians(self) -> tuple[float, ...]:

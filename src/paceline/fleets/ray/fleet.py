@@ -11,7 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields
 from paceline.delays import Delay
 from paceline.fleets.processes.timeouts import SilenceTimeout
-from paceline.fleets.real import check_state, check_workers, medians_of, with_state
+from paceline.fleets.real import check_state, check_system, check_workers, medians_of, with_state
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +74,7 @@ class RayFleet:
             )
         if self.shards < 1:
             raise ConfigError(f"shards={self.shards} leaves no server: at least 1")
+        check_system()
         if self.wire not in (None, "bfloat16"):
             raise ConfigError(f"wire={self.wire!r} is unknown: 'bfloat16', or none to send everything as it is")
         for name, amount in self.resources_per_worker.items():
