@@ -29,7 +29,6 @@ from paceline.storage.description import describe, spell
 from paceline.storage.run_directory import RunDirectory, check_new
 from paceline.strategies.names import choice_of, parse_strategy
 from paceline.strategies.synchronous import Synchronous
-from paceline.strategies.words import in_words
 
 MakeTask = Callable[[int], Task]
 MakeAnyOptimizer = Callable[..., Optimizer]
@@ -171,8 +170,8 @@ def compare(
         about=f"{_name(task)}, {fleet.workers} workers",
         labels=list(labelled),
         texts=list(labelled),
-        words=[in_words(label, fleet.workers) for label in labelled],
         rules=rules,
+        workers=fleet.workers,
         reference=next((i for i, rule in enumerate(rules) if isinstance(rule, Synchronous)), None),
         rates=rates,
         seeds=chosen,

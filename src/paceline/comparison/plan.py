@@ -11,7 +11,6 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import nearest
 from paceline.engine.limits import Target
 from paceline.fleets.simulated.fleet import SimulatedFleet
-from paceline.strategies.words import in_words
 
 if TYPE_CHECKING:
     from paceline.engine.spec import RunSpec
@@ -52,8 +51,8 @@ class Plan:
 
     about      data, model and number of workers, in words
     labels     of the strategies, and ``texts``: the same with their full names
-    words      how legends call the strategies
     rules      the strategies themselves, for the colours of figures
+    workers    the size of the fleet
     reference  the strategy that the others are compared with: the synchronous one, if there is one
     rates      learning rates to try; empty: the optimizer has its own
     settings   all of it as plain values, for JSON
@@ -64,8 +63,8 @@ class Plan:
     about: str
     labels: Sequence[str]
     texts: Sequence[str]
-    words: Sequence[str]
     rules: "Sequence[Rule]"
+    workers: int
     reference: int | None
     rates: Sequence[float]
     seeds: Sequence[int]
@@ -85,6 +84,13 @@ class Plan:
     def title(self) -> str:
         seeds = f"{len(self.seeds)} seeds, medians (range)" if len(self.seeds) > 1 else "one seed"
         return f"{self.about}, {seeds}"
+
+    @property
+    def words(self) -> list[str]:
+        """How legends call the strategies: a label that somebody gave stays as it is."""
+        from paceline.strategies.words import in_words
+
+        return [in_words(label, self.workers) for label in self.labels]
 
     def name(self, job: Job) -> str:
         """The name of a run's directory."""
@@ -136,8 +142,8 @@ def plan_of(config: Config, directory: Path | None = None) -> Plan:
         about=f"{config.task.label}, {config.fleet.workers} workers",
         labels=[choice.short for choice in config.strategies],
         texts=[choice.text for choice in config.strategies],
-        words=[in_words(choice, config.fleet.workers) for choice in config.strategies],
         rules=config.strategies,
+        workers=config.fleet.workers,
         reference=names.index("synchronous") if "synchronous" in names else None,
         rates=config.tune.lr if config.tune else (),
         seeds=config.seeds,
