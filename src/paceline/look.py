@@ -68,7 +68,7 @@ FAMILIES = (
     ),
     _family("ensembles", "#4b1fd1", "#8474ba", "*", "ensemble-compression ec-regression ec-margin final-ensemble"),
 )  # fmt: skip
-OTHER = _family("other", "#3b3f46", "#cdd3dc", "p", "advised")  # which changes from one family to another
+OTHER = _family("other", "#3b3f46", "#cdd3dc", "p")
 SERIES = (*(FAMILIES[place].light for place in (0, 4, 2, 3, 6, 1)), OTHER.light)
 DASHES: tuple[Dashes, ...] = (
     "-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)), (0, (9, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)),
@@ -98,7 +98,7 @@ def words(rule: Rule, workers: int | None = None) -> str:
 def family(rule: Rule) -> Family:
     """The family of a rule, or of its text on the command line; ``OTHER`` where it has no name in Paceline."""
     choice = choice_in(rule)
-    return next((each for each in (*FAMILIES, OTHER) if choice is not None and choice.name in each.rules), OTHER)
+    return next((each for each in FAMILIES if choice is not None and choice.name in each.rules), OTHER)
 
 
 def colour(rule: Rule, *, dark: bool = False) -> str:
