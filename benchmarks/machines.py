@@ -8,6 +8,9 @@ which every remote worker sent its gradients to the server; both versions are me
 core time   milliseconds of the server's processor, of all its threads, for each gradient: the difference between two
             points of a run, so that its start and its end do not count
 bytes       of weights and gradients between machines for each synchronous update, over the size of the model
+floor       what an update takes of the server's core at least, as long as each is a step of its own, in the same run:
+            one call of Ray with its answer (trivial), with weights and a gradient in chunks (LeNet), or weights put
+            into the object store and a step along a gradient (10 M)
 """
 
 import argparse
@@ -33,7 +36,7 @@ import paceline as pl
 
 WORKERS = 8
 RULES = {"synchronous": pl.Synchronous(), "asynchronous": pl.Asynchronous()}
-UPDATES = {"trivial": (60, 400), "LeNet": (24, 120), "MLP of 10 M": (6, 24)}  # synchronous, asynchronous
+UPDATES = {"trivial": (100, 600), "LeNet": (30, 200), "MLP of 10 M": (8, 40)}  # synchronous, asynchronous
 BAR = 0.25
 
 
@@ -82,10 +85,42 @@ def measure() -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     options = {"share_memory": False}
     with other_node() as address, pl.RayFleet(WORKERS, address=address, **options).persistent() as fleet:
+        for name, floor in floors().items():
+            found.setdefault(name, {})["floor"] = [floor, 0.0]
         for name, numbers in UPDATES.items():
             for (kind, rule), updates in zip(RULES.items(), numbers, strict=True):
                 core_milliseconds(task_of(name), rule, fleet, 4)
                 found.setdefault(name, {})[kind] = [*core_milliseconds(task_of(name), rule, fleet, updates)]
+    return found
+
+
+class Echo:
+    def answer(self, *chunks: object) -> object:
+        return [0, *chunks] if chunks else 0
+
+
+def floors() -> dict[str, float]:
+    """Milliseconds of the server's core."""
+    actor = ray.remote(num_cpus=0, scheduling_strategy="SPREAD")(Echo).remote()
+    found: dict[str, float] = {}
+    for name, chunks in (("trivial", []), ("LeNet", [torch.zeros(83_000, dtype=torch.uint8).numpy()] * 3)):
+        method = actor.answer.options(num_returns=1 + len(chunks))
+        for number in range(120):
+            if number == 20:
+                began = time.process_time()
+            made = method.remote(*chunks)
+            first, *rest = made if chunks else [made]
+            first.future().result()
+            ray.get(rest)
+        found[name] = (time.process_time() - began) / 100 * 1e3
+    ray.kill(actor)
+    weights, gradient = torch.zeros(10_000_000), torch.zeros(10_000_000)
+    for number in range(13):
+        if number == 3:
+            began = time.process_time()
+        weights.add_(gradient, alpha=-0.01)
+        ray.put(weights.numpy())
+    found["MLP of 10 M"] = (time.process_time() - began) / 10 * 1e3
     return found
 
 
@@ -141,9 +176,11 @@ def main() -> None:
         }
         for version, rounds in found.items()
     }
+    floor = {model: round(median(each[model]["floor"][0] for each in found["now"]), 3) for model in UPDATES}
     result: dict[str, object] = {
         "bar": f"core time a gradient at most {BAR} of the former design",
         "milliseconds of the server's core a gradient, and updates a second": table,
+        "floor of an asynchronous update, milliseconds of the server's core": floor,
         "bytes a synchronous update between machines, in models": bytes_an_update(),
     }
     if arguments.former:

@@ -1,12 +1,14 @@
 """A link between two network namespaces: ``python -m support.link HERE THERE MILLISECONDS``, as root.
 
 Packets are taken from a tunnel device on one side and put into the one on the other side that much later. Lines on
-standard input change it: ``cut`` loses everything, without a word to either side, and ``mend`` carries again. The
-kernel's own ways of delaying packets are modules that many machines do not have.
+standard input change it: ``cut`` loses everything, without a word to either side, and ``mend`` carries again; ``rate``
+and a number of megabits a second limits each way, and ``bytes`` prints how much each way has carried. The kernel's own
+ways of delaying packets are modules that many machines do not have.
 """
 
 import ctypes
 import fcntl
+import math
 import os
 import select
 import struct
@@ -31,23 +33,62 @@ def tunnel(namespace: str) -> int:
     return device
 
 
+class Direction:
+    """One way of the link: packets follow each other at its rate, and each takes some time besides."""
+
+    def __init__(self, to: int, seconds: float) -> None:
+        self.bytes_a_second = math.inf
+        self.bytes = 0  # carried so far
+        self._to = to
+        self._seconds = seconds
+        self._free_at = 0.0
+        self._under_way: deque[tuple[float, bytes]] = deque()
+
+    def take(self, packet: bytes) -> None:
+        self._free_at = max(self._free_at, time.monotonic()) + len(packet) / self.bytes_a_second
+        self._under_way.append((self._free_at + self._seconds, packet))
+
+    @property
+    def next_at(self) -> float:
+        return self._under_way[0][0] if self._under_way else math.inf
+
+    def deliver(self, *, whole: bool) -> None:
+        while self.next_at <= time.monotonic():
+            _, packet = self._under_way.popleft()
+            self.bytes += len(packet)
+            if whole:
+                os.write(self._to, packet)
+
+
 def carry(here: int, there: int, seconds: float) -> None:
     """Until standard input ends."""
-    other, under_way, whole = {here: there, there: here}, deque[tuple[float, int, bytes]](), True
+    ways, whole = {here: Direction(there, seconds), there: Direction(here, seconds)}, True
     while True:
-        wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
+        due = min(way.next_at for way in ways.values())
+        wait = None if due == math.inf else max(0.0, due - time.monotonic())
         for ready in select.select([here, there, COMMANDS], [], [], wait)[0]:
-            if ready == COMMANDS:
-                commands = os.read(COMMANDS, LARGEST).split()
-                if not commands:
-                    return
-                whole = commands[-1] == b"mend"
-            elif packet := os.read(ready, LARGEST):
-                under_way.append((time.monotonic() + seconds, other[ready], packet))
-        while under_way and under_way[0][0] <= time.monotonic():
-            _, to, packet = under_way.popleft()
-            if whole:
-                os.write(to, packet)
+            if ready != COMMANDS:
+                if packet := os.read(ready, LARGEST):
+                    ways[ready].take(packet)
+                continue
+            commands = os.read(COMMANDS, LARGEST).decode().splitlines()
+            if not commands:
+                return
+            for command in commands:
+                whole = obey(command, whole, ways)
+        for way in ways.values():
+            way.deliver(whole=whole)
+
+
+def obey(command: str, whole: bool, ways: dict[int, Direction]) -> bool:
+    """Do what a line of standard input says. Returns whether the link is whole."""
+    name, _, number = command.partition(" ")
+    if name == "rate":
+        for way in ways.values():
+            way.bytes_a_second = float(number) * 1e6 / 8
+    elif name == "bytes":
+        print(*(way.bytes for way in ways.values()), flush=True)
+    return name == "mend" if name in ("cut", "mend") else whole
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from torch import nn
 
 import paceline as pl
 from support.digits import digits_task
+
+ELSEWHERE = "elsewhere"  # the resource of the node behind the link
 
 
 def main(address: str, directory: Path) -> None:
@@ -37,16 +39,20 @@ def main(address: str, directory: Path) -> None:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), stop=pl.Stop(target=0.5),
         every=pl.Every(updates=10), directory=directory / "run",
     )  # fmt: skip
-    while True:
-        try:
-            run = train()
-            break
-        except pl.ConfigError as error:
-            if "is missing" not in str(error):
-                raise
-            time.sleep(0.5)  # the other node is still starting
+    run = until_it_fits(train)
     events = [fact for fact in run.trace if isinstance(fact, pl.Joined | pl.Left)]
     print(json.dumps([[type(event).__name__, event.worker] for event in events]), flush=True)
+
+
+def until_it_fits(train: Callable[[], pl.Run]) -> pl.Run:
+    """Train, as soon as the other node has started."""
+    while True:
+        try:
+            return train()
+        except pl.ConfigError as error:
+            if not any(words in str(error) for words in ("is missing", "fits no node")):
+                raise
+            time.sleep(0.5)
 
 
 if __name__ == "__main__":

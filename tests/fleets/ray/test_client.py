@@ -14,24 +14,26 @@ from paceline.core.messages import Ticket, gradient
 from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
 from paceline.fleets.processes.group import WorkerHandle
 from paceline.fleets.processes.timeouts import SilenceTimeout
-from paceline.fleets.ray.agent import devices_of
 from paceline.fleets.ray.client import AgentClient, ServerSide
 from paceline.fleets.ray.connection import ActorGone
 from paceline.fleets.ray.machine import RemoteMachine, WeightSender
 from paceline.fleets.ray.messages import (
     AgentInfo,
     Ended,
+    Expected,
     Failed,
     HostSettings,
     Message,
     Ready,
     Result,
     SignOfLife,
+    Sum,
     versions,
 )
 from paceline.fleets.ray.wire import CHUNK, MAX_INLINE, WireFormat
 from paceline.learning.arena.arena import Layout, ParameterArena, Report
 from paceline.learning.gradients.distributed import MachineLost
+from paceline.learning.gradients.slots import Parts
 
 REPORT = Report(4, 0.0, 0.0, 4.0)
 
@@ -45,7 +47,9 @@ class Calls:
         self.asked: list[tuple[str, tuple[Any, ...]]] = []
         self.answers: list[Any] = []
 
-    def call(self, then: Callable[[Any], None], method: str, *arguments: Any, group: str = "") -> None:
+    def call(
+        self, then: Callable[[Any], None], method: str, *arguments: Any, results: int = 1, group: str = ""
+    ) -> None:
         self.made.append((then, method, arguments))
 
     def send(self, method: str, *arguments: Any, group: str) -> None:
@@ -99,13 +103,13 @@ class Remote:
         self.calls.answer("open", "")
         return self
 
-    def assign(self, serial: int, worker: int = 7) -> Ticket:
+    def assign(self, serial: int, worker: int = 7, slot: int = 4) -> Ticket:
         self.workers[worker].ticket = ticket = Ticket(serial, worker, 0, gradient(2))
-        self.workers[worker].channel.send(Order(serial, 2, 4, 0, np.arange(4), 0, 0.0))
+        self.workers[worker].channel.send(Order(serial, 2, slot, 0, np.arange(4), 0, 0.0))
         return ticket
 
     def tell(self, *messages: Message) -> None:
-        self.calls.answer("collect", list(messages))
+        self.calls.answer("exchange", list(messages))
 
     def told(self) -> list[tuple[int, ...]]:
         try:
@@ -114,9 +118,12 @@ class Remote:
             return []
 
     def delivered(self) -> list[Any]:
-        """The names of the commands of each delivery."""
-        sent = [arguments for method, arguments in self.calls.sent if method == "deliver"]
-        return [[command[0] for command in arguments[1]] for arguments in sent]
+        """The names of the commands of each call that brought any."""
+        sent = [arguments for _, method, arguments in self.calls.made if method == "exchange"]
+        return [[command[0] for command in arguments[2]] for arguments in sent if arguments[2]]
+
+    def last_commands(self) -> list[Any]:
+        return next(list(made) for _, method, (_, _, made, *_) in reversed(self.calls.made) if method == "exchange")
 
     def close(self) -> None:
         for process in self.processes.values():
@@ -131,13 +138,6 @@ def remote() -> Iterator[Remote]:
     made = Remote(10)
     yield made
     made.close()
-
-
-def test_accelerators_are_dealt_out_in_the_order_of_workers() -> None:
-    """Whole ones, or shares of one; those that Ray made visible to an agent have numbers from 0 on."""
-    assert devices_of(HostSettings((1, 3), 20, False, None, 1.0), 4) == ("cpu", "cuda:0", "cpu", "cuda:1")
-    assert devices_of(HostSettings((0, 1, 2), 20, False, None, 0.5), 3) == ("cuda:0", "cuda:0", "cuda:1")
-    assert devices_of(HostSettings((0, 1), 20, False, None), 2) == ()
 
 
 def test_nothing_is_sent_before_the_agent_is_ready(remote: Remote) -> None:
@@ -177,7 +177,7 @@ def test_what_was_halted_is_not_handed_in_nor_taken_for_the_next_ticket(remote: 
     remote.workers[7].channel.halt(5)
     remote.assign(6)
     remote.client.flush()
-    assert remote.calls.sent[-2] == ("control", (3, [("halt", 7, 5)]))
+    assert remote.calls.sent[-1] == ("control", (3, [("halt", 7, 5)]))
     remote.tell(Result(7, 5, 2, REPORT, 0.1))
     assert remote.told() == []
     remote.tell(Result(7, 6, 2, REPORT, 0.1))
@@ -187,21 +187,22 @@ def test_what_was_halted_is_not_handed_in_nor_taken_for_the_next_ticket(remote: 
 def test_an_order_that_is_halted_before_it_is_sent_is_never_sent(remote: Remote) -> None:
     remote.open().assign(5)
     remote.workers[7].channel.halt(5)
-    before = len(remote.calls.sent)
     remote.client.flush()
-    assert len(remote.calls.sent) == before
+    assert remote.delivered() == []
+    assert [method for method, _ in remote.calls.sent] == ["control"]  # the start of processes
 
 
 def test_a_recall_does_not_wait_for_weights(remote: Remote) -> None:
     remote.open().assign(5)
     remote.workers[7].channel.recall(5)
     remote.client.flush()
-    assert [method for method, _ in remote.calls.sent[-2:]] == ["control", "deliver"]
+    assert remote.calls.sent[-1] == ("control", (3, [("recall", 7, 5)]))
+    assert remote.delivered() == [["order"]]
 
 
 def test_a_lost_agent_takes_its_workers_and_what_it_held_with_it(remote: Remote) -> None:
     remote.open().assign(5)
-    remote.calls.answer("collect", ActorGone("ended with its node"))
+    remote.calls.answer("exchange", ActorGone("ended with its node"))
     assert remote.machine.incarnation == 1
     assert all(process.wait(0.0) for process in remote.processes.values())
     assert remote.processes[7].reap() == "ended with its node on 10.0.0.2"
@@ -210,7 +211,7 @@ def test_a_lost_agent_takes_its_workers_and_what_it_held_with_it(remote: Remote)
     first = remote.calls
     remote.processes[7] = remote.client.start(remote.workers[7])
     assert remote.calls is not first  # another agent
-    first.answer("collect", [Result(7, 5, 2, REPORT, 0.1)])  # after all
+    first.answer("exchange", [Result(7, 5, 2, REPORT, 0.1)])  # after all
     assert remote.told() == []
 
 
@@ -283,7 +284,8 @@ def test_weights_and_sums_arrive_as_they_were_sent(numbers: int, wire: torch.dty
     for slot, version in ((0, 0), (1, 0), (0, 1)):
         remote.machine.deliver(slot, version, model)
     remote.client.flush()
-    (_, commands, _, *chunks) = next(arguments for method, arguments in remote.calls.sent if method == "deliver")
+    made = [arguments for _, method, arguments in remote.calls.made if method == "exchange"]
+    (_, _, commands, _, _, *chunks) = next(arguments for arguments in made if arguments[2])
     size = numbers * (4 if wire is None else 2)
     assert (len(remote.stored), remote.client.sent) == (2 if size > MAX_INLINE else 0, 3 * size)
     for command, slot, stored, begin, end in commands:
@@ -301,31 +303,103 @@ def test_weights_and_sums_arrive_as_they_were_sent(numbers: int, wire: torch.dty
     remote.close()
 
 
-def test_a_row_that_came_with_the_news_of_its_arrival_is_not_asked_for(remote: Remote) -> None:
-    """Where updates use single gradients."""
+# Sums that come without being asked for.
+
+
+def end_of_row(remote: Remote) -> Any:
+    return np.zeros(remote.layout.losses.end - remote.layout.weights_end, dtype=np.uint8)
+
+
+def expected(remote: Remote) -> list[Expected]:
+    """What the last call has told the agent to expect."""
+    return [command[1] for command in remote.last_commands() if command[0] == "expect"]
+
+
+def round_of(remote: Remote, orders: dict[int, int], parts: Parts, *, sums: bool = True) -> list[float]:
+    """One update: tickets by worker are handed in, one after the other, and a sum of them is asked for."""
+    for place, (worker, serial) in enumerate(orders.items()):
+        remote.assign(serial, worker, slot=4 + place)
+    remote.client.flush()
+    wanted, end = expected(remote), end_of_row(remote)
+    value = float(max(orders.values()))
+    row = np.full(10, value, dtype=np.float32).view(np.uint8)
+    results = [Result(worker, serial, 2, REPORT, 0.1) for worker, serial in orders.items()]
+    for each in wanted if sums else ():
+        last = max(serial for _, serial in each.tickets)
+        number = next(i for i, result in enumerate(results) if result.serial == last)
+        results[number] = results[number]._replace(sum=Sum(each, [end] * len(each.ends), row))
+    remote.tell(*results)
+    remote.calls.answers = [[[end] * len(orders), row]]
+    (vector,), ends = remote.machine.ask(parts, [4 + place for place in range(len(orders))])()
+    assert len(ends) == len(orders)
+    return vector.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("workers", [(7,), (7, 9)], ids=["single gradients", "all of a machine"])
+def test_a_sum_that_was_asked_for_twice_comes_by_itself(remote: Remote, workers: tuple[int, ...]) -> None:
     remote.open()
-    row = np.arange(10, dtype=np.float32).view(np.uint8)
-    end = np.zeros(remote.layout.losses.end - remote.layout.weights_end, dtype=np.uint8)
-    for serial in (5, 6, 7):
-        remote.assign(serial)
-        remote.client.flush()
-        eager = remote.calls.sent[-1][1][2]
-        remote.tell(Result(7, serial, 2, REPORT, 0.1, row if eager else None, end if eager else None))
-        remote.calls.answers = [[[end], row]]
-        (vector,), _ = remote.machine.ask(((0, 1.0),), [4])()
-        assert vector.tolist() == list(range(10))
+    parts = tuple((row, 1.0 / len(workers)) for row in range(len(workers)))
+    for number in range(5):
+        orders = {worker: 10 * number + place for place, worker in enumerate(workers)}
+        assert round_of(remote, orders, parts) == [float(max(orders.values()))] * 10
+    assert [method for method, _ in remote.calls.asked] == ["sum", "sum"]
+
+
+def test_a_sum_with_other_weights_than_expected_is_asked_for(remote: Remote) -> None:
+    remote.open()
+    for number in range(3):
+        round_of(remote, {7: 10 * number, 9: 10 * number + 1}, ((0, 0.5), (1, 0.5)))
     assert len(remote.calls.asked) == 2
+    round_of(remote, {7: 40, 9: 41}, ((0, 0.25), (1, 0.75)))
+    assert len(remote.calls.asked) == 3
+    round_of(remote, {7: 50, 9: 51}, ((0, 0.25), (1, 0.75)))
+    assert expected(remote) == []  # the last one was wrong
+
+
+def test_a_sum_with_a_ticket_that_was_halted_is_not_used(remote: Remote) -> None:
+    """Its slot may have been written to by the next one while it was added up."""
+    remote.open()
+    for number in range(2):
+        round_of(remote, {7: 10 * number, 9: 10 * number + 1}, ((0, 0.5), (1, 0.5)))
+    for place, worker in enumerate((7, 9)):
+        remote.assign(30 + place, worker, slot=4 + place)
+    remote.client.flush()
+    (wanted,) = expected(remote)
+    remote.workers[7].channel.halt(30)
+    remote.assign(32, 7, slot=4)
+    row = np.zeros(40, dtype=np.uint8)
+    remote.tell(Result(9, 31, 2, REPORT, 0.1, Sum(wanted, [end_of_row(remote)] * 2, row)))
+    remote.tell(Result(7, 32, 2, REPORT, 0.1))
+    remote.calls.answers = [[[end_of_row(remote)] * 2, row]]
+    remote.machine.ask(((0, 0.5), (1, 0.5)), [4, 5])()
+    assert len(remote.calls.asked) == 3
 
 
 def test_a_row_that_was_never_used_is_not_taken_for_that_of_the_next_ticket(remote: Remote) -> None:
     """The first ticket was dropped, and the second one has its slot."""
     remote.open()
-    end = np.zeros(remote.layout.losses.end - remote.layout.weights_end, dtype=np.uint8)
+    for number in range(2):
+        round_of(remote, {7: number}, ((0, 1.0),))
+    end = end_of_row(remote)
     first, second = (np.full(10, value, dtype=np.float32).view(np.uint8) for value in (1.0, 2.0))
     remote.assign(5)
-    remote.tell(Result(7, 5, 2, REPORT, 0.1, first, end))
+    remote.client.flush()
+    (wanted,) = expected(remote)
+    remote.tell(Result(7, 5, 2, REPORT, 0.1, Sum(wanted, [end], first)))
     remote.assign(6)
     remote.tell(Result(7, 6, 2, REPORT, 0.1))
     remote.calls.answers = [[[end], second]]
     (vector,), _ = remote.machine.ask(((0, 1.0),), [4])()
     assert set(vector.tolist()) == {2.0}
+
+
+def test_one_call_an_update_waits_at_the_agent(remote: Remote) -> None:
+    """It brings orders there and news back; an empty one is made only where no other waits."""
+    remote.open()
+    before = len(remote.calls.made)
+    for number in range(4):
+        round_of(remote, {7: 10 * number, 9: 10 * number + 1}, ((0, 0.5), (1, 0.5)))
+    calls = [arguments for _, method, arguments in remote.calls.made[before:] if method == "exchange"]
+    assert [arguments[1] for arguments in calls] == [1, 2, 3, 4]  # they are numbered
+    remote.tell()  # of no use to the training loop
+    assert remote.last_commands() == []

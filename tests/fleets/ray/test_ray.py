@@ -69,13 +69,16 @@ def events(run: pl.Run, kind: type) -> list[Any]:
 
 class OnCluster(FleetContract):
     local: bool
+    shards = 1
     updates = 15
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def _on(cls, cluster: Nodes) -> Iterator[None]:
         slow = dict.fromkeys(range(3), pl.delays.Constant(0.01))
-        described = pl.RayFleet(3, HERE if cls.local else {"CPU": 0.3}, address=cluster.address, slow=slow)
+        described = pl.RayFleet(
+            3, HERE if cls.local else {"CPU": 0.3}, address=cluster.address, slow=slow, shards=cls.shards
+        )
         with described.persistent() as cls.fleet:
             yield
 
@@ -116,6 +119,14 @@ class TestRemote(OnCluster):
     """On two other nodes, each with an agent."""
 
     local = False
+
+
+class TestShards(OnCluster):
+    """The server in two pieces, on two other nodes."""
+
+    local = False
+    shards = 2
+    updates = 8
 
 
 @pytest.mark.parametrize("sizes", [32, (40, 24)])

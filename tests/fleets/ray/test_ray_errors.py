@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +117,47 @@ def test_room_that_others_take(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) 
     assert line.startswith("1 workers of 0.5 CPU found no room within 1 s: ")
     line = refused(pl.RayFleet(1, {"CPU": 0.5}, address=cluster.address, labels=["zone=in(moon,mars)"]))
     assert line.endswith("; wanted labels: zone=in(moon,mars)")
+
+
+@pytest.mark.parametrize(
+    ("shards", "optimizer", "line"),
+    [
+        (400, torch.optim.SGD, "shards=400 are more than the 5 parameters of the model: at most 5"),
+        (2, torch.optim.Rprop, "shards=2 needs an optimizer that works element by element, and Rprop is not known to"),
+    ],
+    ids=["more than parameters", "an optimizer that cannot be cut"],
+)
+def test_a_server_that_cannot_be_cut(shards: int, optimizer: Any, line: str, cluster: Nodes) -> None:
+    """Nothing is left running, and the cluster serves the next run."""
+    task = pl.Task(torch.nn.Linear(4, 1), mse_loss, (torch.rand(8, 4), torch.rand(8, 1)))
+    fleet = pl.RayFleet(1, address=cluster.address, shards=shards)
+    with pytest.raises(pl.ConfigError) as caught:
+        pl.train(
+            task, strategy=pl.Synchronous(), fleet=fleet, optimizer=lambda each: optimizer(each, lr=0.1),
+            stop=pl.Stop(updates=1), batch_size=4, progress=False,
+        )  # fmt: skip
+    assert str(caught.value).startswith(line)
+    assert "\n" not in str(caught.value)
+    until_gone(cluster, "Shard")
+    until_gone(cluster, "Agent")
+
+
+def until_gone(cluster: Nodes, kind: str) -> None:
+    limit = time.monotonic() + 60
+    while cluster.actors(kind):
+        assert time.monotonic() < limit, f"{kind} is left"
+        time.sleep(0.05)
+
+
+def test_more_shards_than_machines_are_warned_of(cluster: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    task = pl.Task(torch.nn.Linear(4, 1), mse_loss, (torch.rand(8, 4), torch.rand(8, 1)))
+    fleet = pl.RayFleet(1, address=cluster.address, shards=2)
+    run = pl.train(
+        task, strategy=pl.Synchronous(), fleet=fleet, optimizer=lambda each: torch.optim.SGD(each, lr=0.1),
+        stop=pl.Stop(updates=2), batch_size=4, progress=False,
+    )  # fmt: skip
+    assert run.ended == "updates"
+    assert "shards=2 on 1 machines: those of one machine share its link" in caplog.text
 
 
 def test_labels_where_there_are_none(cluster: Nodes) -> None:

@@ -15,7 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+import paceline as pl
+from paceline.core.messages import Arrived
 from support.link import DEVICE
+from support.networked import ELSEWHERE
 from support.ray_cluster import SOON
 
 TESTS = Path(__file__).parents[2]
@@ -58,8 +61,14 @@ class Link:
         assert self._carrier.stdout is not None
         assert self._carrier.stdout.readline() == "up\n"
 
+    def carried(self) -> list[int]:
+        """Bytes so far, in both directions."""
+        self.tell("bytes")
+        assert self._carrier.stdout is not None
+        return [int(each) for each in self._carrier.stdout.readline().split()]
+
     def tell(self, command: str) -> None:
-        """``cut`` or ``mend``."""
+        """``cut``, ``mend``, or ``rate`` and megabits a second."""
         assert self._carrier.stdin is not None
         self._carrier.stdin.write(f"{command}\n")
         self._carrier.stdin.flush()
@@ -68,14 +77,15 @@ class Link:
         inside = ["ip", "netns", "exec", namespace, *command]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_TOKEN": TOKEN, **variables}
         started = subprocess.Popen(
-            inside, cwd=TESTS, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+            inside, cwd=TESTS, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
         self._started.append(started)
         return started
 
     def node(self, address: str) -> "subprocess.Popen[str]":
-        """A Ray node for one worker, elsewhere."""
-        where = ("--address", address, "--node-ip-address", THEIRS)
+        """A Ray node elsewhere: for one worker, or for two that ask for it."""
+        where = ("--address", address, "--node-ip-address", THEIRS, "--resources", json.dumps({ELSEWHERE: 2}))
         return self.start(self.there, str(RAY), "start", *where, "--num-cpus", "1", "--block", *SMALL, **LOCKED)
 
     def close(self) -> None:
@@ -119,8 +129,8 @@ def session() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(300)
-def test_a_node_whose_link_is_cut_is_missed_and_comes_back(link: Link, session: Path, tmp_path: Path) -> None:
-    """One worker shares the server's memory, the other one is behind the link."""
+def test_a_node_behind_a_narrow_link_that_is_cut_and_mended(link: Link, session: Path, tmp_path: Path) -> None:
+    """First two workers are behind a link of 100 Mbit/s. Then one of two is, and the link is cut."""
     link.carry(milliseconds=10)
     address = f"{OURS}:6379"
     head = ("--head", "--node-ip-address", OURS, "--port", "6379", "--num-cpus", "1", "--include-dashboard=false")
@@ -128,6 +138,7 @@ def test_a_node_whose_link_is_cut_is_missed_and_comes_back(link: Link, session: 
     link.start(link.here, str(RAY), "start", *head, *settings, "--block", *SMALL, **LOCKED)
     until(lambda: done("ip", "netns", "exec", link.here, *probe(address)))
     elsewhere = link.node(address)
+    check_narrow(link, address)
     command = sys.executable, "-m", "support.networked", address, str(tmp_path)
     stranger = link.start(link.here, *command, RAY_AUTH_TOKEN="of another cluster")
     assert "wants another token than this machine has" in stranger.communicate()[1]
@@ -148,6 +159,34 @@ def test_a_node_whose_link_is_cut_is_missed_and_comes_back(link: Link, session: 
     assert (left[0], back) == ("Left", ["Joined", left[1]])
     assert f"worker {left[1]} " in errors
     assert server.returncode == 0
+
+
+def check_narrow(link: Link, address: str) -> None:
+    """An update takes as long, and as many bytes, as the simulator says: one sum and one set of weights for two."""
+    updates, parameters = 9, 500_000
+    link.tell("rate 100")
+    server = link.start(link.here, sys.executable, "-m", "support.shaped", address, str(parameters), str(updates))
+    assert server.stdin is not None
+    assert server.stdout is not None
+    points = []
+    for _ in range(3):
+        line = server.stdout.readline()
+        assert line, server.communicate()[1]
+        points.append((float(line), link.carried()))
+        server.stdin.write("\n")
+        server.stdin.flush()
+    assert server.wait(60) == 0
+    link.tell("rate inf")
+    (began, before), _, (ended, after) = points
+    made = updates * 2 // 3
+    machines = pl.Machines(2, gigabits=0.1, latency=0.01, message_bytes=4 * parameters)
+    simulated = pl.SimulatedFleet([pl.delays.Constant(0.05)] * 2, machines=machines)
+    trace = pl.simulate(pl.Synchronous(), simulated, pl.Stop(updates=updates))
+    predicted = max(fact.at for fact in trace if isinstance(fact, Arrived)) / updates
+    assert predicted == pytest.approx(0.05 + 2 * 0.16 + 4 * 0.01, rel=0.1)
+    assert 0.8 * predicted < (ended - began) / made < 3 * predicted  # Ray has to ask before it sends; a busy machine
+    for one, other in zip(before, after, strict=True):  # packets have headers, and Ray talks besides
+        assert 1.0 <= (other - one) / (made * 4 * parameters) < 1.25
 
 
 def probe(address: str) -> list[str]:

@@ -27,6 +27,7 @@ from paceline.trace.format import Computed, MachineWorkers
 
 CHECK_INTERVAL = 0.25  # seconds between two checks for silent workers
 READ_BYTES = 256 * RECORD.size  # at most, by one call
+SEND_WITHIN = 0.001  # seconds that orders to other machines may wait for each other
 MAX_COUNTED = 1.0  # seconds of one wait that count for timeouts at most: the server itself may have been stopped
 
 log = logging.getLogger("paceline")
@@ -138,6 +139,7 @@ class ProcessWorkers:
         self._before = 0.0  # the time at which the checkpoint was written that the run was restored from
         self._joined: set[int] = set()  # workers that the training loop was told to have joined
         self._checked_at = 0.0
+        self._flushed_at = 0.0
         self._too_few = ""  # why there are too few workers, once there are
         self._started = False  # whether the workers of the start are ready
         self._anything_done = False  # whether any worker has handed anything in
@@ -155,9 +157,10 @@ class ProcessWorkers:
         for channel in self._to_notify:  # only now: workers that wake up compete with the server for cores
             channel.notify()
         self._to_notify.clear()
-        if self.supervisor.sends_later:
-            self.supervisor.flush()
+        if self._events and self.supervisor.sends_later and time.monotonic() - self._flushed_at > SEND_WITHIN:
+            self._flush()  # otherwise orders that follow from what is here already travel together
         while not (over := self._asked_to_end() or self.now >= self._ends_at) and not self._events:
+            self._flush()
             self._wait_once()
         if over:
             return ()
@@ -234,6 +237,7 @@ class ProcessWorkers:
         while self.supervisor.is_starting(self._waited) or not self.ready:
             if self._asked_to_end():
                 return ()
+            self._flush()
             self._wait_once()
         for worker in self.supervisor:
             if worker.process is not None and not worker.ready:
@@ -269,6 +273,12 @@ class ProcessWorkers:
     def waited(self) -> float:
         """Seconds that the server has spent waiting: the clock of timeouts."""
         return self._waited
+
+    def _flush(self) -> None:
+        """Send what is waiting to be sent to other machines."""
+        if self.supervisor.sends_later:
+            self._flushed_at = time.monotonic()
+            self.supervisor.flush()
 
     def _wait_once(self) -> None:
         """Wait for a record on the pipe, the end of a process, an alarm, or the next check for silent workers."""

@@ -1,9 +1,9 @@
 """The server's side of the agent of one machine: its workers look like processes of this one, its memory can be asked.
 
-Orders and weights of a machine are collected and sent in one call; so are halts and recalls, which do not wait for
-weights that are on their way. One call that waits at the agent brings back what its workers have told: it is written to
-the pipe that all workers write to, so that one place decides what counts, and in which order. A ticket is handed in
-once, and only while it is assigned. What comes from an agent that was given up is ignored.
+Orders and weights of a machine are collected and sent in one call, which waits at the agent and brings back what its
+workers have told: it is written to the pipe that all workers write to, so that one place decides what counts, and in
+which order. Halts and recalls do not wait for weights that are on their way. A ticket is handed in once, and only while
+it is assigned. What comes from an agent that was given up is ignored.
 """
 
 import os
@@ -14,21 +14,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
-from paceline.fleets.ray.connection import COLLECT, CONTROL, SUMS, WORK, ActorGone, ActorHandle, kill_on
+from paceline.fleets.ray.channel import AgentChannel
+from paceline.fleets.ray.connection import CONTROL, EXCHANGE, SUMS, ActorGone, ActorHandle, kill_on
+from paceline.fleets.ray.forecast import Received, SumForecast
 from paceline.fleets.ray.messages import AgentInfo, Ended, Failed, HostSettings, Message, Ready, Result, versions
 from paceline.fleets.ray.process import RemoteProcess
-from paceline.fleets.ray.wire import MAX_INLINE, Bytes, WireFormat, chunks_of, split
-from paceline.learning.arena.arena import EMPTY_REPORT, Layout, ParameterArena
+from paceline.fleets.ray.wire import MAX_INLINE, SMALL, Bytes, WireFormat, chunks_of, joined, split
+from paceline.learning.arena.arena import Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.gradients.distributed import MachineLost
 from paceline.learning.gradients.sharding import Bounds
-from paceline.learning.gradients.slots import Parts
+from paceline.learning.gradients.slots import Parts, SlotBook
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.group import WorkerHandle
     from paceline.fleets.ray.session import ClusterSession
 
 ANSWERED_WITHIN = 120.0  # seconds that an agent may take to add up gradients
+WAITING = 1  # calls that wait at an agent for something to tell
+LARGE_WAITING = 4  # where each brings something large: they travel side by side
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,7 @@ class AgentClient:
     def __init__(self, bundle: int, settings: HostSettings, common: ServerSide) -> None:
         self.incarnation = 0
         self.sent = self.received = 0  # bytes of weights and gradients
-        self.eager = False  # are rows to come without being asked for?
-        self.rows: dict[int, tuple[Bytes, Bytes | None]] = {}  # those that came so, by slot, and what is besides
+        self.forecast = SumForecast(SlotBook(settings.workers).first_row)
         self.wire = WireFormat(common.layout, settings.wire)
         self.common = common
         self._bundle = bundle
@@ -74,7 +77,8 @@ class AgentClient:
         self._chunks: list[Bytes] = []
         self._controls: list[tuple[str, int, int]] = []
         self._pinged = False  # an answer is awaited
-        self._deliveries = 0  # calls so far that brought commands
+        self._exchanges = 0  # calls so far that brought commands, or were to bring news
+        self._unanswered = 0  # of these
         self._written_by = 0  # how many of them have to be carried out before rows are complete
 
     # On the training loop's thread.
@@ -143,25 +147,52 @@ class AgentClient:
         """Queue a row of a checkpoint; sums wait for it."""
         with self._lock:
             self._commands.append(("write", slot, row))
-            self._written_by = self._deliveries + 1
+            self._written_by = self._exchanges + 1
 
     def control(self, command: str, worker: int, number: int = 0) -> None:
         with self._lock:
             self._controls.append((command, worker, number))
 
     def flush(self) -> None:
-        """Send what is waiting."""
+        """Send what is waiting, and see to it that a call waits at the agent for what there is to tell."""
         with self._lock:
-            actor, run = self._actor, self.common.run
+            actor = self._actor
             if actor is None or not self._opened:
                 return
             if self._controls:
-                actor.send("control", run, self._controls, group=CONTROL)
+                actor.send("control", self.common.run, self._controls, group=CONTROL)
                 self._controls = []
+            wanted = self._wanted()
             if self._commands:
-                actor.send("deliver", run, self._commands, self.eager, *self._chunks, group=WORK)
-                self._deliveries += 1
+                expected = self.forecast.of([each[2] for each in self._commands if each[0] == "order"])
+                commands = [*(("expect", each) for each in expected), *self._commands]
+                self._exchange(actor, commands, self._chunks, max(WAITING, wanted))
                 self._commands, self._chunks = [], []
+            while self._unanswered < wanted:
+                self._exchange(actor, [], [], max(WAITING, wanted))
+
+    def _wanted(self) -> int:
+        """How many calls are to be on their way: several where each brings something large."""
+        large = self.wire.bytes > MAX_INLINE and (self._settings.models or self.forecast.is_active)
+        return min(LARGE_WAITING, len(self._settings.workers)) if large else 1
+
+    def _exchange(
+        self, actor: ActorHandle, commands: Sequence[tuple[Any, ...]], chunks: Sequence[Bytes], waiting: int
+    ) -> None:
+        in_chunks = SMALL < self.wire.bytes <= MAX_INLINE and self.forecast.is_active
+        results = 1 + chunks_of(self.wire.bytes) if in_chunks else 1
+        actor.call(
+            partial(self._handle_messages, actor), "exchange", self.common.run, self._exchanges, commands, waiting,
+            results, *chunks, results=results, group=EXCHANGE,
+        )  # fmt: skip
+        self._exchanges += 1
+        self._unanswered += 1
+
+    def expected(self, parts: Parts, ends: Sequence[int]) -> Received | None:
+        """A sum that is wanted now, if it came along with the news of an arrival."""
+        with self._lock:
+            self.forecast.note(parts, ends)
+            return self.forecast.take(parts, ends)
 
     def ask(self, method: str, *arguments: Any, results: int = 1) -> Callable[[], list[Any]]:
         """Call a method of the agent; the results when the answer is called. ``MachineLost`` if there are none."""
@@ -272,24 +303,24 @@ class AgentClient:
                 self._opened = True
                 self._controls += [("start", worker, each.start) for worker, each in self._processes.items()]
                 self.flush()
-            actor.call(partial(self._handle_messages, actor), "collect", self.common.run, group=COLLECT)
 
-    def _handle_messages(self, actor: ActorHandle, results: list[list[Message]] | ActorGone) -> None:
+    def _handle_messages(self, actor: ActorHandle, results: list[Any] | ActorGone) -> None:
         if isinstance(results, ActorGone):
             self._handle_gone(actor, results.reason)
             return
+        messages, *chunks = results
         with self._lock:
             if actor is not self._actor:
                 return
-            records = b"".join(filter(None, map(self._handle, results[0])))
-            while records:  # no more than a pipe takes as a whole
-                os.write(self.common.results, records[: 128 * RECORD.size])
-                records = records[128 * RECORD.size :]
-        if results[0]:
-            actor.call(partial(self._handle_messages, actor), "collect", self.common.run, group=COLLECT)
+            self._unanswered -= 1
+            records = b"".join(filter(None, [self._handle(each, chunks) for each in messages]))
+            for begin in range(0, len(records), 128 * RECORD.size):  # no more than a pipe takes as a whole
+                os.write(self.common.results, records[begin : begin + 128 * RECORD.size])
+            if not records:  # otherwise the training loop will have something to send
+                self.flush()
 
-    def _handle(self, message: Message) -> bytes | None:
-        """Returns what is to be written to the pipe."""
+    def _handle(self, message: Message, chunks: list[Bytes]) -> bytes | None:
+        """Returns what is to be written to the pipe. ``chunks`` are those of sums that are not in messages."""
         worker = message.worker
         if isinstance(message, Failed) and worker < 0:
             self._refuse_now(message.error)
@@ -298,7 +329,7 @@ class AgentClient:
         if channel is None or process is None:
             return None
         if isinstance(message, Result):
-            return self._hand_in(channel, message)
+            return self._hand_in(channel, message, chunks)
         if isinstance(message, Ready):
             process.pid = message.pid
             return RECORD.pack(worker, READY, 0)
@@ -312,19 +343,25 @@ class AgentClient:
         channel.last_heartbeat, channel.last_received = message.heartbeat, message.received
         return None
 
-    def _hand_in(self, channel: "AgentChannel", result: Result) -> bytes | None:
+    def _hand_in(self, channel: AgentChannel, result: Result, chunks: list[Bytes]) -> bytes | None:
+        row = result.row
+        if result.sum is not None:
+            number = chunks_of(self.wire.bytes)
+            row = result.sum.row if result.sum.row is not None else joined(chunks[:number])
+            if result.sum.row is None:
+                del chunks[:number]
+        if row is not None:
+            self.received += row.nbytes
         order = channel.order
         if order is None or order.serial != result.serial:
             return None  # it was halted, or handed in already
         channel.order = None
         channel.reported, channel.seconds = result.reported, result.seconds
-        self.rows.pop(order.slot, None)  # of a ticket before it that was never used
-        if result.row is not None:
-            self.received += result.row.nbytes
-            if self.common.staging is None:
-                self.rows[order.slot] = result.row, result.end
-            else:
-                self.wire.unpack_weights([result.row], self.common.staging[order.slot])
+        self.forecast.handed_in(order.slot, order.serial)
+        if result.sum is not None and row is not None:
+            self.forecast.receive(result.sum, row)
+        elif row is not None and self.common.staging is not None:
+            self.wire.unpack_weights([row], self.common.staging[order.slot])
         if self.common.blobs is not None and result.blob is not None:
             self.common.blobs.put_packed(order.slot, order.serial, result.blob)
         return RECORD.pack(result.worker, result.done, result.serial)
@@ -350,43 +387,8 @@ class AgentClient:
             self.incarnation += 1
             self._actor, self._opened = None, False
             self._commands, self._chunks, self._controls = [], [], []
-            self._deliveries = self._written_by = 0
-            self.rows.clear()
+            self._exchanges = self._unanswered = self._written_by = 0
+            self.forecast.clear()
             processes, self._processes = self._processes, {}
         for process in processes.values():
             process.ended(reason)
-
-
-class AgentChannel:
-    """The server's side of the channel to a worker of another machine."""
-
-    def __init__(self, client: AgentClient, worker: int) -> None:
-        self.last_received = 0
-        self.last_heartbeat = 0
-        self.reported = EMPTY_REPORT
-        self.seconds = 0.0
-        self.error = ""
-        self.order: Order | None = None  # until its result is here
-        self._client = client
-        self._worker = worker
-
-    def send(self, order: Order) -> None:
-        self.order = order
-        self._client.order(self._worker, order)
-
-    def notify(self) -> None:
-        """Orders of a machine are sent together: by ``AgentClient.flush``."""
-
-    def halt(self, serial: int) -> None:
-        self.order = None
-        if not self._client.withdraw(self._worker, serial):
-            self._client.control("halt", self._worker, serial)
-
-    def recall(self, serial: int) -> None:
-        self._client.control("recall", self._worker, serial)
-
-    def quit(self) -> None:
-        self._client.control("quit", self._worker)
-
-    def reset(self) -> None:
-        """The next process gets another channel."""

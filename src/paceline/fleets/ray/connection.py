@@ -7,13 +7,11 @@ It connects, reserves resources, starts actors and calls them. Nothing here know
 import logging
 import math
 import os
-import selectors
 import signal
 import socket
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -26,6 +24,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from paceline.core.errors import ConfigError
+from paceline.fleets.ray.callbacks import CallbackThread
 
 REACHED_WITHIN = 5.0  # seconds until a cluster must have answered
 CHECK_INTERVAL = 1.0  # seconds between two looks at the reservation
@@ -35,77 +34,11 @@ LOCAL_STORE = 200 * 2**20  # bytes of the object store: workers of this machine 
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # resources that Ray has arguments for
 # Ray's concurrency groups of an actor: calls of one group run beside those of another.
 CONTROL = "control"  # starts, halts, recalls
-WORK = "work"  # orders, and the weights that they need
+EXCHANGE = "exchange"  # orders and the weights that they need, back comes what there is to tell
 SUMS = "sums"  # what is asked of a machine's memory
-COLLECT = "collect"  # one call that waits for something to tell: it also tells when the actor has ended
+GROUPS = {CONTROL: 1, EXCHANGE: 8, SUMS: 1}  # and how many calls of each run at once
 
 Then = Callable[[Any], None]  # called on the callback thread with the list of results, or with ``ActorGone``
-
-log = logging.getLogger("paceline")
-
-
-class CallbackThread:
-    """One thread on which all callbacks of Ray and of local sockets run, one after the other.
-
-    Ray reports results in threads of its own, in which nothing may block. They only schedule a function here. So
-    everything about one worker happens in order, and needs few locks.
-    """
-
-    def __init__(self) -> None:
-        self._scheduled: deque[Callable[[], None]] = deque()
-        self._eventfd = os.eventfd(0)
-        self._waking = threading.Lock()  # the eventfd is not closed while another thread writes to it
-        self._open = True
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._eventfd, selectors.EVENT_READ, self._run_scheduled)
-        self._thread = threading.Thread(target=self._run, name="paceline-ray", daemon=True)
-        self._thread.start()
-
-    def schedule(self, action: Callable[[], None]) -> None:
-        """Run a function soon; may be called from any thread. After ``close`` it is not run."""
-        self._scheduled.append(action)
-        with self._waking:
-            if self._open:
-                os.eventfd_write(self._eventfd, 1)
-
-    def watch(self, descriptor: int, action: Callable[[], None]) -> None:
-        """Run a function whenever a descriptor is readable."""
-        self._selector.register(descriptor, selectors.EVENT_READ, action)
-
-    def unwatch(self, descriptor: int) -> None:
-        self._selector.unregister(descriptor)
-
-    def drain(self) -> None:
-        """Wait until everything has run that was scheduled so far."""
-        drained = threading.Event()
-        self.schedule(drained.set)
-        drained.wait()
-
-    def close(self) -> None:
-        self.schedule(self._end)
-        self._thread.join()
-        self._selector.close()
-
-    def _run(self) -> None:
-        while self._open:
-            for key, _ in self._selector.select():
-                self._call(key.data)
-
-    def _run_scheduled(self) -> None:
-        os.eventfd_read(self._eventfd)
-        while self._scheduled and self._open:
-            self._call(self._scheduled.popleft())
-
-    def _call(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Exception:  # it concerns one worker: the others continue
-            log.exception("a message of a worker could not be handled")
-
-    def _end(self) -> None:
-        with self._waking:
-            self._open = False
-            os.close(self._eventfd)
 
 
 @dataclass(frozen=True)
@@ -196,7 +129,7 @@ class Connection:
         resources = self._bundles[bundle]
         named = {OPTIONS[name]: amount for name, amount in resources.items() if name in OPTIONS}
         rest = {name: amount for name, amount in resources.items() if name not in OPTIONS}
-        remote = ray.remote(concurrency_groups=dict.fromkeys((CONTROL, WORK, SUMS, COLLECT), 1))(kind).options(
+        remote = ray.remote(concurrency_groups=GROUPS)(kind).options(
             **{"num_cpus": 0, **named}, resources=rest, max_restarts=0, max_task_retries=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
         )  # fmt: skip

@@ -24,7 +24,6 @@ class RemoteMachine:
         self._client = client
         self._send = send
         self._chunks = chunks_of(client.wire.bytes)
-        self._single = 0  # how many sums in a row were of one whole row
 
     @property
     def incarnation(self) -> int:
@@ -38,13 +37,9 @@ class RemoteMachine:
 
     def ask(self, parts: Parts, ends: Sequence[int]) -> Callable[[], Partial]:
         client = self._client
-        whole = len(parts) == 1 and parts[0][1] == 1.0
-        self._single = self._single + 1 if whole else 0
-        client.eager = self._single > 1
-        here = [found for slot in ends if (found := client.rows.pop(slot, None)) is not None]
-        if whole and len(here) == 1:
-            row, end = here[0]
-            return lambda: self._unpacked(row, [end])
+        found = client.expected(parts, ends)
+        if found is not None:
+            return lambda: self._unpacked(found.row, found.ends)
         answer = client.ask("sum", parts, [*ends], self._chunks, results=1 + self._chunks)
         return partial(self._answered, answer)
 

@@ -1,6 +1,7 @@
 """What the server and the agents of machines tell each other."""
 
 import platform
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ import torch
 import paceline
 from paceline.fleets.ray.wire import Bytes
 from paceline.learning.arena.arena import Report
+from paceline.learning.gradients.slots import Parts
 
 
 class AgentInfo(NamedTuple):
@@ -35,6 +37,22 @@ class HostSettings(NamedTuple):
     gpus: float = 0.0  # for each worker, of those that Ray made visible to the agent
 
 
+class Expected(NamedTuple):
+    """A sum that the server will ask for, as soon as the tickets in it are handed in."""
+
+    parts: Parts
+    ends: tuple[int, ...]  # the slots of which more than the gradient is wanted
+    tickets: tuple[tuple[int, int], ...]  # the slot and the serial number of each
+
+
+class Sum(NamedTuple):
+    """A sum that was expected."""
+
+    expected: Expected
+    ends: Sequence[Bytes] = ()  # what is besides the gradient in slots
+    row: Bytes | None = None  # as it is sent between machines; none where it comes in results of its own
+
+
 class Result(NamedTuple):
     """A worker has handed something in."""
 
@@ -43,8 +61,8 @@ class Result(NamedTuple):
     done: int
     reported: Report
     seconds: float
-    row: Bytes | None = None  # as it is sent between machines, where it was not asked for
-    end: Bytes | None = None  # what is besides the gradient in its slot
+    sum: Sum | None = None  # that it completes
+    row: Bytes | None = None  # where workers hand in models
     blob: bytes | bytearray | None = None
 
 

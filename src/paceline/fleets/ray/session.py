@@ -9,7 +9,8 @@ from typing import Any
 from paceline.core.errors import ConfigError
 from paceline.core.fields import nearest
 from paceline.fleets.ray.agent import Agent
-from paceline.fleets.ray.connection import ActorHandle, CallbackThread, Connection
+from paceline.fleets.ray.callbacks import CallbackThread
+from paceline.fleets.ray.connection import ActorHandle, Connection
 from paceline.fleets.ray.fleet import RayFleet
 
 log = logging.getLogger("paceline")

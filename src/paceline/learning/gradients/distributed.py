@@ -89,8 +89,8 @@ class MemoryMachine:
         self.workers = workers
         self._arena = arena
         self._wire = wire
-        self._first_row = SlotBook(workers).first_row
-        self._sums = SlotSums(arena.matrices(self._first_row))
+        self.first_row = SlotBook(workers).first_row
+        self._sums = SlotSums(arena.matrices(self.first_row))
 
     @staticmethod
     def in_memory(

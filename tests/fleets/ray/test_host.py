@@ -1,0 +1,32 @@
+"""What an agent finds out about its machine before a run."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from paceline.fleets.ray.host import devices_of, missing_memory
+from paceline.fleets.ray.messages import HostSettings
+
+
+def test_accelerators_are_dealt_out_in_the_order_of_workers() -> None:
+    """Whole ones, or shares of one; those that Ray made visible to an agent have numbers from 0 on."""
+    assert devices_of(HostSettings((1, 3), 20, False, None, 1.0), 4) == ("cpu", "cuda:0", "cpu", "cuda:1")
+    assert devices_of(HostSettings((0, 1, 2), 20, False, None, 0.5), 3) == ("cuda:0", "cuda:0", "cuda:1")
+    assert devices_of(HostSettings((0, 1), 20, False, None), 2) == ()
+
+
+@pytest.mark.parametrize(("kibibytes", "missing"), [(2**20, "0.50"), (3 * 2**19, "")])
+def test_a_machine_without_room_says_how_much_is_missing(
+    kibibytes: int, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers of a model of 300 MiB need five times that."""
+    made = SimpleNamespace(layout=SimpleNamespace(stride=3 * 2**29 // 5))
+    monkeypatch.setattr("paceline.fleets.ray.host.unpack", lambda memory, objects: made)
+    monkeypatch.setattr("paceline.fleets.ray.host.this_node", lambda: ("node", "10.0.0.2"))
+    monkeypatch.setattr(Path, "read_text", lambda path: f"MemTotal: 1 kB\nMemAvailable: {kibibytes} kB\n")
+    nothing = np.zeros(0, dtype=np.uint8)
+    found = missing_memory(HostSettings((0, 1), 20, False, None), nothing, nothing)
+    line = "10.0.0.2 has 1.00 GiB free, and 2 workers need 1.50 GiB for weights, gradients and data: 0.50 GiB missing"
+    assert found == (line if missing else "")
