@@ -1,6 +1,6 @@
 """This checkout against another one: the time of an update, in turn on one machine.
 
-    python benchmarks/before_after.py OTHER [--rounds N] [--save]
+    python benchmarks/before_after.py OTHER [--rounds N] [--only TEXT] [--save] [--name RESULT]
 
 OTHER is another checkout, as from ``git worktree add ../before REVISION``. Each case runs in a process
 of its own, with the one code and then with the other, as often as ``--rounds`` says. What is compared is the time of
@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their name")
     parser.add_argument("--save", action="store_true")
+    parser.add_argument("--name", default="before_after", help="of the result")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.case:
@@ -115,7 +116,7 @@ def main() -> None:
         ).stdout.strip()
         for name, place in (("this", HERE), ("other", asked.other))
     }
-    write("before_after", {"revisions": revisions, "time of an update, this / other": rows}, save=asked.save)
+    write(asked.name, {"revisions": revisions, "time of an update, this / other": rows}, save=asked.save)
 
 
 if __name__ == "__main__":

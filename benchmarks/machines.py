@@ -36,7 +36,7 @@ import paceline as pl
 
 WORKERS = 8
 RULES = {"synchronous": pl.Synchronous(), "asynchronous": pl.Asynchronous()}
-UPDATES = {"trivial": (100, 600), "LeNet": (30, 200), "MLP of 10 M": (8, 40)}  # synchronous, asynchronous
+UPDATES = {"trivial": (60, 400), "LeNet": (24, 120), "MLP of 10 M": (6, 24)}  # synchronous, asynchronous
 BAR = 0.25
 
 

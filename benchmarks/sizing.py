@@ -13,10 +13,10 @@ gathered   every worker sends its gradient to one server, which takes as long fo
 by machine  one sum and one set of weights a machine and update (``paceline.Machines``), on links that are shared by
            what passes at once, with one server or several shards
 
-The server's times of the second design, in the order in which they are looked for: ``--server-ms``; what
-``ray_fleet_scaling.json`` has under "server milliseconds a sum and a step", once it is measured there; and else an
-estimate from memory: a call (that of the first design for a model of five numbers), a copy of the sum and adding it;
-for a step SGD with momentum and a copy of the weights. The result says which.
+The server's times of the second design are those of ``--server-ms``, or measured (benchmarks/machines.py --save): all
+that an update of eight workers on one machine takes of the server's core. Of it the call is what a bare call of Ray
+takes, the step SGD with momentum and a copy of the weights in memory, and the sum is the rest. What was not measured
+there is taken to need the trivial model's time, and that of copying and adding in memory.
 
 Workers do not depend on each other; a mini-batch takes 0.1 s in the median, log-normal with sigma 0.2. A message takes
 0.2 ms besides its bytes. lgc goes on with three quarters of the workers, and has 4 blocks; gsgd has four groups;
@@ -52,7 +52,8 @@ MINI_BATCH = pl.delays.LogNormal(median=0.1, sigma=0.2)
 LATENCY, GIGABITS = 0.2e-3, 10.0
 NETWORK = pl.Network(latency=LATENCY, bandwidth=GIGABITS * 1e9 / 8)
 SETTLING, ROUNDS, FEWEST = 3, 10, 3_000  # contributions of a worker before what is measured, and in it; of all workers
-MEASURED = RESULTS / "ray_fleet_scaling.json"
+MEASURED = RESULTS / "ray_fleet_scaling.json"  # of the former design
+MACHINES = RESULTS / "machines.json"
 SAVED = RESULTS / "sizing.json"
 BYTES = {"trivial": message_bytes(nn.Linear(4, 1))}
 BYTES |= {name: message_bytes(case.model()) for name, case in CASES.items()}
@@ -308,16 +309,22 @@ def gathered() -> dict[str, float]:
 Times = dict[str, tuple[float, float, float]]
 
 
-def by_machine(*, measure_memory: bool) -> tuple[Times, dict[str, dict[str, float]], str]:
-    """The server's seconds for a call, a sum and a step of each model; what they rest on, and where they are from."""
-    found = recorded(MEASURED).get("server milliseconds a sum and a step")
-    if found:
-        return {model: (0.0, s / 1e3, t / 1e3) for model, (s, t) in found.items()}, {}, f"measured: {MEASURED.name}"
+def by_machine(*, measure_memory: bool) -> tuple[Times, dict[str, dict[str, float]]]:
+    """The server's seconds for a call, a sum and a step of each model; and what memory takes."""
+    measured = recorded(MACHINES)
+    call = measured["floor of an asynchronous update, milliseconds of the server's core"]["trivial"] / 1e3
+    now = measured["milliseconds of the server's core a gradient, and updates a second"]["now"]
     saved = recorded(SAVED).get("memory seconds") if SAVED.exists() else None
     memory = saved if saved and not measure_memory else {model: memory_seconds(size) for model, size in BYTES.items()}
-    call = gathered()["trivial"]
-    times = {model: (call, took["copy"] + took["add"], took["step"] + took["copy"]) for model, took in memory.items()}
-    return times, memory, "estimated from memory bandwidth and Ray's calls, not measured"
+    times: Times = {}
+    for model, took in memory.items():
+        step = took["step"] + took["copy"]
+        if model in now:
+            total = now[model]["synchronous"][0] * EACH / 1e3
+        else:
+            total = now["trivial"]["synchronous"][0] * EACH / 1e3 + step + took["copy"] + took["add"]
+        times[model] = call, max(0.0, total - call - step), step
+    return times, memory
 
 
 def recorded(file: Path) -> dict[str, Any]:
@@ -327,7 +334,7 @@ def recorded(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         refuse(
             f"{file} cannot be used ({type(error).__name__}): make ray_fleet_scaling.json with python "
-            "benchmarks/ray_fleet.py --scaling --save"
+            "benchmarks/ray_fleet.py --scaling --save, and machines.json with benchmarks/machines.py --save"
         )
 
 
@@ -357,8 +364,8 @@ def main() -> None:
     parser.add_argument("--measure-memory", action="store_true", help="time copying, adding and stepping here and now")
     parser.add_argument("--server-ms", nargs="+", metavar="MODEL=SUM+STEP", help="times of the server by machine")
     arguments = parser.parse_args()
-    estimated, memory, source = by_machine(measure_memory=arguments.measure_memory)
-    own = given(arguments.server_ms) if arguments.server_ms else estimated
+    measured, memory = by_machine(measure_memory=arguments.measure_memory)
+    own = given(arguments.server_ms) if arguments.server_ms else measured
     times = {model: Server(seconds, *own[model]) for model, seconds in gathered().items() if model in own}
     rows = [
         simulated(model, name, workers, design, server)
@@ -370,7 +377,7 @@ def main() -> None:
     found = {model: knees(model, server, rows) for model, server in times.items()}
     if arguments.save:
         result = {
-            "server by machine": "given" if arguments.server_ms else source,
+            "server by machine": "given" if arguments.server_ms else f"measured: {MACHINES.name}",
             "memory seconds": memory,
             "server milliseconds": {
                 model: {name: round(each * 1e3, 3) for name, each in asdict(server).items()}

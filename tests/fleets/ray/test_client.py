@@ -332,7 +332,7 @@ def round_of(remote: Remote, orders: dict[int, int], parts: Parts, *, sums: bool
     remote.calls.answers = [[[end] * len(orders), row]]
     (vector,), ends = remote.machine.ask(parts, [4 + place for place in range(len(orders))])()
     assert len(ends) == len(orders)
-    return vector.tolist()  # type: ignore[no-any-return]
+    return vector.tolist()
 
 
 @pytest.mark.parametrize("workers", [(7,), (7, 9)], ids=["single gradients", "all of a machine"])
