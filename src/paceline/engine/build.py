@@ -6,6 +6,8 @@ function of its ledger, so it can be asked before the launch: everybody has join
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from paceline.core.coordinator import Coordinator, Strategy
@@ -48,24 +50,35 @@ def launch(
     _check_memory(strategy, fleet, workload)
     if not workload.hands_in_models:
         workers, contributions = fleet.launch(workload, seed)
-        server = GradientServer(workload.state, recipe, batches, contributions, fleet.workers)
-        server.logged_names = workload.logged
-        server.ask_for(reports_of(strategy), _name(strategy))
-        if compensate_delay:
-            server.compensate(compensate_delay)
+        with closed_on_error(workers):
+            server = GradientServer(workload.state, recipe, batches, contributions, fleet.workers)
+            server.logged_names = workload.logged
+            server.ask_for(reports_of(strategy), _name(strategy))
+            if compensate_delay:
+                server.compensate(compensate_delay)
         return workers, server
     workload, aggregation = _with_trainers(strategy, workload, fleet.workers, groups, seed)
     workers, contributions = fleet.launch(workload, seed)
-    if not isinstance(contributions, ModelContributions):
-        workers.close()
-        raise ConfigError(
-            f"{_name(fleet)} cannot run {_name(strategy)}: its workers hand in gradients, and the strategy assigns "
-            f"{kind}; use a SimulatedFleet, a ProcessFleet or a RayFleet"
-        )
-    models = ModelServer(workload, batches, aggregation, contributions)
-    models.logged_names = workload.logged
-    models.ask_for(reports_of(strategy), _name(strategy))
+    with closed_on_error(workers):
+        if not isinstance(contributions, ModelContributions):
+            raise ConfigError(
+                f"{_name(fleet)} cannot run {_name(strategy)}: its workers hand in gradients, and the strategy assigns "
+                f"{kind}; use a SimulatedFleet, a ProcessFleet or a RayFleet"
+            )
+        models = ModelServer(workload, batches, aggregation, contributions)
+        models.logged_names = workload.logged
+        models.ask_for(reports_of(strategy), _name(strategy))
     return workers, models
+
+
+@contextmanager
+def closed_on_error(workers: WorkerGroup) -> Iterator[None]:
+    """Leave nothing running of workers for which there is no server."""
+    try:
+        yield
+    except BaseException:
+        workers.close()
+        raise
 
 
 def _check_memory(strategy: Strategy, fleet: Fleet, workload: Workload) -> None:

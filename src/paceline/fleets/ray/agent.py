@@ -41,7 +41,7 @@ class Agent:
             host.close()
 
     def exchange(
-        self, run: int, number: int, commands: Sequence[tuple[Any, ...]], waiting: int, results: int, *chunks: Bytes
+        self, run: int, number: int, commands: list[tuple[Any, ...]], waiting: int, results: int, *chunks: Bytes
     ) -> Any:
         """Carry commands out, and return what workers have told; waits until there is something.
 

@@ -81,9 +81,17 @@ class Host:
     # In the actor's threads.
 
     def exchange(
-        self, number: int, commands: Sequence[tuple[Any, ...]], waiting: int, results: int, chunks: Sequence[Bytes]
+        self, number: int, commands: list[tuple[Any, ...]], waiting: int, results: int, chunks: Sequence[Bytes]
     ) -> list[Any]:
-        """Carry commands out when it is the turn of this call, and return messages and the chunks of their sums.
+        """Carry commands out when it is the turn of this call, and return messages and the chunks of their sums."""
+        self._obey(number, commands, chunks)
+        commands.clear()  # nobody is to wait for news with weights in the object store
+        each = chunks_of(self.wire.bytes)
+        messages = self._outbox.take(waiting=waiting, rows=(results - 1) // each)
+        return self._with_sums(messages, results)
+
+    def _obey(self, number: int, commands: Sequence[tuple[Any, ...]], chunks: Sequence[Bytes]) -> None:
+        """Carry commands out.
 
         Weights that are on their way through the object stores are waited for before the turn, so that those of
         several calls travel side by side.
@@ -98,9 +106,6 @@ class Host:
             self.wait_for(number)
         self._exchanges += 1
         self._outbox.notify()
-        each = chunks_of(self.wire.bytes)
-        messages = self._outbox.take(waiting=waiting, rows=(results - 1) // each)
-        return self._with_sums(messages, results)
 
     def _with_sums(self, messages: Sequence[Message], results: int) -> list[Any]:
         """Messages with their sums, in them or in results of their own."""
