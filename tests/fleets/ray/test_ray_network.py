@@ -128,7 +128,7 @@ def session() -> Iterator[Path]:
         yield Path(made)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_node_behind_a_narrow_link_that_is_cut_and_mended(link: Link, session: Path, tmp_path: Path) -> None:
     """First two workers are behind a link of 100 Mbit/s. Then one of two is, and the link is cut."""
     link.carry(milliseconds=10)
