@@ -1,6 +1,7 @@
 """The command line of the reproductions. What a command needs is imported when it runs.
 
-python -m reproductions PAPER [--quick] [--data DIR] [--json FILE] [--figures DIR] [--seed N] [--work DIR]
+python -m reproductions PAPER [--quick | --full [--runs N]] [--data DIR] [--json FILE] [--figures DIR] [--seed N]
+                              [--work DIR]
 python -m reproductions fetch mnist cifar10 --to DIR
 """
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.main import run_program
-from paceline.core.errors import CannotWrite
+from paceline.core.errors import CannotWrite, ConfigError
 from paceline.engine.signals import Interrupted, terminable
 from paceline.files import check_parent, check_place
 from reproductions.pipeline.plan import Options
@@ -30,6 +31,8 @@ PAPERS = {
     "fine-pruning": "Data fine-pruning: samples saved and accuracy, on CIFAR-10.",
     "sdde": "Asynchronous SGD and its delay differential equation. Needs no data.",
 }
+
+RESULTS_OF = "reproductions/results/{}"
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -52,6 +55,10 @@ def reproduce(name: str, options: Options, json: Path | None, figures: Path | No
         check_place(json)
     if figures is not None:
         check_place(figures / "figure.png")
+    if options.quick and options.full:
+        raise ConfigError("--quick and --full cannot both be: under a minute, or the paper's own length")
+    if options.runs is not None and not options.full:
+        raise ConfigError(f"--runs {options.runs} needs --full: only the runs of a campaign are counted")
     work = options.work or Path("runs") / f"reproduce-{name}"
     check_parent(work / "run.json")
     from paceline.callbacks.terminal import console
@@ -62,7 +69,8 @@ def reproduce(name: str, options: Options, json: Path | None, figures: Path | No
         with terminable():
             card = paper.reproduce(replace(options, work=work))
     except KeyboardInterrupt as asked:
-        kept = f"finished runs are in {work}: the same command continues" if work.exists() else "nothing kept"
+        place = RESULTS_OF.format(name) if options.full else work
+        kept = f"finished runs are in {place}: the same command continues" if work.exists() else "nothing kept"
         raise Interrupted(f"; {kept}", asked) from None
     except CannotWrite as error:
         raise CannotWrite(f"{error}; finished runs are in {work}: the same command continues") from None
@@ -85,6 +93,13 @@ def _add_paper(name: str, help_text: str) -> None:
     def command(  # noqa: PLR0917 - typer names the options
         data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets are.")] = None,
         quick: Annotated[bool, typer.Option("--quick", help="Under a minute: training on a reduced scale.")] = False,
+        full: Annotated[
+            bool, typer.Option("--full", help="The paper's own length: hours, continued where committed results end.")
+        ] = False,
+        runs: Annotated[
+            int | None,
+            typer.Option("--runs", min=0, metavar="N", help="With --full: make N runs, then the card. 0 only reads."),
+        ] = None,
         json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write card and runs there.")] = None,
         figures: Annotated[
             Path | None, typer.Option("--figures", metavar="DIR", help="Draw the figures there.")
@@ -94,7 +109,7 @@ def _add_paper(name: str, help_text: str) -> None:
             Path | None, typer.Option("--work", metavar="DIR", help=f"Keeps finished runs; else runs/reproduce-{name}.")
         ] = None,
     ) -> None:
-        reproduce(name, Options(data, quick, work, seed=seed), json, figures)
+        reproduce(name, Options(data, quick, work, seed=seed, full=full, runs=runs), json, figures)
 
 
 for _name, _help in PAPERS.items():

@@ -106,10 +106,3 @@ def percent(share: float | None) -> float:
 def spread(values: Sequence[float]) -> float:
     """The standard deviation over the seeds; of one seed there is none."""
     return stdev(values) if len(values) > 1 else math.nan
-
-
-def shown_lower(differences: Sequence[float]) -> bool | None:
-    """Whether an error is lower for every seed, and by more than the differences spread; unknown of one seed."""
-    if len(differences) == 1:
-        return None
-    return min(differences) > 0 and fmean(differences) > spread(differences)

@@ -17,12 +17,13 @@ from reproductions.ec_dnn.plan import (
     tuning,
 )
 from reproductions.ec_dnn.training import run_training
+from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.paper import Paper
 from reproductions.pipeline.runs import Runner
 
 
-def make_card(plan: EcDnnPlan, data: str, runner: Runner) -> Card:
+def make_card(plan: EcDnnPlan, data: str, runner: Runner | Campaign) -> Card:
     """The learning rates first, then tau, then everything else."""
     tuned = runner.run(run_training, tuning(plan, data), cost=cost, label="choosing learning rates")
     runs = Runs(plan, data, choose_learning_rates(plan, tuned))

@@ -9,8 +9,9 @@ from paceline.core.fields import table_of
 from paceline.pruning.schedule import Schedule
 from reproductions.fine_pruning.formulas import IN_MINUTES, TABLE_1, TABLE_2, pruned_epochs_formula_3
 from reproductions.fine_pruning.plan import ARMS, FinePruningPlan
-from reproductions.pipeline.claims import Claim, listed, seeds_in_words, within
+from reproductions.pipeline.claims import Claim, by_test, listed, seeds_in_words, within
 from reproductions.pipeline.runs import Result
+from reproductions.pipeline.verdicts import paired
 
 KNOWN = (200, 60, 30, 5, 3, 2)  # epochs, window, start, block, count, attenuation
 KEPT = 0.5  # points: "maintaining the accuracy"
@@ -111,19 +112,17 @@ def _accuracies(found: Found, model: str) -> Iterable[Claim]:
     regular, pruned, random, shortened = (
         found.accuracies(model, arm) for arm in ("regular", "pruned", "random", "shortened")
     )
-    gap = fmean(regular) - fmean(pruned)
+    samples = found.plan.sizes[model].tested
+    gap = paired(regular, pruned, samples)
     paper_gap = 0.43 if model == "lenet" else 0.36
-    yield Claim(f"points_lost.{name}pruned", paper_gap, gap, KEPT, gap <= KEPT, f"regular less pruned; {count}")
+    note = f"regular less pruned; {found.plan.name}; {count}"
+    yield by_test(f"points_lost.{name}pruned", paper_gap, gap, KEPT, gap.at_most(KEPT), note)
     for control, values in (("random", random), ("shortened", shortened)):
-        differences = [one - other for one, other in zip(pruned, values, strict=True)]
-        yield Claim(
-            f"selection_helps.{name}against_{control}",
-            "(pruned is better)",
-            fmean(differences),
-            "above 0 in each seed",
-            all(each > 0 for each in differences),
-            f"points; control, not in the paper; {count}: {listed(differences)}",
-        )
+        gain = paired(pruned, values, samples)
+        each = listed([one - other for one, other in zip(pruned, values, strict=True)])
+        note = f"points; control, not in the paper; {found.plan.name}; {count}: {each}"
+        name_of = f"selection_helps.{name}against_{control}"
+        yield by_test(name_of, "(pruned is better)", gain, "above 0", gain.above(), note)
 
 
 def _beyond(found: Found, best: str, confirmed: Mapping[int, Result]) -> Iterable[Claim]:
@@ -134,15 +133,9 @@ def _beyond(found: Found, best: str, confirmed: Mapping[int, Result]) -> Iterabl
     yield Claim("beyond.accuracy", None, fmean(values), None, None, f"{len(seeds)} seeds: {listed(values)}")
     for control in ("random", "shortened"):
         others = found.accuracies("lenet", control)
-        differences = [one - other for one, other in zip(values, others, strict=True)]
-        yield Claim(
-            f"beyond.no_worse_than_{control}",
-            None,
-            fmean(differences),
-            "at least 0",
-            fmean(differences) >= 0,
-            f"points on test samples, mean; {listed(differences)}",
-        )
+        gain = paired(values, others, found.plan.sizes["lenet"].tested)
+        note = f"points; {listed([one - other for one, other in zip(values, others, strict=True)])}"
+        yield by_test(f"beyond.no_worse_than_{control}", "(no worse)", gain, "at least 0", gain.above(), note)
 
 
 def rows(found: Found, best: str, confirmed: Mapping[int, Result]) -> list[dict[str, Any]]:

@@ -12,12 +12,13 @@ from reproductions.fine_pruning.pictures import pictures_row
 from reproductions.fine_pruning.plan import QUICK, SMALL, FinePruningPlan, cost
 from reproductions.fine_pruning.timing import Timing, run_timing
 from reproductions.fine_pruning.training import LEARNING_RATES, run_training
+from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.paper import Paper
 from reproductions.pipeline.runs import Runner
 
 
-def make_card(plan: FinePruningPlan, data: str, runner: Runner) -> Card:
+def make_card(plan: FinePruningPlan, data: str, runner: Runner | Campaign) -> Card:
     """Time, then the five ways to train, then the search for a better one. ``plan.FULL`` is as long as the paper's."""
     samples, rounds = plan.timed
     timing = Timing(samples, rounds, plan.fine.fraction)

@@ -10,12 +10,13 @@ from paceline.data.images import read_mnist
 from reproductions.group_sgd.claims import timing_claims, training_claims
 from reproductions.group_sgd.plan import FULL, LOWEST, QUICK, GroupSgdPlan, Search, end_of
 from reproductions.group_sgd.training import BATCH, MODELS, STRATEGIES, UNITS, Training
+from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.paper import Paper
 from reproductions.pipeline.runs import Runner
 
 
-def make_card(plan: GroupSgdPlan, data: str, runner: Runner) -> Card:
+def make_card(plan: GroupSgdPlan, data: str, runner: Runner | Campaign) -> Card:
     """The paper's learning rates and the search for others, then the controls."""
     search = Search(plan, data, runner)
     paper = search.with_learning_rates({(m, s): MODELS[m].learning_rates[s] for m in MODELS for s in STRATEGIES})

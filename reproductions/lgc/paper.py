@@ -8,9 +8,10 @@ from typing import Any
 
 from paceline.data.images import read_cifar10
 from reproductions.lgc.claims import Findings, accuracy_claims, training_rows
-from reproductions.lgc.plan import QUICK, SMALL, LgcPlan, Runs, choose, cost, tuning
+from reproductions.lgc.plan import FULL, QUICK, SMALL, LgcPlan, Runs, choose, cost, tuning
 from reproductions.lgc.timing import ITERATIONS, run_timing, timing_claims, timing_rows, timings
 from reproductions.lgc.training import VALIDATED, run_training
+from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.paper import Paper
 from reproductions.pipeline.runs import Runner
@@ -18,9 +19,10 @@ from reproductions.pipeline.runs import Runner
 NETWORKS = {"vgg": "VGG-11 of 1/8 width with GroupNorm", "lenet": "LeNet"}
 
 
-def make_card(plan: LgcPlan, data: str, runner: Runner) -> Card:
+def make_card(plan: LgcPlan, data: str, runner: Runner | Campaign) -> Card:
     """Time first, then the learning rates, then everything else that is trained."""
-    timed = runner.run(run_timing, timings(plan.repeats, plan.iterations, plan.seed), label="timing")
+    quickly = runner if isinstance(runner, Runner) else Runner(runner.scratch / "timing")
+    timed = quickly.run(run_timing, timings(plan.repeats, plan.iterations, plan.seed), label="timing")
     seconds = {timing: float(result["seconds"]) for timing, result in timed.items()}
     tuned = runner.run(run_training, tuning(plan, data), cost=cost, label="choosing learning rates")
     runs = Runs(plan, data, choose(plan, tuned))
@@ -56,7 +58,10 @@ def _learning_rate_rule(plan: LgcPlan) -> str:
     if len(plan.learning_rates) == 1:
         return "not tuned: the paper's step, for all methods"
     first = f"c=3, seed {plan.seed}"
-    return f"highest accuracy of Full-SGD ({first}) on {VALIDATED} samples not trained on; all methods share it"
+    shorter = "" if plan.tuned is None else f" after {plan.tuned.epochs} epochs of {plan.tuned.samples} samples"
+    return (
+        f"highest accuracy of Full-SGD ({first}){shorter} on {VALIDATED} samples not trained on; all methods share it"
+    )
 
 
-PAPER = Paper("lgc", QUICK, SMALL, make_card, read_cifar10)
+PAPER = Paper("lgc", QUICK, SMALL, make_card, read_cifar10, FULL)

@@ -10,7 +10,8 @@ from reproductions.pipeline.plan import Plan, best_learning_rate
 
 METHODS = ("full", "k", "lgc")
 PARTS = ("1", "2", "3", "uniform")
-SPEED = {"vgg": 2_000, "lenet": 4_800}  # training samples a second on one core of the machine of docs/results
+LATE = ("complete", "block", "finish")
+SPEED = {"vgg": 2_000, "lenet": 8_000}  # training samples a second on one core of the machine of docs/results
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class LgcPlan(Plan):
     frontier        the models and seeds for which every quorum is tried, at c = 3 and h = 10
     partial         the models and seeds for which late workers get 1, 2, 3 or any number of blocks done, with and
                     without scaling, at c = 3 and h = 10
+    parts           those blocks
+    late            the models and seeds for which late workers complete their batch, end a block, or finish it in their
+                    own time, at c = 3 and h = 10
+    tuned           how much is trained to choose the learning rate; as much as everything else if it is not given
     repeats         of the simulations without a model; each has so many ``iterations``
     """
 
@@ -40,6 +45,9 @@ class LgcPlan(Plan):
     grids: Sequence[Grid]
     frontier: Sequence[tuple[str, int]] = ()
     partial: Sequence[tuple[str, int]] = ()
+    parts: Sequence[str] = PARTS
+    late: Sequence[tuple[str, int]] = ()
+    tuned: Size | None = None
     repeats: int = 3
     iterations: int = ITERATIONS
 
@@ -72,14 +80,22 @@ SMALL = LgcPlan(
     frontier=(("lenet", 0),),
     partial=(("lenet", 0),),
 )
-# The paper's data, epochs and repeats, on the narrow networks: about 36 hours of two cores.
+# The paper's data and epochs on LeNet: about five hours of one core.
 FULL = LgcPlan(
     name="full length",
-    size=Size(samples=50_000, epochs=60),
+    size=Size(samples=50_000, epochs=60, followed=2),
+    tuned=Size(samples=40_000, epochs=12),
     learning_rates=(0.2, 0.1, 0.05, 0.02),
-    grids=(Grid("vgg", (3, 2, 1, 10), PERIODS, (0, 1, 2)), Grid("lenet", (3, 2, 1, 10), PERIODS, (0, 1, 2))),
-    frontier=tuple((model, seed) for model in ("vgg", "lenet") for seed in range(3)),
-    partial=tuple((model, seed) for model in ("vgg", "lenet") for seed in range(3)),
+    grids=(
+        Grid("lenet", (3,), (10,), (0,)),
+        Grid("lenet", (1, 2, 10), (10,), (0,)),
+        Grid("lenet", (3,), (1, 50), (0,)),
+        Grid("lenet", (3,), (10,), (1,)),
+    ),
+    late=(("lenet", 0),),
+    frontier=(("lenet", 0),),
+    partial=(("lenet", 0),),
+    parts=("1", "2", "3"),
 )
 
 Results = Mapping[Training, Mapping[str, Any]]
@@ -109,11 +125,12 @@ class Runs:
     def all(self) -> list[Training]:
         """Each once, the most telling first."""
         plan = self.plan
-        listed = [*self._grid(plan.grids[0]), *self._smaller_learning_rates()]
-        listed += [self.run(model, each, seed) for model, seed in plan.frontier for each in frontier_cases()]
-        listed += [self.run(model, each, seed) for model, seed in plan.partial for each in partial_cases()]
+        listed = list(self._grid(plan.grids[0]))
+        listed += [self.run(model, each, seed) for model, seed in plan.late for each in late_cases()]
         listed += [run for grid in plan.grids[1:] for run in self._grid(grid)]
-        return list(dict.fromkeys(listed))
+        listed += [self.run(model, each, seed) for model, seed in plan.frontier for each in frontier_cases()]
+        listed += [self.run(model, each, seed) for model, seed in plan.partial for each in partial_cases(plan.parts)]
+        return list(dict.fromkeys([*listed, *self._smaller_learning_rates()]))
 
     def _grid(self, grid: Grid) -> Iterable[Training]:
         for seed in grid.seeds:
@@ -136,12 +153,14 @@ def frontier_cases() -> list[Case]:
     return [Case("full"), *(Case(method, quorum=quorum) for method in ("k", "lgc") for quorum in QUORUMS)]
 
 
-def partial_cases() -> list[Case]:
+def partial_cases(parts: Sequence[str] = PARTS) -> list[Case]:
     """With all four blocks done, scaling changes nothing."""
-    return [
-        Case("lgc"),
-        *(Case("lgc", done=done, scale=scale) for done in ("1", "2", "3", "uniform") for scale in (True, False)),
-    ]
+    return [Case("lgc"), *(Case("lgc", done=done, scale=scale) for done in parts for scale in (True, False))]
+
+
+def late_cases() -> list[Case]:
+    """K-SGD has no use for what late workers do: for it, to end a block is to be stopped."""
+    return [*(Case("lgc", late=late) for late in LATE), Case("k", late="finish")]
 
 
 def tuning(plan: LgcPlan, data: str) -> list[Training]:
@@ -149,7 +168,7 @@ def tuning(plan: LgcPlan, data: str) -> list[Training]:
     if len(plan.learning_rates) == 1:
         return []
     return [
-        Training(data, model, Case("full"), lr, plan.seed, plan.size)
+        Training(data, model, Case("full"), lr, plan.seed, plan.tuned or plan.size)
         for model in plan.models
         for lr in plan.learning_rates
     ]
@@ -162,6 +181,9 @@ def choose(plan: LgcPlan, results: Results) -> dict[str, Chosen]:
     chosen = {}
     for model in plan.models:
         errors = {run.lr: -result["validation_accuracy"] for run, result in results.items() if run.model == model}
+        if not errors:  # none was tuned yet: the paper's
+            chosen[model] = Chosen(0.1, None)
+            continue
         lr = best_learning_rate(errors)
         chosen[model] = Chosen(lr, next((other for other in plan.learning_rates if other < lr), lr / 2))
     return chosen

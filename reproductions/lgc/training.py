@@ -7,6 +7,7 @@ updates, the width of the network, and its norm.
 
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,22 +25,30 @@ from paceline.strategy import Strategy
 from reproductions.datasets.cifar import ChannelsLast, cifar10
 from reproductions.lgc.timing import BLOCKS, MEAN, QUORUM, SHIFT, WORKERS
 from reproductions.models.convolutional import vgg11
+from reproductions.pipeline.samples import packed, right
 from reproductions.pipeline.values import rounded
 
+VERSION = 1  # of the campaign's runs: raise it when a change of the code changes what they come to
 BATCH = 32
 VALIDATED = 2_000  # training samples that no run trains on; the learning rate is chosen by them
 PROBED = 1_000  # training samples on which the loss is followed
 WIDTH = 1 / 8
+CHECKPOINT = 1_000  # updates between two checkpoints of a run that has a folder for them
 JUST_AFTER = 1e-6  # of the time of a round: when a late worker's last block ends after the update
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much of the data set, how often, and how many test samples the last model is evaluated on."""
+    """How much of the data set, how often, and how many test samples the last model is evaluated on.
+
+    ``followed`` is every how many epochs the test accuracy is taken on the way; 0 follows the loss on some training
+    samples instead.
+    """
 
     samples: int = 10_000
     epochs: int = 10
     tested: int = 10_000
+    followed: int = 0
 
     @property
     def updates_in_an_epoch(self) -> int:
@@ -57,7 +66,11 @@ class Size:
 
 @dataclass(frozen=True)
 class Case:
-    """A method and the circumstances it is tried in. ``done`` says how many blocks late workers get done: 1 to 4."""
+    """A method and the circumstances it is tried in. ``done`` says how many blocks late workers get done: 1 to 4.
+
+    ``late`` says what late workers do once an update is made: ``complete`` their batch at no cost in time, as the paper
+    assumes; end the ``block`` they are at, as its Algorithm 1; or ``finish`` their batch before they begin the next.
+    """
 
     method: str  # full, k, lgc
     classes: int = 3
@@ -65,6 +78,7 @@ class Case:
     quorum: int = QUORUM
     done: str = "4"  # or uniform
     scale: bool = True
+    late: str = "complete"
 
 
 @dataclass(frozen=True)
@@ -78,16 +92,29 @@ class Training:
     seed: int
     size: Size
 
+    @property
+    def name(self) -> str:
+        """For people: what differs between the runs of a campaign."""
+        case = self.case
+        quorum = "" if case.method == "full" else f"-k{case.quorum}-h{case.h}"
+        part = f"-r{case.done}{'' if case.scale else '-unscaled'}" if case.done != str(BLOCKS) else ""
+        late = "" if case.late == "complete" else f"-{case.late}"
+        epochs = f"-{self.size.epochs}-epochs"
+        return f"{self.model}-{case.method}-c{case.classes}{quorum}{part}{late}{epochs}-lr{self.lr:g}-seed{self.seed}"
 
-def run_training(training: Training) -> dict[str, Any]:
-    """Train, and evaluate the last model on test, validation and training samples."""
+
+def run_training(training: Training, scratch: Path | None = None) -> dict[str, Any]:
+    """Train, and evaluate the last model on test, validation and training samples.
+
+    With a ``scratch`` folder it writes checkpoints there, and continues an interrupted run.
+    """
     size, seed = training.size, training.seed
     pictures = cifar10(training.data, trained=size.samples, validated=VALIDATED, tested=size.tested)
     probe = pictures.train[0][:PROBED], pictures.train[1][:PROBED]
     torch.manual_seed(seed)
     model = nn.Sequential(ChannelsLast(), lenet() if training.model == "lenet" else vgg11(WIDTH, "group"))
     run = train(
-        Task(model, cross_entropy, pictures.train, probe),
+        Task(model, cross_entropy, pictures.train, pictures.test if size.followed else probe),
         strategy=_strategy(training.case, size.warm_up),
         fleet=_fleet(training.case, seed, size.updates),
         optimizer=lambda parameters: SGD(parameters, lr=training.lr, momentum=0.9, weight_decay=5e-4),
@@ -95,16 +122,23 @@ def run_training(training: Training) -> dict[str, Any]:
         stop=Stop(updates=size.updates),
         batch_size=BATCH,
         partition=Pathological(training.case.classes),
-        every=Every(updates=size.updates_in_an_epoch),
+        every=Every(updates=size.updates_in_an_epoch * max(1, size.followed)),
         seed=seed,
-        progress=False,
+        directory=scratch,
+        checkpoint=None if scratch is None else Every(updates=CHECKPOINT),
+        resume=scratch is not None,
+        progress=None if scratch is not None else False,
     )
     result: dict[str, Any] = {"ended": run.ended, "problem": run.problem, "seconds": run.history[-1].seconds}
     for name in ("test", "validation", "train"):
         evaluate = Task(model, cross_entropy, pictures.train, getattr(pictures, name)).evaluator()
         result |= {f"{name}_{metric}": value for metric, value in evaluate(run.model).items()}
-    curve = [(row.updates, round(row.seconds, 4), rounded(row.loss)) for row in run.history]
-    return {**result, "curve": curve}
+    if not size.followed:
+        return {**result, "curve": [(row.updates, round(row.seconds, 4), rounded(row.loss)) for row in run.history]}
+    curve = [
+        (row.updates, round(row.seconds, 4), rounded(row.training_loss), rounded(row.accuracy)) for row in run.history
+    ]
+    return {**result, "right": packed(right(run.model, pictures.test)), "curve": curve}
 
 
 def _divided_half_way(optimizer: Optimizer, updates: int) -> LRScheduler:
@@ -116,16 +150,17 @@ def _strategy(case: Case, warm_up: int) -> Strategy:
         case "full":
             return Synchronous()
         case "k":
-            return FastestK(case.quorum, warm_up=warm_up)
+            return FastestK(case.quorum, stop_late=case.late != "finish", warm_up=warm_up)
         case "lgc":
-            return LiveCompensation(case.quorum, BLOCKS, scale=case.scale, warm_up=warm_up)
+            recall = case.late != "finish"
+            return LiveCompensation(case.quorum, BLOCKS, recall=recall, scale=case.scale, warm_up=warm_up)
     raise ValueError(f"there is no method {case.method!r}: full, k or lgc")
 
 
 def _fleet(case: Case, seed: int, updates: int) -> SimulatedFleet:
     delay = ShiftedExponential(SHIFT, MEAN, case.h)
     if case.done == str(BLOCKS):
-        return SimulatedFleet(delay, workers=WORKERS, recall="complete")
+        return SimulatedFleet(delay, workers=WORKERS, recall="complete" if case.late == "complete" else "block")
     return SimulatedFleet(partial_work(delay, case, seed, updates), recall="block")
 
 

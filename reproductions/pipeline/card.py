@@ -1,6 +1,7 @@
 """The card of a reproduction: a paper's claims beside what was found, as a table and as JSON."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.files import write_atomically
-from reproductions.pipeline.claims import Claim, Value
+from reproductions.pipeline.claims import OPEN, Claim, Value
 from reproductions.pipeline.values import plain_values
 
 
@@ -55,16 +56,20 @@ def card_table(card: Card) -> Table:
     for heading in ("claim", "paper", "ours", "tolerance", "holds?"):
         table.add_column(heading, overflow="fold")
     for claim in card.claims:
-        name = escape(claim.name) + (f"\n[dim]{escape(claim.note)}[/]" if claim.note else "")
+        below = "".join(f"\n[dim]{escape(text)}[/]" for text in (claim.test, claim.note) if text)
         values = (escape(shown(value)) for value in (claim.paper, claim.ours, claim.tolerance))
-        table.add_row(name, *values, {True: "yes", False: "[bold red]NO[/]", None: "-"}[claim.holds])
+        table.add_row(
+            escape(claim.name) + below, *values, "[bold red]NO[/]" if claim.verdict == "no" else claim.verdict
+        )
     return table
 
 
 def score(card: Card) -> str:
-    """How many of the claims that could be checked hold."""
-    checked = [claim.holds for claim in card.claims if claim.holds is not None]
-    return f"{sum(checked)} of {len(checked)} claims hold"
+    """How many of the claims that can be compared hold."""
+    count = Counter(claim.verdict for claim in card.claims)
+    compared = sum(count[verdict] for verdict in ("yes", "no", OPEN))
+    unknown = f", {count[OPEN]} cannot be told" if count[OPEN] else ""
+    return f"{count['yes']} of {compared} claims hold, {count['no']} do not{unknown}"
 
 
 def shown(value: Value) -> str:

@@ -1,10 +1,15 @@
 """What a paper claims beside what was found, and the words that notes on claims share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reproductions.pipeline.verdicts import Difference
 
 Value = float | str | None
+OPEN = "cannot be told"
+NOTHING = "-"  # to compare with
 
 
 @dataclass(frozen=True)
@@ -12,7 +17,7 @@ class Claim:
     """One thing that a paper says, what we found, how far apart they may be, and whether it holds.
 
     Numbers or words: "gsgd lowest" is a claim too. ``holds`` is None where the paper gives nothing to compare with,
-    or where too little was run to tell.
+    or where too little was run to tell. ``test`` says by which test that was found, with its interval.
     """
 
     name: str
@@ -21,11 +26,38 @@ class Claim:
     tolerance: Value
     holds: bool | None
     note: str = ""
+    test: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """In words; what the paper does not say, in its words or as a control in brackets, has none."""
+        if self.holds is not None:
+            return "yes" if self.holds else "no"
+        return NOTHING if self.paper is None or self.tolerance is None else OPEN
 
     def table(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        fields = {name: getattr(self, name) for name in ("name", "paper", "ours", "tolerance", "holds")}
-        return {**fields, "note": self.note} if self.note else fields
+        fields = {name: getattr(self, name) for name in ("name", "paper", "ours", "tolerance", "holds", "verdict")}
+        return {**fields, **{name: value for name in ("test", "note") if (value := getattr(self, name))}}
+
+
+def by_test(  # noqa: PLR0917 - in the order of Claim's fields
+    name: str, paper: Value, found: "Difference", tolerance: Value, holds: bool | None, note: str = ""
+) -> Claim:
+    """A claim about a difference, with the test that decides it."""
+    return Claim(name, paper, found.mean, tolerance, holds, note, found.words)
+
+
+class NotRun(Exception):
+    """A run that a claim rests on is still missing; its name."""
+
+
+def made(name: str, paper: Value, tolerance: Value, make: Callable[[str], Claim]) -> Claim:
+    """What ``make(name)`` returns, or an open claim if a run is missing."""
+    try:
+        return make(name)
+    except NotRun as missing:
+        return Claim(name, paper, None, tolerance, None, f"not run yet: {missing}")
 
 
 def within(name: str, paper: float, ours: float, tolerance: float, note: str = "") -> Claim:

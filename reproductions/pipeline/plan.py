@@ -11,6 +11,9 @@ class Options:
 
     data        the folder of the data sets
     quick       the reduced plan instead of the usual one
+    full        the plan of the paper's own length, a campaign whose results are committed
+    runs        of a campaign: how many to make before the card; None for all that are missing, 0 for none
+    results     where the results of campaigns are; by default in this package
     work        keeps the result of each run, so that an interrupted reproduction continues; None keeps nothing
     processes   how many runs at a time; by default one for each core
     seed        is added to all seeds of the plan
@@ -21,6 +24,9 @@ class Options:
     work: Path | None = None
     processes: int | None = None
     seed: int = 0
+    full: bool = False
+    runs: int | None = None
+    results: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

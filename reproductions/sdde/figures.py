@@ -20,6 +20,7 @@ from paceline.theory import (
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.figures import Drawing, blank
 from reproductions.sdde.claims import TOY, toy_bounds, toy_moments, toy_sampled
+from reproductions.sdde.curved import network_figure
 from reproductions.sdde.experiment import DELAY, LR, RATE, SIGMA, THINNED
 
 Rows = Sequence[Mapping[str, Any]]
@@ -31,6 +32,7 @@ def draw(card: Card) -> dict[str, Drawing]:
     """Those of the paper, and those of docs/theory.md."""
     paths = {row["method"]: row for row in card.runs if row["what"] == "paths"}
     errors = [row for row in card.runs if row["what"] == "error"]
+    studied = next((row for row in card.runs if row["what"] == "network"), None)
     filled: dict[str, tuple[float, Callable[[Figure], None]]] = {
         "sdde-paths": (4.0, lambda figure: _paths(figure, paths)),
         "sdde-moments": (4.0, lambda figure: _moments(figure, paths)),
@@ -41,7 +43,8 @@ def draw(card: Card) -> dict[str, Drawing]:
         "theory-random": (4.0, _random),
         "theory-variance": (4.0, _variance),
     }
-    return {f"{name}.png": _filled(height, fill) for name, (height, fill) in filled.items()}
+    drawings: dict[str, Drawing] = {f"{name}.png": _filled(height, fill) for name, (height, fill) in filled.items()}
+    return {**drawings, "sdde-network.png": None if studied is None else network_figure(studied)}
 
 
 def _filled(height: float, fill: Callable[[Figure], None]) -> Figure:

@@ -27,7 +27,7 @@ def printed(card: Card) -> list[str]:
 
 def test_a_claim_that_does_not_hold_is_printed_as_such() -> None:
     lines = printed(CARD)
-    assert "some-paper: 1 of 2 claims hold" in lines[0]
+    assert "some-paper: 1 of 2 claims hold, 1 do not" in lines[0]
     (held,) = [line for line in lines if "updates" in line]
     (failed,) = [line for line in lines if "asgd lowest" in line]
     (unchecked,) = [line for line in lines if "loss" in line]
@@ -41,16 +41,17 @@ def test_the_card_is_written_as_json_with_null_for_what_is_not_finite(tmp_path: 
         "paper": "some-paper",
         "settings": {"seeds": [0, 1], "data": "/data"},
         "claims": [
-            {"name": "updates", "paper": 11, "ours": 11, "tolerance": 0, "holds": True},
+            {"name": "updates", "paper": 11, "ours": 11, "tolerance": 0, "holds": True, "verdict": "yes"},
             {
                 "name": "order",
                 "paper": "gsgd lowest",
                 "ours": "asgd lowest",
                 "tolerance": "in every seed",
                 "holds": False,
+                "verdict": "no",
                 "note": "at the paper's [steps]",
             },
-            {"name": "loss", "paper": None, "ours": None, "tolerance": None, "holds": None},
+            {"name": "loss", "paper": None, "ours": None, "tolerance": None, "holds": None, "verdict": "-"},
         ],
         "runs": [{"seed": 0, "loss": 0.25}],
     }

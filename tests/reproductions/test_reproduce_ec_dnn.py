@@ -20,7 +20,7 @@ from paceline.learning.models.ensemble import Ensemble
 from reproductions.ec_dnn.claims import claims, run_rows, settings
 from reproductions.ec_dnn.evaluation import evaluate, training_losses
 from reproductions.ec_dnn.figures import tables
-from reproductions.ec_dnn.findings import Findings, curve, gains, shown_lower, speed, violations
+from reproductions.ec_dnn.findings import Findings, curve, gains, speed, violations
 from reproductions.ec_dnn.paper import PAPER
 from reproductions.ec_dnn.plan import (
     QUICK,
@@ -183,13 +183,6 @@ def test_what_is_charged_is_chosen() -> None:
         [(1.0, 0.3)], [(1.5, 0.3)], [(1.75, 0.3)],
     ]  # fmt: skip
     assert curve(result, "l") == [(1.75, 0.4)]
-
-
-def test_differences_within_the_spread_are_not_claimed() -> None:
-    assert shown_lower([1.0, 1.1, 1.2]) is True
-    assert shown_lower([0.1, 0.1, 3.0]) is False
-    assert shown_lower([-0.1, 2.0, 2.1]) is False
-    assert shown_lower([2.0]) is None
 
 
 def invented(run: Training) -> dict[str, Any]:

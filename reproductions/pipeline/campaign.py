@@ -1,0 +1,237 @@
+"""Runs at a paper's own length, which take hours: over several sessions and machines, one run at a time.
+
+Each result is a small file that is committed, so another machine continues where this one was. It is known by the
+settings of the run and by the version of the experiment, a number (``VERSION``) in the module of the function that
+makes it: raise it when a change of the code changes what runs come to. Changes elsewhere in the package leave hours of
+results as good as they were; a sum of the code behind each is in its file all the same.
+
+A run writes checkpoints into a folder of its own, and an interrupted one goes on from the last. The same command,
+started twice on one machine, shares the runs: each is locked by the process that is at it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import reproductions
+from paceline.comparison.pool import one_thread
+from paceline.files import check_parent, write_atomically
+from reproductions.pipeline.fingerprint import fingerprint
+from reproductions.pipeline.values import plain_values
+
+RESULTS = Path(str(reproductions.__file__)).parent / "results"
+PLACES = ("data",)  # settings that say where something lies, and not what is run
+Result = dict[str, Any]
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Entry(Generic[S]):
+    """A run of a campaign, and how it is known. ``settings`` is a frozen dataclass of plain values with a ``name``."""
+
+    function: Callable[..., Mapping[str, Any]]
+    settings: S
+    cost: float
+
+    @property
+    def experiment(self) -> str:
+        return f"{self.function.__module__.removeprefix('reproductions.')}.{self.function.__qualname__}"
+
+    @property
+    def version(self) -> int:
+        return int(sys.modules[self.function.__module__].VERSION)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The settings in plain values, without the places."""
+        values = plain_values(asdict(self.settings))  # type: ignore[call-overload]
+        return {name: value for name, value in values.items() if name not in PLACES}
+
+    @property
+    def file(self) -> str:
+        """A name that people can read, and a sum that tells all settings apart."""
+        told = json.dumps([self.experiment, self.described], sort_keys=True)
+        return f"{self.settings.name}-{hashlib.sha256(told.encode()).hexdigest()[:8]}.json"  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Runs what is missing of a paper's campaign, and reads what there is.
+
+    results   the folder of the results; a file for each run
+    scratch   where runs under way have their checkpoints
+    runs      how many runs to do before it ends; None for all that are missing, 0 only reads
+    """
+
+    results: Path
+    scratch: Path
+    runs: int | None = None
+    told: list[str] = field(default_factory=list)  # files that were not used, and why
+    done: list[str] = field(default_factory=list)  # runs that were made here
+
+    def run(
+        self,
+        function: Callable[..., Mapping[str, Any]],
+        settings: Iterable[S],
+        *,
+        label: str,
+        cost: Callable[[S], float] = lambda _: 1.0,
+    ) -> dict[S, Result]:
+        """The result of every run that there is one of, after those were made that are missing, in their order.
+
+        ``function(settings, scratch)`` makes one; ``scratch`` is a folder in which it may keep what it needs to go on
+        after an interruption.
+        """
+        entries = [Entry(function, each, cost(each)) for each in dict.fromkeys(settings)]
+        found = {entry.settings: kept for entry in entries if (kept := self._kept(entry)) is not None}
+        missing = [entry for entry in entries if entry.settings not in found]
+        pace = _Pace(label, entries, [self._seconds(entry) for entry in entries if entry.settings in found])
+        for entry in missing:
+            if self.runs is not None and len(self.done) >= self.runs:
+                break
+            with self._alone(entry) as mine:
+                if not mine:
+                    pace.say(f"{entry.settings.name} is run by another process")  # type: ignore[attr-defined]
+                    continue
+                again = self._kept(entry)  # another process may have made it meanwhile
+                if again is None:
+                    pace.begin(entry, [other for other in missing if other.settings not in found])
+                    again = self._make(entry)
+                    pace.end(entry, self._seconds(entry))
+                found[entry.settings] = again
+        return {entry.settings: found[entry.settings] for entry in entries if entry.settings in found}
+
+    def _make(self, entry: Entry[Any]) -> Result:
+        scratch = self.scratch / f"{Path(entry.file).stem}-v{entry.version}"
+        used, cpu = self._used_before(scratch)
+        began, cpu_began = time.monotonic(), time.process_time()
+        try:
+            with one_thread():
+                result = plain_values(dict(entry.function(entry.settings, scratch)))
+        finally:
+            spent = used + time.monotonic() - began, cpu + time.process_time() - cpu_began
+            if scratch.exists():
+                write_atomically(scratch / "spent.json", json.dumps(spent))
+        made = {
+            "seconds": round(spent[0], 1), "cpu_seconds": round(spent[1], 1), "torch": installed("torch"),
+            "code": fingerprint(entry.function.__module__)[:16],
+        }  # fmt: skip
+        content = {
+            "experiment": entry.experiment, "version": entry.version, "settings": entry.described, "made": made,
+            "result": result,
+        }  # fmt: skip
+        lines = [f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in content.items()]
+        write_atomically(self.results / entry.file, "{" + ",\n".join(lines) + "}\n")
+        shutil.rmtree(scratch, ignore_errors=True)
+        self.done.append(entry.file)
+        return result
+
+    @staticmethod
+    def _used_before(scratch: Path) -> tuple[float, float]:
+        """The seconds that interrupted tries have spent on a run."""
+        try:
+            seconds, cpu = json.loads((scratch / "spent.json").read_text(encoding="utf-8"))
+            return float(seconds), float(cpu)
+        except (OSError, ValueError, TypeError):
+            return 0.0, 0.0
+
+    def _kept(self, entry: Entry[Any]) -> Result | None:
+        content = self._read(entry)
+        if content is None:
+            return None
+        if content.get("version") != entry.version or not isinstance(content.get("result"), dict):
+            self._tell(
+                f"{self.results / entry.file} is of version {content.get('version')} of its experiment, and this is "
+                f"version {entry.version}: it is not used"
+            )
+            return None
+        result: Result = content["result"]
+        return result
+
+    def _seconds(self, entry: Entry[Any]) -> tuple[float, float]:
+        """The cost of a run, and the seconds that it took."""
+        content = self._read(entry) or {}
+        return entry.cost, float(content.get("made", {}).get("seconds", 0.0))
+
+    def _read(self, entry: Entry[Any]) -> dict[str, Any] | None:
+        file = self.results / entry.file
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._tell(f"{file} cannot be read, and is not used: {error}")
+            return None
+        return content if isinstance(content, dict) else {}
+
+    def _tell(self, line: str) -> None:
+        """Once each, on stderr."""
+        if line not in self.told:
+            self.told.append(line)
+            print(line, file=sys.stderr)
+
+    @contextmanager
+    def _alone(self, entry: Entry[Any]) -> Iterator[bool]:
+        """Is this process the only one at a run? Where the system has no locks, it is taken to be."""
+        check_parent(self.scratch / "lock")
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        if sys.platform == "win32":
+            yield True
+            return
+        import fcntl
+
+        handle = os.open(self.scratch / f"{Path(entry.file).stem}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(handle)
+
+
+class _Pace:
+    """Tells on stderr which run begins, and how long it and the rest take at the pace of those that there are."""
+
+    def __init__(self, label: str, entries: Sequence[Entry[Any]], known: Iterable[tuple[float, float]]) -> None:
+        self._label, self._count, self._done = label, len(entries), 0
+        self._known = [(cost, seconds) for cost, seconds in known if seconds > 0]
+        self._done = len(self._known)
+
+    def begin(self, entry: Entry[Any], rest: Sequence[Entry[Any]]) -> None:
+        told = ""
+        if self._known:
+            pace = sum(seconds for _, seconds in self._known) / sum(cost for cost, _ in self._known)
+            whole = pace * sum(each.cost for each in rest)
+            told = f"; {_time(pace * entry.cost)} at the pace so far, {_time(whole)} for all that is left"
+        self.say(f"run {self._done + 1} of {self._count}: {entry.settings.name}{told}")
+
+    def end(self, entry: Entry[Any], known: tuple[float, float]) -> None:
+        self._known.append(known)
+        self._done += 1
+        self.say(f"{entry.settings.name} took {_time(known[1])}")
+
+    def say(self, line: str) -> None:
+        print(f"{self._label}: {line}", file=sys.stderr, flush=True)
+
+
+def _time(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return (
+        f"{minutes // 60} h {minutes % 60:02d} min"
+        if minutes >= 60
+        else f"{minutes} min"
+        if minutes
+        else "under a minute"
+    )

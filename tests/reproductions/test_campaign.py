@@ -1,0 +1,213 @@
+"""Campaigns: runs of hours over several sessions and machines."""
+
+import json
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline import Callback, train
+from paceline.callbacks import Update
+from reproductions.datasets.cifar import Cifar10
+from reproductions.lgc import training as lgc_training
+from reproductions.lgc.claims import Findings, accuracy_claims
+from reproductions.lgc.plan import FULL, Runs, choose, tuning
+from reproductions.lgc.training import Case, Size, Training, run_training
+from reproductions.pipeline.campaign import Campaign, Entry
+from reproductions.pipeline.values import plain_values
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    data: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"number-{self.number}"
+
+
+def square(settings: Settings, scratch: Path | None = None) -> dict[str, Any]:
+    place = Path(settings.data)
+    with (place / "calls").open("a") as calls:
+        calls.write(f"{settings.number}\n")
+    if (place / "stop").exists() and settings.number == 1:
+        assert scratch is not None
+        scratch.mkdir(parents=True)
+        raise KeyboardInterrupt
+    return {"square": settings.number**2, "odd": float("nan")}
+
+
+def campaign(place: Path, runs: int | None = None) -> Campaign:
+    return Campaign(place / "results", place / "scratch", runs)
+
+
+def calls(place: Path) -> list[int]:
+    return [int(line) for line in (place / "calls").read_text().split()] if (place / "calls").exists() else []
+
+
+def numbers(place: Path, count: int = 3) -> list[Settings]:
+    return [Settings(str(place), number) for number in range(count)]
+
+
+def test_what_is_done_is_not_done_again_wherever_the_data_are(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    first = campaign(tmp_path, runs=2).run(square, numbers(tmp_path), label="squares")
+    assert [found["square"] for found in first.values()] == [0, 1]
+    elsewhere = [replace(each, data=str(tmp_path / "other")) for each in numbers(tmp_path)]
+    found = campaign(tmp_path).run(square, elsewhere, label="squares")
+    assert [each["square"] for each in found.values()] == [0, 1, 4]
+    assert (calls(tmp_path), calls(tmp_path / "other")) == ([0, 1], [2])
+    assert campaign(tmp_path, runs=0).run(square, numbers(tmp_path), label="squares").keys() == set(numbers(tmp_path))
+
+
+def test_an_interruption_costs_one_run_and_its_seconds_count(tmp_path: Path) -> None:
+    (tmp_path / "stop").write_text("")
+    with pytest.raises(KeyboardInterrupt):
+        campaign(tmp_path).run(square, numbers(tmp_path), label="squares")
+    (scratch,) = [each for each in (tmp_path / "scratch").iterdir() if each.is_dir()]
+    (scratch / "spent.json").write_text("[100.0, 50.0]")
+    (tmp_path / "stop").unlink()
+    campaign(tmp_path).run(square, numbers(tmp_path), label="squares")
+    assert calls(tmp_path) == [0, 1, 1, 2]
+    (file,) = (tmp_path / "results").glob("number-1-*.json")
+    assert json.loads(file.read_text())["made"]["seconds"] >= 100
+    assert not scratch.exists()
+
+
+def test_a_result_of_another_version_is_not_used_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign(tmp_path).run(square, numbers(tmp_path, 1), label="squares")
+    monkeypatch.setattr("test_campaign.VERSION", 2)
+    campaign(tmp_path).run(square, numbers(tmp_path, 1), label="squares")
+    assert calls(tmp_path) == [0, 0]
+    error = capsys.readouterr().err
+    assert "is of version 1 of its experiment, and this is version 2: it is not used" in error
+
+
+def test_a_damaged_result_is_not_used_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    campaign(tmp_path).run(square, numbers(tmp_path, 1), label="squares")
+    (file,) = (tmp_path / "results").iterdir()
+    file.write_text(file.read_text()[:30])
+    campaign(tmp_path).run(square, numbers(tmp_path, 1), label="squares")
+    assert calls(tmp_path) == [0, 0]
+    assert "cannot be read, and is not used" in capsys.readouterr().err
+
+
+def test_progress_and_the_time_left_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    campaign(tmp_path, runs=1).run(square, numbers(tmp_path), label="squares")
+    (file,) = (tmp_path / "results").iterdir()
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "made": {**content["made"], "seconds": 3600.0}}))
+    capsys.readouterr()
+    campaign(tmp_path, runs=1).run(square, numbers(tmp_path), label="squares")
+    line = capsys.readouterr().err.splitlines()[0]
+    assert line == "squares: run 2 of 3: number-1; 1 h 00 min at the pace so far, 2 h 00 min for all that is left"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs file locks")
+def test_two_processes_share_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import fcntl
+
+    first = Entry(square, numbers(tmp_path)[0], 1.0)
+    (tmp_path / "scratch").mkdir()
+    with (tmp_path / "scratch" / f"{Path(first.file).stem}.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        found = campaign(tmp_path).run(square, numbers(tmp_path), label="squares")
+    assert [each.number for each in found] == [1, 2]
+    assert "number-0 is run by another process" in capsys.readouterr().err
+
+
+def test_other_settings_and_functions_have_files_of_their_own(tmp_path: Path) -> None:
+    one, other = numbers(tmp_path, 2)
+    assert Entry(square, one, 1.0).file == Entry(square, replace(one, data="elsewhere"), 2.0).file
+    assert Entry(square, one, 1.0).file != Entry(square, other, 1.0).file
+
+
+# LGC at a tiny scale
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random pictures instead of CIFAR-10."""
+    generator = torch.Generator().manual_seed(0)
+
+    def made(_folder: str, *, trained: int, validated: int, tested: int) -> Any:
+        def some(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+            labels = torch.arange(count) % 10
+            return torch.randn(count, 3, 32, 32, generator=generator) + labels[:, None, None, None] / 3, labels
+
+        generator.manual_seed(0)
+        return Cifar10(some(trained), some(20), some(tested))
+
+    monkeypatch.setattr(lgc_training, "cifar10", made)
+
+
+class KilledAt(Callback):
+    """A machine that goes down at an update: the last checkpoint is all that is left."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def on_update(self, update: Update) -> str | None:
+        if update.updates == self.update:
+            raise RuntimeError("killed")
+        return None
+
+
+class Progressed(Callback):
+    def __init__(self) -> None:
+        self.updates: list[int] = []
+
+    def on_update(self, update: Update) -> str | None:
+        self.updates.append(update.updates)
+        return None
+
+
+TINY = replace(
+    FULL,
+    size=Size(samples=640, epochs=4, tested=100, followed=1),
+    tuned=Size(samples=640, epochs=1, tested=10),
+    learning_rates=(0.02, 0.01),
+)
+
+
+@pytest.mark.usefixtures("pictures")
+def test_an_interrupted_run_goes_on_from_its_checkpoint_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lgc_training, "CHECKPOINT", 2)
+    training = Training("", "lenet", Case("lgc"), 0.02, 0, TINY.size)
+    whole = plain_values(run_training(training, tmp_path / "whole"))
+    assert [row[0] for row in whole["curve"]] == [0, 2, 4, 6, 8]
+
+    with monkeypatch.context() as during:
+        during.setattr(lgc_training, "train", partial(train, callbacks=[KilledAt(5)]))
+        with pytest.raises(RuntimeError, match="killed"):
+            run_training(training, tmp_path / "halves")
+    resumed = Progressed()
+    monkeypatch.setattr(lgc_training, "train", partial(train, callbacks=[resumed]))
+    assert plain_values(run_training(training, tmp_path / "halves")) == whole
+    assert resumed.updates == [6, 7, 8]
+
+
+@pytest.mark.usefixtures("pictures")
+def test_the_campaign_of_lgc_is_run_in_order_and_its_claims_are_made_of_what_there_is(tmp_path: Path) -> None:
+    tuned = campaign(tmp_path).run(run_training, tuning(TINY, ""), label="rates")
+    runs = Runs(TINY, "", choose(TINY, tuned))
+    assert [run.case for run in runs.all()[:5]] == [
+        Case("full"), Case("k"), Case("lgc"), Case("lgc", late="block"), Case("lgc", late="finish"),
+    ]  # fmt: skip
+    found = Findings(runs, campaign(tmp_path, runs=4).run(run_training, runs.all(), label="training"))
+    claims = {claim.name: claim for claim in accuracy_claims(found)}
+    assert "McNemar over 100 test samples" in claims["points_below_full.lenet.lgc.c3.h10"].test
+    assert claims["points_below_full.lenet.lgc.c3.h10.finish"].verdict == "cannot be told"
+    assert "not run yet: lenet-lgc-c3-k7-h10-finish" in claims["points_below_full.lenet.lgc.c3.h10.finish"].note
+    assert claims["time_to_full_accuracy.lenet.lgc.c3.h10.block"].test.startswith("first evaluation with")
