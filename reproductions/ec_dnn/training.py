@@ -7,6 +7,7 @@ over a gigabit network.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +33,10 @@ from paceline.trace.writing import TraceWriter
 from reproductions.datasets.cifar import ChannelsLast, Cifar10, cifar10
 from reproductions.ec_dnn.evaluation import evaluate, training_losses
 from reproductions.models.convolutional import nin
+from reproductions.pipeline.samples import packed, right
 from reproductions.pipeline.values import rounded
 
+VERSION = 1  # of the campaign's runs: raise it when a change of the code changes what they come to
 BATCH = 32
 VALIDATED = 2_000  # training pictures that no run trains on
 EVALUATIONS = 20  # of the global model in a run, at most: not all communications that come more often
@@ -47,12 +50,18 @@ WEIGHTS = {"ec_s": "simple", "ec_r": "regression", "ec_r_pooled": "regression", 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained on, how many steps each worker makes, and how many test pictures it is evaluated on."""
+    """How much is trained on, how many steps each worker makes, and how many test pictures it is evaluated on.
+
+    With ``in_all`` the steps are those of four workers, and others make as many in all together; the learning rate is
+    divided by 10 after each share of them in ``decays``.
+    """
 
     samples: int = 10_000
     steps: int = 500
     followed: int = 1_000  # on the way
     tested: int = 4_000  # at the end
+    in_all: bool = False
+    decays: tuple[float, ...] = (0.75,)
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,19 @@ class Training:
     @property
     def steps(self) -> int:
         """Of each worker; the only one of S-DNN makes as many as four of them."""
+        if self.size.in_all:
+            return self.size.steps * 4 // self.case.workers
         return self.size.steps * (4 if self.case.method == "s" else 1)
+
+    @property
+    def name(self) -> str:
+        """For people: what differs between the runs of a campaign."""
+        case = self.case
+        tau = f"-tau{case.tau}" if case.tau else ""
+        without = f"-without-{case.without}" if case.without else ""
+        return (
+            f"{self.model}-{case.method}-k{case.workers}{tau}{without}-{self.steps}-steps-lr{self.lr:g}-seed{self.seed}"
+        )
 
 
 class Communication(NamedTuple):
@@ -93,10 +114,24 @@ class Communication(NamedTuple):
     costs: Costs  # of all workers together
 
 
+def run_in_campaign(training: Training, _scratch: Path | None = None) -> dict[str, Any]:
+    """The same run, with which test pictures the global model gets right, and without losses of local models."""
+    data = cifar10(training.data, trained=training.size.samples, validated=VALIDATED, tested=training.size.tested)
+    result, model = trained(training, data)
+    curve = [{name: value for name, value in row.items() if name != "losses"} for row in result["curve"]]
+    return {**result, "curve": curve, "right": packed(right(model, data.test))}
+
+
 def run_training(training: Training) -> dict[str, Any]:
     """Train, and evaluate local and global models on the way and at the end."""
-    size, workers = training.size, training.case.workers
+    size = training.size
     data = cifar10(training.data, trained=size.samples, validated=VALIDATED, tested=size.tested)
+    return trained(training, data)[0]
+
+
+def trained(training: Training, data: Cifar10) -> tuple[dict[str, Any], nn.Module]:
+    """What a run came to, and its global model."""
+    size, workers = training.size, training.case.workers
     followed = data.test[0][: size.followed], data.test[1][: size.followed]
     run = Run(training, network(training), data.train)
     curve: list[dict[str, Any]] = []
@@ -110,7 +145,7 @@ def run_training(training: Training) -> dict[str, Any]:
                 curve.append({**row, "losses": [rounded(loss) for loss in seen.losses]})
     except Diverged as diverged:
         problem = str(diverged)
-    return {"problem": problem, "curve": curve, **_final(run, data)}
+    return {"problem": problem, "curve": curve, **_final(run, data)}, run.server.model
 
 
 class Run:
@@ -123,7 +158,9 @@ class Run:
         shards = deal(Equal(), task.training_samples(), case.workers, BATCH, stream(seed, "partition"))
         recipe = Recipe(
             lambda parameters: SGD(parameters, lr=training.lr, momentum=0.9, weight_decay=1e-4),
-            lambda optimizer: MultiStepLR(optimizer, milestones=[training.steps * 3 // 4], gamma=0.1),
+            lambda optimizer: MultiStepLR(
+                optimizer, [int(training.steps * d) for d in training.size.decays], gamma=0.1
+            ),
         )
         batches = Shuffled().open(shards, BATCH, seed)
         fleet = fleet_of(training)

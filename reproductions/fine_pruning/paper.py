@@ -8,18 +8,18 @@ from typing import Any
 from paceline.core.fields import table_of
 from paceline.data.images import read_cifar10
 from reproductions.fine_pruning.claims import Found, choose, claims, rows
+from reproductions.fine_pruning.long import LONG, long_card
 from reproductions.fine_pruning.pictures import pictures_row
 from reproductions.fine_pruning.plan import QUICK, SMALL, FinePruningPlan, cost
 from reproductions.fine_pruning.timing import Timing, run_timing
 from reproductions.fine_pruning.training import LEARNING_RATES, run_training
-from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.paper import Paper
+from reproductions.pipeline.paper import AtLength, Paper
 from reproductions.pipeline.runs import Runner
 
 
-def make_card(plan: FinePruningPlan, data: str, runner: Runner | Campaign) -> Card:
-    """Time, then the five ways to train, then the search for a better one. ``plan.FULL`` is as long as the paper's."""
+def make_card(plan: FinePruningPlan, data: str, runner: Runner) -> Card:
+    """Time, then the five ways to train, then the search for a better one."""
     samples, rounds = plan.timed
     timing = Timing(samples, rounds, plan.fine.fraction)
     timed = runner.run(run_timing, [timing], label="timing")[timing]
@@ -58,4 +58,4 @@ def _settings(plan: FinePruningPlan) -> dict[str, Any]:
     }
 
 
-PAPER = Paper("fine-pruning", QUICK, SMALL, make_card, read_cifar10)
+PAPER = Paper("fine-pruning", QUICK, SMALL, make_card, read_cifar10, AtLength(LONG, long_card, read_cifar10))

@@ -127,16 +127,6 @@ SMALL = FinePruningPlan(
     search_seeds=(10, 11),
     timed=(2_560, 20),
 )
-FULL = replace(
-    SMALL,
-    name="full data",
-    sizes={"lenet": Size(50_000, 200, 128), "vgg": Size(50_000, 200, 128)},
-    seeds={"lenet": (0, 1, 2), "vgg": (0, 1, 2)},
-    fine=FineRule(Schedule(20, 10, 6, windows=(60, 60, 40, 40), attenuation=2), fraction=0.32),
-    soft=SoftRule(0.3, until=175),
-    late=160,
-    searched=Size(10_000, 200, 128, validation=True),
-)
 QUICK = FinePruningPlan(
     name="quick",
     sizes={"lenet": Size(1_000, 10, tested=1_000, last_epochs=3), "vgg": Size(300, 10, tested=500, last_epochs=3)},

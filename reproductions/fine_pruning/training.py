@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from time import process_time
 from typing import Any
 
@@ -27,8 +28,10 @@ from paceline.pruning.samplers import PruningSampler
 from paceline.pruning.schedule import Schedule
 from paceline.randomness import stream
 from reproductions.models.convolutional import vgg11
+from reproductions.pipeline.samples import packed, right
 from reproductions.pipeline.values import rounded
 
+VERSION = 1  # of the campaign's runs: raise it when a change of the code changes what they come to
 CLASSES = 10
 LEARNING_RATES = {"lenet": 0.05, "vgg": 0.05}
 MILESTONES = (0.3, 0.6, 0.8)  # of the epochs
@@ -67,11 +70,32 @@ class Training:
     rule: Choice | None = None
     share: float = 1.0
 
+    @property
+    def name(self) -> str:
+        """For people: what differs between the runs of a campaign; a sum tells schedules apart."""
+        kinds = {FineRule: "pruned", RandomRule: "random", SoftRule: "soft"}
+        kind = "shortened" if self.share < 1 else "regular" if self.rule is None else kinds[type(self.rule)]
+        return f"{self.model}-{kind}-{self.size.epochs}-epochs-seed{self.seed}"
+
+
+def run_in_campaign(training: Training, _scratch: Path | None = None) -> dict[str, Any]:
+    """The same run, without what single samples did, and with the test samples that the last model gets right."""
+    pictures = cifar10(training.data, training.size)
+    result, model = trained(training, pictures)
+    kept = {name: value for name, value in result.items() if name not in ("times_pruned", "trends", "sizes")}
+    inputs, labels = pictures.evaluated
+    shown = inputs.contiguous(memory_format=torch.channels_last), labels
+    return {**kept, "right": packed(right(model, shown))}
+
 
 def run_training(training: Training) -> dict[str, Any]:
     """Train, and evaluate the model after each of the last epochs."""
+    return trained(training, cifar10(training.data, training.size))[0]
+
+
+def trained(training: Training, pictures: "Pictures") -> tuple[dict[str, Any], nn.Module]:
+    """What a run came to, and its last model."""
     size = training.size
-    pictures = cifar10(training.data, size)
     torch.manual_seed(training.seed)
     model = network(training.model)
     loop = Loop(training, model, pictures.train)
@@ -82,7 +106,7 @@ def run_training(training: Training) -> dict[str, Any]:
         if epoch >= epochs - size.last_epochs or epoch % CURVE == 0:
             curve.append((loop.seen / size.samples, *evaluate(model, pictures.evaluated)))
     best = sorted((accuracy for _, _, accuracy in curve), reverse=True)[:BEST]
-    return {
+    result = {
         "accuracy": sum(best) / len(best),
         "last_accuracy": curve[-1][2],
         "last_loss": curve[-1][1],
@@ -95,6 +119,7 @@ def run_training(training: Training) -> dict[str, Any]:
         "times_pruned": loop.times_pruned.tolist(),
         "trends": [[rounded(loss, 4) for loss in losses] for losses in loop.trends.T.tolist()],
     }
+    return result, model
 
 
 class Loop:

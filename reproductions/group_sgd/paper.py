@@ -4,19 +4,20 @@ Gao and Chen, *Group SGD*, 2020.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from paceline.data.images import read_mnist
+from paceline.data.images import read_cifar10, read_mnist
 from reproductions.group_sgd.claims import timing_claims, training_claims
+from reproductions.group_sgd.nonconvex import NONCONVEX, nonconvex_card
 from reproductions.group_sgd.plan import FULL, LOWEST, QUICK, GroupSgdPlan, Search, end_of
 from reproductions.group_sgd.training import BATCH, MODELS, STRATEGIES, UNITS, Training
-from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.paper import Paper
+from reproductions.pipeline.paper import AtLength, Paper
 from reproductions.pipeline.runs import Runner
 
 
-def make_card(plan: GroupSgdPlan, data: str, runner: Runner | Campaign) -> Card:
+def make_card(plan: GroupSgdPlan, data: str, runner: Runner) -> Card:
     """The paper's learning rates and the search for others, then the controls."""
     search = Search(plan, data, runner)
     paper = search.with_learning_rates({(m, s): MODELS[m].learning_rates[s] for m in MODELS for s in STRATEGIES})
@@ -68,4 +69,9 @@ def _settings(
     }
 
 
-PAPER = Paper("group-sgd", QUICK, FULL, make_card, read_mnist)
+def _both(data: Path | None) -> None:
+    read_mnist(data)
+    read_cifar10(data)
+
+
+PAPER = Paper("group-sgd", QUICK, FULL, make_card, read_mnist, AtLength(NONCONVEX, nonconvex_card, _both))

@@ -13,7 +13,7 @@ from reproductions.lgc.timing import ITERATIONS, run_timing, timing_claims, timi
 from reproductions.lgc.training import VALIDATED, run_training
 from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.paper import Paper
+from reproductions.pipeline.paper import AtLength, Paper
 from reproductions.pipeline.runs import Runner
 
 NETWORKS = {"vgg": "VGG-11 of 1/8 width with GroupNorm", "lenet": "LeNet"}
@@ -64,4 +64,4 @@ def _learning_rate_rule(plan: LgcPlan) -> str:
     )
 
 
-PAPER = Paper("lgc", QUICK, SMALL, make_card, read_cifar10, FULL)
+PAPER = Paper("lgc", QUICK, SMALL, make_card, read_cifar10, AtLength(FULL, make_card, read_cifar10))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from reproductions.pipeline.campaign import RESULTS, Campaign
 from reproductions.pipeline.card import Card
@@ -12,6 +12,16 @@ from reproductions.pipeline.plan import Options, Plan
 from reproductions.pipeline.runs import Runner
 
 P = TypeVar("P", bound=Plan)
+Q = TypeVar("Q", bound=Plan)
+
+
+@dataclass(frozen=True)
+class AtLength(Generic[Q]):
+    """What ``--full`` runs: a plan of the paper's own length, its card, and the data set that it needs."""
+
+    plan: Q
+    card: Callable[[Q, str, Campaign], Card]
+    data: Callable[[Path | None], object]
 
 
 @dataclass(frozen=True)
@@ -23,36 +33,37 @@ class Paper(Generic[P]):
     usual   the plan without that option
     card    runs a plan on the data sets of a folder, and sets the claims beside the results
     data    reads the data set that the paper needs, or refuses; None if it needs none
-    full    the plan of ``--full``; None if the usual one is of the paper's own length already
-    needs   reads the data set that ``--full`` needs, if it needs another
+    full    what ``--full`` runs, if there is more than the usual plan
     """
 
     name: str
     quick: P
     usual: P
-    card: Callable[[P, str, Runner | Campaign], Card]
+    card: Callable[[P, str, Runner], Card]
     data: Callable[[Path | None], object] | None = None
-    full: P | None = None
-    needs: Callable[[Path | None], object] | None = None
+    full: AtLength[Any] | None = None
 
     def reproduce(self, options: Options) -> Card:
         """Run the plan that the options ask for."""
-        plan = self.quick if options.quick else (self.full or self.usual) if options.full else self.usual
+        if options.full:
+            return self.reproduce_at_length(options)
+        plan = self.quick if options.quick else self.usual
         return self.reproduce_plan(replace(plan, seed=options.seed), options)
 
     def reproduce_plan(self, plan: P, options: Options) -> Card:
-        """Run any plan. Data that are missing are refused before anything is run; nothing to run needs none."""
-        for read in (self.data, self.needs if options.full else None):
-            if read is not None and options.runs != 0:
-                read(options.data)
-        folder = str(Path(options.data or ".").resolve())
-        return self.card(plan, folder, self._runner(options))
+        """Run any plan. Data that are missing are refused before anything is run."""
+        if self.data is not None:
+            self.data(options.data)
+        return self.card(plan, _folder(options), Runner(options.work, options.processes))
 
-    def _runner(self, options: Options) -> Runner | Campaign:
-        if not options.full:
-            return Runner(options.work, options.processes)
+    def reproduce_at_length(self, options: Options) -> Card:
+        """Continue the campaign. To read only what there is needs no data."""
+        assert self.full is not None
+        if options.runs != 0:
+            self.full.data(options.data)
         scratch = options.work or Path("runs") / f"reproduce-{self.name}"
-        return Campaign((options.results or RESULTS) / self.name, scratch / "full", options.runs)
+        campaign = Campaign((options.results or RESULTS) / self.name, scratch / "full", options.runs)
+        return self.full.card(replace(self.full.plan, seed=options.seed), _folder(options), campaign)
 
     def figures(self, card: Card, directory: Path) -> list[Path]:
         """Draw the runs of a card; the files that were written."""
@@ -60,3 +71,7 @@ class Paper(Generic[P]):
 
         module = import_module(f"reproductions.{self.name.replace('-', '_')}.figures")
         return write_drawings(module.draw(card), directory)
+
+
+def _folder(options: Options) -> str:
+    return str(Path(options.data or ".").resolve())

@@ -70,7 +70,9 @@ def network_figure(study: Study) -> Figure:
     spectrum, variances, sharpest = figure.subplots(1, 3)
     places = np.arange(1, len(study["curvatures"]) + 1)
     spectrum.plot(places, study["curvatures"], "o-", color=COLOURS[0], label="curvature")
-    spectrum.plot(places, np.square(study["deviations"]) * 16, "s--", color=COLOURS[1], label="variance of a sample's gradient")
+    spectrum.plot(
+        places, np.square(study["deviations"]) * 16, "s--", color=COLOURS[1], label="variance of a sample's gradient"
+    )
     tidy(spectrum, "LeNet at its minimum", "direction, sharpest first", "")
     spectrum.set_ylim(0)
     spectrum.legend(frameon=False, fontsize=8)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from paceline.data.images import read_cifar10
 from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.paper import Paper
+from reproductions.pipeline.paper import AtLength, Paper
 from reproductions.pipeline.plan import Plan
 from reproductions.pipeline.runs import Runner
 from reproductions.sdde.claims import all_claims
@@ -55,4 +55,4 @@ def make_card(plan: SddePlan, data: str, runner: Runner | Campaign) -> Card:
     return Card("sdde", settings, claims, rows)
 
 
-PAPER = Paper("sdde", QUICK, USUAL, make_card, full=FULL, needs=read_cifar10)
+PAPER = Paper("sdde", QUICK, USUAL, make_card, full=AtLength(FULL, make_card, read_cifar10))

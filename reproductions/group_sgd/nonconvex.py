@@ -1,0 +1,221 @@
+"""Group SGD where its theory ends: LeNet on MNIST and CIFAR-10, rates tuned for each rule, five seeds, and its rivals.
+
+The workers are the paper's: 16 of three speeds. Beside its three rules are those that want the same: ``Buffered`` with
+the size of a mean group, which knows no speeds; ``Regrouped``, which finds the groups; ``UnequalBatches``, which has
+nobody wait because slow workers compute less. All have as long, and the learning rate of one grid with which they end
+with the lowest training loss on a seed of its own.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+
+from paceline import Buffered, Every, Regrouped, Stop, Task, UnequalBatches, train
+from paceline.config.named_tasks import lenet
+from paceline.data.images import Labelled, read_cifar10, read_mnist
+from paceline.strategy import Strategy
+from reproductions.datasets.cifar import ChannelsLast
+from reproductions.group_sgd.training import BATCH, FLEET, STRATEGIES, UNITS
+from reproductions.pipeline.campaign import Campaign
+from reproductions.pipeline.card import Card
+from reproductions.pipeline.claims import Claim, NotRun, made, of_plan
+from reproductions.pipeline.plan import Plan, best_learning_rate
+from reproductions.pipeline.samples import packed, right
+from reproductions.pipeline.values import rounded
+from reproductions.pipeline.verdicts import over_seeds
+
+VERSION = 1  # of the campaign's runs: raise it when a change of the code changes what they come to
+TASKS = ("mnist", "cifar10")
+RIVALS = ("buffered", "regrouped", "unequal")
+RULES: Mapping[str, Strategy] = {
+    **STRATEGIES,
+    "buffered": Buffered(5),
+    "regrouped": Regrouped(),
+    "unequal": UnequalBatches(total=BATCH * len(UNITS)),
+}
+SEEN = 20  # evaluations in a run
+Results = Mapping["Nonconvex", Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Nonconvex:
+    """One run of LeNet for so many units of time."""
+
+    data: str
+    task: str
+    rule: str
+    lr: float
+    seed: int
+    units: float
+    samples: int = 0  # of the training set; 0 for all
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.rule}-{self.units:g}-units-lr{self.lr:g}-seed{self.seed}"
+
+
+def run_nonconvex(run: Nonconvex, scratch: Path | None = None) -> dict[str, Any]:
+    """Train, and evaluate on all test pictures on the way."""
+    return trained(run, *pictures(run.data, run.task, run.samples), scratch)
+
+
+Part = tuple[Tensor, Tensor]
+
+
+def trained(run: Nonconvex, examples: Part, tests: Part, scratch: Path | None = None) -> dict[str, Any]:
+    torch.manual_seed(run.seed)
+    model = nn.Sequential(ChannelsLast(), lenet(colours=examples[0].shape[1], pixels=examples[0].shape[2]))
+    found = train(
+        Task(model, cross_entropy, examples, tests),
+        strategy=RULES[run.rule],
+        fleet=FLEET,
+        optimizer=lambda parameters: SGD(parameters, lr=run.lr),
+        stop=Stop(seconds=run.units),
+        batch_size=BATCH,
+        every=Every(seconds=run.units / SEEN),
+        seed=run.seed,
+        directory=scratch,
+        checkpoint=None if scratch is None else Every(seconds=run.units / 8),
+        resume=scratch is not None,
+        progress=None if scratch is not None else False,
+    )
+    some = examples[0][:10_000], examples[1][:10_000]
+    ended = Task(model, cross_entropy, examples, some).evaluator()(found.model)
+    diverged = found.ended == "diverged"
+    return {
+        "ended": found.ended, "updates": found.history[-1].updates, "train_loss": None if diverged else ended["loss"],
+        "train_accuracy": ended["accuracy"], "test_accuracy": found.history[-1].accuracy,
+        "right": packed(right(found.model, tests)),
+        "curve": [
+            (rounded(row.seconds), row.updates, rounded(row.training_loss), rounded(row.accuracy))
+            for row in found.history
+        ],
+    }  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def pictures(data: str, task: str, samples: int) -> tuple[Part, Part]:
+    """Of mean 0 and deviation 1 over all pixels of the training pictures."""
+    read = read_mnist(data) if task == "mnist" else read_cifar10(data)
+
+    def part(labelled: Labelled) -> Part:
+        images = torch.from_numpy(labelled.images)
+        return (images if images.dim() == 4 else images.unsqueeze(1)).float().div(255), torch.from_numpy(
+            labelled.labels
+        )
+
+    (inputs, labels), (tests, wanted) = part(read.train), part(read.test)
+    mean, deviation = inputs.mean(), inputs.std()
+    kept = slice(samples or None)
+    return (((inputs - mean) / deviation)[kept], labels[kept]), ((tests - mean) / deviation, wanted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonconvexPlan(Plan):
+    """Tasks, rules and seeds; how long each run takes; the grid of learning rates, and the seed of the search."""
+
+    tasks: tuple[str, ...] = TASKS
+    rules: tuple[str, ...] = tuple(RULES)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    tuning_seed: int = 5
+    rates: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2)
+    units: float = 2_000.0
+    samples: int = 0
+
+    def run(self, data: str, task: str, rule: str, lr: float, seed: int) -> Nonconvex:
+        return Nonconvex(data, task, rule, lr, self.seed + seed, self.units, self.samples)
+
+    def search(self, data: str) -> list[Nonconvex]:
+        seed = self.tuning_seed
+        return [self.run(data, t, rule, lr, seed) for t in self.tasks for rule in self.rules for lr in self.rates]
+
+
+# 60 runs to choose learning rates and 60 more, of half a million pictures each: about three hours of one core.
+NONCONVEX = NonconvexPlan(name="LeNet, 2,000 units of time")
+
+
+@dataclass(frozen=True)
+class _Found:
+    plan: NonconvexPlan
+    data: str
+    rates: Mapping[tuple[str, str], float]
+    results: Results
+
+    def losses(self, task: str, rule: str) -> list[float]:
+        """Of the training samples at the end, one a seed; infinite if it diverged."""
+        losses = []
+        for seed in self.plan.seeds:
+            run = self.plan.run(self.data, task, rule, self.rates.get((task, rule), math.nan), seed)
+            if run not in self.results:
+                raise NotRun(f"{task}-{rule}-seed{run.seed}")
+            loss = self.results[run]["train_loss"]
+            losses.append(math.inf if loss is None else float(loss))
+        return losses
+
+
+def nonconvex_card(plan: NonconvexPlan, data: str, campaign: Campaign) -> Card:
+    """The learning rates first, each as soon as all of its grid was run; then all seeds with them."""
+    searched = campaign.run(run_nonconvex, plan.search(data), label="choosing learning rates")
+    rates = chosen_rates(plan, data, searched)
+    runs = [plan.run(data, *key, lr, seed) for seed in plan.seeds for key, lr in rates.items()]
+    found = _Found(plan, data, rates, campaign.run(run_nonconvex, runs, label="training"))
+    rows = [
+        {"task": run.task, "rule": run.rule, "step": run.lr, "seed": run.seed, "kind": kind, **_row(result)}
+        for kind, results in (("search", searched), ("training", found.results))
+        for run, result in results.items()
+    ]
+    made_of = f"{len(searched) + len(found.results)} of {len(plan.search(data)) + len(plan.seeds) * len(RULES) * 2}"
+    settings = {
+        "plan": plan.name, "runs": made_of, "workers": len(UNITS), "units_of_time": list(UNITS), "horizon": plan.units,
+        "batch_size": BATCH, "steps_tried": list(plan.rates), "seeds": [plan.seed + seed for seed in plan.seeds],
+        "steps": {f"{task}.{rule}": lr for (task, rule), lr in rates.items()},
+    }  # fmt: skip
+    return Card("group-sgd", settings, of_plan(_claims(found), plan.name), rows)
+
+
+def _row(result: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name != "right"}
+
+
+def chosen_rates(plan: NonconvexPlan, data: str, results: Results) -> dict[tuple[str, str], float]:
+    """Of each task and rule whose grid is complete, the learning rate with the lowest training loss."""
+    rates = {}
+    for task in plan.tasks:
+        for rule in plan.rules:
+            runs = [plan.run(data, task, rule, lr, plan.tuning_seed) for lr in plan.rates]
+            if all(run in results for run in runs):
+                ends = {run.lr: results[run]["train_loss"] for run in runs}
+                rates[task, rule] = best_learning_rate({lr: math.inf if e is None else e for lr, e in ends.items()})
+    return rates
+
+
+def _claims(found: _Found) -> Iterable[Claim]:
+    for task in found.plan.tasks:
+        for other in [rule for rule in found.plan.rules if rule != "gsgd"]:
+            said = "lower" if other in STRATEGIES else "(lower)"
+            make: Callable[[str], Claim] = partial(_lower, found, task, other, said)
+            yield made(f"nonconvex.{task}.gsgd_below_{other}", said, "beyond chance", make)
+
+
+def _lower(found: _Found, task: str, other: str, said: str, name: str) -> Claim:
+    own, theirs = found.losses(task, "gsgd"), found.losses(task, other)
+    below = over_seeds([them - mine for mine, them in zip(own, theirs, strict=True)])
+    rates = ", ".join(f"{rule} {found.rates[task, rule]:g}" for rule in ("gsgd", other))
+    note = f"training loss {fmean(own):.4g} against {fmean(theirs):.4g}; learning rates {rates}"
+    if below is None:
+        return Claim(name, said, None, "beyond chance", None, note, "a run diverged, or one seed: no test")
+    return Claim(name, said, below.mean, "beyond chance", below.above(), note, below.words)
+
+
+def tiny(plan: NonconvexPlan) -> NonconvexPlan:
+    """The same at a scale of seconds, for tests."""
+    return replace(plan, tasks=("mnist",), seeds=(0, 1), rates=(0.02, 0.05), units=6.0, samples=1_024)
