@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.data.images import Labelled, read_cifar10
+from paceline.data.images import Labelled, read_cifar10, read_mnist
 
 CLASSES = 10
 
@@ -42,6 +42,22 @@ def cifar10(folder: str, *, trained: int, validated: int, tested: int) -> Cifar1
     )
 
 
+@cache
+def few_digits(folder: str, *, trained: int, validated: int, tested: int) -> Cifar10:
+    """MNIST in the same way: the task of few labels."""
+    published = read_mnist(folder)
+    order = np.concatenate(list(_turns(published.train.labels, strict=False)))
+    mine, others = order[:trained], order[trained : trained + validated]
+    pixels = published.train.images[mine] / np.float32(255)
+    scale = np.float32(pixels.mean(dtype=np.float64)), np.float32(pixels.std(dtype=np.float64))
+
+    def part(labelled: Labelled, indices: NDArray[np.int64]) -> Pictures:
+        drawn = (labelled.images[indices][:, None] / np.float32(255) - scale[0]) / scale[1]
+        return torch.from_numpy(drawn), torch.from_numpy(labelled.labels[indices])
+
+    return Cifar10(part(published.train, mine), part(published.train, others), part(published.test, np.arange(tested)))
+
+
 class ChannelsLast(nn.Module):
     """Lays pictures out channels last, which makes convolutions of few channels 1.1 to 1.5 times faster."""
 
@@ -49,10 +65,10 @@ class ChannelsLast(nn.Module):
         return pictures.contiguous(memory_format=torch.channels_last)
 
 
-def _turns(labels: NDArray[np.int64]) -> Iterable[Sequence[int]]:
-    """Indices by tens: the first of each class, the second of each class, and so on."""
+def _turns(labels: NDArray[np.int64], *, strict: bool = True) -> Iterable[Sequence[int]]:
+    """Indices by tens: the first of each class, the second of each class, and so on, while all have one."""
     by_class = [np.flatnonzero(labels == label) for label in range(CLASSES)]
-    yield from zip(*by_class, strict=True)
+    yield from zip(*by_class, strict=strict)
 
 
 def _tensors(

@@ -30,7 +30,7 @@ from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import workload_of
 from paceline.randomness import stream
 from paceline.trace.writing import TraceWriter
-from reproductions.datasets.cifar import ChannelsLast, Cifar10, cifar10
+from reproductions.datasets.cifar import ChannelsLast, Cifar10, cifar10, few_digits
 from reproductions.ec_dnn.evaluation import evaluate, training_losses
 from reproductions.models.convolutional import nin
 from reproductions.pipeline.samples import packed, right
@@ -42,7 +42,7 @@ VALIDATED = 2_000  # training pictures that no run trains on
 EVALUATIONS = 20  # of the global model in a run, at most: not all communications that come more often
 DROPOUT = 0.25
 NIN_WIDTH = 1 / 8
-SECONDS = {"lenet": 0.01, "nin": 0.05}  # for a mini-batch
+SECONDS = {"lenet": 0.01, "nin": 0.05, "digits": 0.01}  # for a mini-batch
 GIGABIT = Network(latency=1e-4, bandwidth=125e6)
 COSTS = ("compute", "relabelling", "communication")
 WEIGHTS = {"ec_s": "simple", "ec_r": "regression", "ec_r_pooled": "regression", "ec_m": "margin"}
@@ -82,7 +82,7 @@ class Training:
     """One run."""
 
     data: str
-    model: str  # lenet, nin
+    model: str  # lenet, nin; digits: LeNet on MNIST, of which few pictures have labels
     case: Case
     lr: float
     seed: int
@@ -116,7 +116,7 @@ class Communication(NamedTuple):
 
 def run_in_campaign(training: Training, _scratch: Path | None = None) -> dict[str, Any]:
     """The same run, with which test pictures the global model gets right, and without losses of local models."""
-    data = cifar10(training.data, trained=training.size.samples, validated=VALIDATED, tested=training.size.tested)
+    data = data_of(training)
     result, model = trained(training, data)
     curve = [{name: value for name, value in row.items() if name != "losses"} for row in result["curve"]]
     return {**result, "curve": curve, "right": packed(right(model, data.test))}
@@ -124,9 +124,13 @@ def run_in_campaign(training: Training, _scratch: Path | None = None) -> dict[st
 
 def run_training(training: Training) -> dict[str, Any]:
     """Train, and evaluate local and global models on the way and at the end."""
+    return trained(training, data_of(training))[0]
+
+
+def data_of(training: Training) -> Cifar10:
     size = training.size
-    data = cifar10(training.data, trained=size.samples, validated=VALIDATED, tested=size.tested)
-    return trained(training, data)[0]
+    read = few_digits if training.model == "digits" else cifar10
+    return read(training.data, trained=size.samples, validated=VALIDATED, tested=size.tested)
 
 
 def trained(training: Training, data: Cifar10) -> tuple[dict[str, Any], nn.Module]:
@@ -217,6 +221,8 @@ def fleet_of(training: Training) -> SimulatedFleet:
 
 def network(training: Training) -> nn.Module:
     torch.manual_seed(training.seed)
+    if training.model == "digits":
+        return nn.Sequential(ChannelsLast(), lenet(DROPOUT, colours=1, pixels=28))  # mirrored digits are no digits
     own = lenet(DROPOUT) if training.model == "lenet" else nin(NIN_WIDTH, DROPOUT)
     return nn.Sequential(Flipped(), ChannelsLast(), own)
 

@@ -98,6 +98,8 @@ class _Found:
     def between(self, one: str, other: str) -> tuple[Difference, str]:
         """How much better an arm is than another, and each seed's difference."""
         seeds = self.seeds(one, other)
+        for arm in (one, other) if not seeds else ():
+            self.results_of(arm, self.seeds(arm))  # which tells the one that is missing
         ones, others = self.accuracies(one, seeds), self.accuracies(other, seeds)
         differences = [mine - theirs for mine, theirs in zip(ones, others, strict=True)]
         note = f"{seeds_in_words(len(seeds))}: {listed(differences)}"

@@ -269,7 +269,9 @@ def training_rows(results: Results) -> list[dict[str, Any]]:
         {
             "kind": "training", "model": run.model, "method": run.case.method, "c": run.case.classes, "h": run.case.h,
             "quorum": 10 if run.case.method == "full" else run.case.quorum, "blocks_done": run.case.done,
-            "scaled": run.case.scale, "step": run.lr, "seed": run.seed, **result,
+            "scaled": run.case.scale, "late": run.case.late, "step": run.lr, "seed": run.seed,
+            "epochs": run.size.epochs,
+            **{name: value for name, value in result.items() if name != "right"},
         }
         for run, result in results.items()
     ]  # fmt: skip

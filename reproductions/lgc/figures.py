@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from paceline.look import DIM, SERIES, colour, family, lines, tidy
+from reproductions.lgc.plan import FULL
 from reproductions.lgc.timing import PERIODS, QUORUM, QUORUMS, TIME_MODELS, WORKERS, expected_saving
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.figures import Drawing, blank
@@ -25,12 +26,60 @@ def draw(card: Card) -> dict[str, Drawing]:
     training = [row for row in card.runs if row["kind"] == "training"]
     chosen = {model: each["step"] for model, each in card.settings["steps"].items()}
     shared = [row for row in training if row["step"] == chosen[row["model"]]]
+    if card.settings["plan"] == FULL.name:
+        return {"lgc-full.png": full_figure([row for row in shared if row["epochs"] == FULL.size.epochs])}
     return {
         "lgc-timing.png": _timing(timing),
         "lgc-accuracy.png": _accuracy(shared),
         "lgc-convergence.png": _convergence(shared, next(iter(chosen))),
         "lgc-frontier-partial.png": _frontier_and_partial(shared),
     }
+
+
+AT_LENGTH = {  # at c = 3, h = 10: method and what late workers do
+    ("full", "complete"): "Full-SGD",
+    ("k", "complete"): "K-SGD, 7 of 10",
+    ("lgc", "complete"): "LGC-SGD, late workers complete their batch in no time",
+    ("lgc", "block"): "LGC-SGD, late workers end a block",
+    ("lgc", "finish"): "LGC-SGD, late workers finish their batch",
+}
+
+
+def full_figure(rows: Sequence[Row]) -> Figure | None:
+    """Test accuracy against time at the paper's length, and how far below Full-SGD the methods end."""
+    usual = [row for row in rows if row["quorum"] in (QUORUM, WORKERS) and row["blocks_done"] == "4"]
+    mine = {(row["method"], row["late"]): row for row in usual if (row["c"], row["h"], row["seed"]) == (3, 10, 0)}
+    drawn = [key for key in AT_LENGTH if key in mine]
+    if not drawn:
+        return None
+    figure = blank(10, 4.4)
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for key, style in zip(drawn, lines([RULES[method] for method, _ in drawn]), strict=True):
+        curve = mine[key]["curve"][1:]
+        left.plot([p[1] for p in curve], [100 * p[3] for p in curve], label=AT_LENGTH[key], **style)
+    tidy(left, "LeNet, all of CIFAR-10, 9,360 updates, c=3, h=10", "virtual seconds", "test accuracy, %")
+    _gaps(right, usual)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def _gaps(axis: Any, rows: Sequence[Row]) -> None:
+    """Points below Full-SGD for each (c, h) that was run."""
+    full = {(row["c"], row["seed"]): row["test_accuracy"] for row in rows if row["method"] == "full"}
+    places = sorted({(row["c"], row["h"]) for row in rows if row["method"] != "full" and row["late"] == "complete"})
+    for number, method in enumerate(("k", "lgc")):
+        gaps = []
+        for c, h in places:
+            own = [r for r in rows if (r["method"], r["c"], r["h"], r["late"]) == (method, c, h, "complete")]
+            paired = [100 * (full[c, r["seed"]] - r["test_accuracy"]) for r in own if (c, r["seed"]) in full]
+            gaps.append(fmean(paired) if paired else 0.0)
+        spots = [place + (number - 0.5) * 0.38 for place in range(len(places))]
+        bars = axis.bar(spots, gaps, 0.36, color=LOOKS[method]["color"], label=LABELS[method])
+        axis.bar_label(bars, fmt="%.1f", fontsize=8)
+    axis.set_xticks(range(len(places)), [f"c={c}\nh={h}" for c, h in places])
+    tidy(axis, "how far below Full-SGD they end", "", "points of test accuracy")
+    axis.legend(frameon=False, fontsize=9)
 
 
 def _timing(rows: Sequence[Row]) -> Figure:

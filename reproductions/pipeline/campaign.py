@@ -116,7 +116,7 @@ class Campaign:
         began, cpu_began = time.monotonic(), time.process_time()
         try:
             with one_thread():
-                result = plain_values(dict(entry.function(entry.settings, scratch)))
+                result: Result = plain_values(dict(entry.function(entry.settings, scratch)))
         finally:
             spent = used + time.monotonic() - began, cpu + time.process_time() - cpu_began
             if scratch.exists():

@@ -16,7 +16,7 @@ def right(model: nn.Module, pictures: tuple[Tensor, Tensor]) -> NDArray[np.bool_
     """For each sample, whether the largest output is that of its label."""
     inputs, labels = pictures
     with eval_mode(model), torch.no_grad():
-        chosen = torch.cat([model(part).argmax(1) for part in inputs.split(AT_ONCE)])
+        chosen = torch.cat([model(part).argmax(1) for part in torch.split(inputs, AT_ONCE)])
     return np.asarray((chosen == labels).numpy(), dtype=np.bool_)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from paceline.reports.figures import COLOURS, DASHES
+from paceline.look import DIM, SERIES, series, tidy
 from paceline.theory import critical_step, discrete_stationary_variance
 from reproductions.pipeline.claims import Claim
-from reproductions.pipeline.figures import blank, tidy
+from reproductions.pipeline.figures import blank
 from reproductions.pipeline.verdicts import over_seeds
 
 Study = Mapping[str, Any]
@@ -69,9 +69,9 @@ def network_figure(study: Study) -> Figure:
     figure = blank(11, 3.9)
     spectrum, variances, sharpest = figure.subplots(1, 3)
     places = np.arange(1, len(study["curvatures"]) + 1)
-    spectrum.plot(places, study["curvatures"], "o-", color=COLOURS[0], label="curvature")
+    spectrum.plot(places, study["curvatures"], "o-", color=SERIES[0], label="curvature")
     spectrum.plot(
-        places, np.square(study["deviations"]) * 16, "s--", color=COLOURS[1], label="variance of a sample's gradient"
+        places, np.square(study["deviations"]) * 16, "s--", color=SERIES[1], label="variance of a sample's gradient"
     )
     tidy(spectrum, "LeNet at its minimum", "direction, sharpest first", "")
     spectrum.set_ylim(0)
@@ -88,7 +88,7 @@ def _variances(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         axis.loglog(
             *zip(*pairs, strict=True),
             "o^sDvP"[number % 6],
-            color=COLOURS[number % len(COLOURS)],
+            color=SERIES[number % len(SERIES)],
             markersize=5,
             label=label,
         )
@@ -107,10 +107,10 @@ def _sharpest(axis: Any, study: Study) -> None:
         theory = [
             math.sqrt(discrete_stationary_variance(s * limit * curvature, delay, s * limit * deviation)) for s in shares
         ]
-        axis.semilogy(shares, theory, color=COLOURS[number], linestyle=DASHES[number], label=label)
+        axis.semilogy(shares, theory, **series(number), label=label)
     found = [(row["share"], math.sqrt(row["found"][0])) for row in fixed if row["found"][0]]
     axis.semilogy(*zip(*found, strict=True), "o", color="0.15", label="16 workers")
-    axis.axvline(1, color="0.4", linewidth=0.9)
+    axis.axvline(1, color=DIM, linewidth=0.9)
     axis.annotate("limit", (1, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
                   fontsize=8)  # fmt: skip
     tidy(axis, "the sharpest direction", "learning rate / largest stable one", "standard deviation of weights")

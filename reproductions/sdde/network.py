@@ -108,7 +108,7 @@ class _Place:
         optimizer = SGD(self.parameters, lr=0.02, momentum=0.9, weight_decay=study.decay)
         scheduler = CosineAnnealingLR(optimizer, study.epochs)
         for _ in range(study.epochs):
-            for chosen in torch.randperm(len(self.labels), generator=generator).split(study.batch):
+            for chosen in torch.split(torch.randperm(len(self.labels), generator=generator), study.batch):
                 self._step(optimizer, chosen)
             scheduler.step()
         optimizer = SGD(self.parameters, lr=0.01, momentum=0.9, weight_decay=study.decay)

@@ -106,8 +106,8 @@ def lenet(dropout: float = 0.0, classes: int = 10, colours: int = 3, pixels: int
     """LeNet-5 with ReLU and max pooling: 62,006 parameters for 10 classes and pictures of 3 by 32 by 32.
 
     Pictures of 28 by 28 get a border of two pixels. ``dropout`` is the share that is left out behind each of the two
-    hidden fully connected layers. The largest of four is taken before ReLU, which has the same outputs and gradients, bit
-    for bit, and takes a fifth less time.
+    hidden fully connected layers. The largest of four is taken before ReLU: the same outputs and gradients, bit for
+    bit, in a fifth less time.
 
     LeCun et al., *Gradient-Based Learning Applied to Document Recognition*, 1998, in the form usual for CIFAR-10.
     """

@@ -1,0 +1,146 @@
+"""The campaigns of all papers, in seconds, on random pictures: they run, are kept, and come to cards and figures."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from reproductions.cli import PAPERS, paper_of
+from reproductions.datasets.cifar import Cifar10
+from reproductions.ec_dnn import training as ec_training
+from reproductions.ec_dnn.long import LONG as EC_LONG
+from reproductions.ec_dnn.long import long_card as ec_card
+from reproductions.ec_dnn.networks import NETWORKS, PARAMETERS, Counts, counts, table, times
+from reproductions.ec_dnn.plan import FULL as EC
+from reproductions.ec_dnn.plan import Runs, rows
+from reproductions.ec_dnn.plan import Taus as EcTaus
+from reproductions.fine_pruning import training as pruning_training
+from reproductions.fine_pruning.long import LONG, long_card
+from reproductions.fine_pruning.training import Pictures
+from reproductions.group_sgd import nonconvex
+from reproductions.pipeline.campaign import Campaign
+from reproductions.pipeline.card import Card
+from reproductions.sdde.curved import network_claims, network_figure
+from reproductions.sdde.network import NetworkStudy, study_of
+
+
+def pictures(count: int, colours: int = 3, pixels: int = 32) -> tuple[Tensor, Tensor]:
+    labels = torch.arange(count) % 10
+    drawn = torch.randn(count, colours, pixels, pixels, generator=torch.Generator().manual_seed(count))
+    return drawn + labels[:, None, None, None] / 3, labels
+
+
+def cards(make: Callable[[Campaign], Card], place: Path, runs: int) -> tuple[Card, Card, Card]:
+    """Nothing run, a few runs, and all of them; what is there is not run again."""
+    found = [make(Campaign(place / "results", place / "scratch", count)) for count in (0, runs, None)]
+    again = Campaign(place / "results", place / "scratch")
+    assert make(again).table() == found[-1].table()
+    assert again.done == []
+    return found[0], found[1], found[2]
+
+
+def verdicts(card: Card) -> set[str]:
+    return {claim.verdict for claim in card.claims if claim.paper is not None and claim.tolerance is not None}
+
+
+def test_fine_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        pruning_training, "cifar10", lambda _folder, size: Pictures(pictures(80), pictures(size.tested))
+    )
+    size = replace(LONG.size, samples=80, epochs=20, batch=40, tested=20, last_epochs=1)
+    plan = replace(LONG, size=size, seeds=(0,), schedules=("rate",))
+    none, some, whole = cards(lambda campaign: long_card(plan, "", campaign), tmp_path, 2)
+    assert verdicts(none) == {"cannot be told"}
+    assert some.claim("points_lost.pruned").test.startswith("McNemar over 20 test samples")
+    assert "not run yet: lenet-random-20-epochs-seed0" in some.claim("selection_helps.against_random").note
+    assert {row["arm"]: round(row["saved"], 3) for row in whole.runs if row["arm"] != "soft"} == {
+        "regular": 0, "pruned": 0.15, "random": 0.15, "shortened": 0.15,
+    }  # fmt: skip
+    assert {claim.name for claim in long_card(LONG, "", Campaign(tmp_path / "no", tmp_path / "s", 0)).claims} >= {
+        "selection_helps.against_random.late", "selection_helps.against_shortened.blocks", "accuracy.soft",
+    }  # fmt: skip
+
+
+def test_group_sgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nonconvex, "pictures", lambda *_: (pictures(520, 1, 28), pictures(20, 1, 28)))
+    plan = replace(
+        nonconvex.NONCONVEX, tasks=("mnist",), rules=("gsgd", "asgd"), seeds=(0, 1), units=3.0, rates=(0.01, 0.02)
+    )
+    none, some, whole = cards(lambda campaign: nonconvex.nonconvex_card(plan, "", campaign), tmp_path, 3)
+    assert verdicts(none) == verdicts(some) == {"cannot be told"}
+    assert some.settings["steps"].keys() == {"mnist.gsgd"}  # whose grid is complete
+    (claim,) = whole.claims
+    assert claim.name == "nonconvex.mnist.gsgd_below_asgd"
+    assert claim.test.startswith("paired over 2 seeds")
+
+
+@pytest.mark.parametrize("rule", nonconvex.RULES)
+def test_every_rival_of_group_sgd_trains(rule: str) -> None:
+    run = nonconvex.Nonconvex("", "mnist", rule, 0.02, 0, 3.0)
+    assert nonconvex.trained(run, pictures(520, 1, 28), pictures(20, 1, 28))["ended"] == "seconds"
+
+
+def test_ec_dnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def some_pictures(_folder: str, **_sizes: int) -> Cifar10:
+        return Cifar10(pictures(160), pictures(20), pictures(20))
+
+    monkeypatch.setattr(ec_training, "cifar10", some_pictures)
+    size = replace(EC.size, samples=160, steps=20, followed=20, tested=20)
+    plan = replace(EC, size=size, learning_rates=(0.01, 0.02), averaging=(2,), compressing=(10,), grids=((4, (0,)),))
+    long = replace(EC_LONG, parts={"": replace(plan, ablation=False)})
+    none, some, whole = cards(lambda campaign: ec_card(long, "", campaign), tmp_path, 3)
+    assert verdicts(none) == verdicts(some) == {"cannot be told"}
+    assert "lower.ec_s_g_than_e_g" in {claim.name for claim in whole.claims}
+
+
+def test_as_many_steps_are_made_in_all_whatever_the_workers() -> None:
+    runs = Runs(EC, "", {"lenet": 0.1})
+    steps = {case.workers: runs.run(case, 0).steps for k in (4, 8) for case in rows(k, EcTaus(16, 64))}
+    assert steps == {4: 15_000, 8: 7_500, 1: 60_000}
+    assert 60_000 * 32 / 48_000 == 40  # epochs
+
+
+def test_the_time_of_other_networks_follows_from_what_was_counted() -> None:
+    """1,000 messages of LeNet on a gigabit network, 500 steps, 300 mini-batches passed forward."""
+    message = 1e-4 + 4 * 62_006 / 125e6
+    counted = counts({"compute": 5.0, "relabelling": 1.0, "communication": 1_000 * message})
+    assert (counted.steps, counted.forwards, counted.messages) == pytest.approx((500, 300, 1_000))
+    assert counted.seconds(125e6, 62_006) == pytest.approx(6 + 1_000 * message)
+    assert Counts(0, 0, 2).seconds(12.5e6, 9_225_610) == pytest.approx(2 * (1e-4 + 4 * 9_225_610 / 12.5e6))
+    rows_of = times({"MA": {"compute": 5.0, "relabelling": 0.0, "communication": message}})
+    assert len(rows_of) == len(NETWORKS) * len(PARAMETERS)
+    assert table(rows_of).count("\n") == len(rows_of) + 2
+
+
+@pytest.mark.filterwarnings("ignore:grad and param do not obey")
+def test_sdde() -> None:
+    study = NetworkStudy(
+        "",
+        samples=64,
+        epochs=2,
+        settling=2,
+        directions=2,
+        batch=4,
+        updates=120,
+        shares=(0.5, 1.1),
+        random_shares=(0.5,),
+    )
+    found = study_of(study, pictures(64))
+    assert [row["delays"] for row in found["rows"] if not row["random"]] == [{"15": 1.0}] * 2
+    assert found["curvatures"] == sorted(found["curvatures"], reverse=True)
+    assert found["rows"][1]["predicted"][0] is None  # above the limit there is no stationary variance
+    claims = {claim.name: claim for claim in network_claims(found)}
+    assert claims["network.variance_ratio.fixed.0.5"].test.startswith("geometric mean over 2 directions")
+    assert len(network_figure(found).axes) == 3
+    assert network_claims(None)[0].verdict == "cannot be told"
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_paper_has_a_campaign_and_missing_data_are_one_line(name: str, tmp_path: Path) -> None:
+    paper = paper_of(name)
+    assert paper.full is not None
+    with pytest.raises(Exception, match=r"python -m reproductions fetch (mnist|cifar10) --to DIR"):
+        paper.full.data(None)
