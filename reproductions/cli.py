@@ -17,7 +17,7 @@ import typer
 from paceline.cli.main import run_program
 from paceline.core.errors import CannotWrite, ConfigError
 from paceline.engine.signals import Interrupted, terminable
-from paceline.files import check_parent, check_place
+from paceline.files import check_parent, check_place, write_atomically
 from reproductions.pipeline.plan import Options
 
 if TYPE_CHECKING:
@@ -49,10 +49,13 @@ def _reproductions(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-def reproduce(name: str, options: Options, json: Path | None, figures: Path | None) -> None:
+def reproduce(
+    name: str, options: Options, json: Path | None = None, figures: Path | None = None, table: Path | None = None
+) -> None:
     """Reproduce a paper by its name, print the card, and write what was asked for."""
-    if json is not None:
-        check_place(json)
+    for place in (json, table):
+        if place is not None:
+            check_place(place)
     if figures is not None:
         check_place(figures / "figure.png")
     if options.quick and options.full:
@@ -62,7 +65,7 @@ def reproduce(name: str, options: Options, json: Path | None, figures: Path | No
     work = options.work or Path("runs") / f"reproduce-{name}"
     check_parent(work / "run.json")
     from paceline.callbacks.terminal import console
-    from reproductions.pipeline.card import card_table
+    from reproductions.pipeline.card import card_table, markdown
 
     paper = paper_of(name)
     try:
@@ -78,6 +81,9 @@ def reproduce(name: str, options: Options, json: Path | None, figures: Path | No
     if json is not None:
         card.write(json)
         typer.echo(f"Card and runs: {json}")
+    if table is not None:
+        write_atomically(table, markdown(card.claims))
+        typer.echo(f"Table for a page: {table}")
     if figures is not None:
         typer.echo(f"Figures: {', '.join(map(str, paper.figures(card, figures)))}")
 
@@ -104,12 +110,15 @@ def _add_paper(name: str, help_text: str) -> None:
         figures: Annotated[
             Path | None, typer.Option("--figures", metavar="DIR", help="Draw the figures there.")
         ] = None,
+        table: Annotated[
+            Path | None, typer.Option("--table", metavar="FILE", help="Write the claims there as a Markdown table.")
+        ] = None,
         seed: Annotated[int, typer.Option(min=0, metavar="N", help="Added to the seeds of all runs.")] = 0,
         work: Annotated[
             Path | None, typer.Option("--work", metavar="DIR", help=f"Keeps finished runs; else runs/reproduce-{name}.")
         ] = None,
     ) -> None:
-        reproduce(name, Options(data, quick, work, seed=seed, full=full, runs=runs), json, figures)
+        reproduce(name, Options(data, quick, work, seed=seed, full=full, runs=runs), json, figures, table)
 
 
 for _name, _help in PAPERS.items():

@@ -51,7 +51,7 @@ def theorem_claim(strategy: str, toy: Toy, updates: int) -> Claim:
     """Theorem 3.1 with all expectations exact. It says nothing where its assumption is not met."""
     bound = theorem_3_1([made.move for made in updates_of(strategy, Stop(updates=updates))], toy)
     ours = f"{bound.left[-1]:.6e} <= {bound.right[-1]:.6e}" if bound.holds else "broken"
-    note = f"F = w^2/2, step {toy.lr:g}, {updates} updates: gamma {bound.gamma:.7f}, alpha {bound.alpha:.7f}"
+    note = f"F = w^2/2, learning rate {toy.lr:g}, {updates} updates: gamma {bound.gamma:.7f}, alpha {bound.alpha:.7f}"
     if not bound.applies:
         note += "; assumption 3.5 (gamma <= 1) is not met, so the theorem says nothing here"
     holds = bound.holds if bound.applies else None
@@ -152,7 +152,7 @@ def _control(model: str, rule: str, mine: Runs) -> Claim:
     runs = [run for run in mine if run["steps"] == rule]
     chosen = {run["strategy"]: run["step"] for run in runs}
     listed = f"{chosen['gsgd']:g}" if rule == "common" else ", ".join(f"{s} {chosen[s]:g}" for s in STRATEGIES)
-    note = f"control, not in the paper; {rule} step{'s' * (rule == 'tuned')}: {listed}"
+    note = f"control, not in the paper; {rule} learning rate{'s' * (rule == 'tuned')}: {listed}"
     name, said = f"{model}.{rule}_step.gsgd_lowest", "(gsgd has the lowest loss)"
     return _ordered(name, said, _ends(runs, "loss"), "gsgd", highest=False, note=note)
 

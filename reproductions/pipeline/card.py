@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.files import write_atomically
-from reproductions.pipeline.claims import OPEN, Claim, Value
+from reproductions.pipeline.claims import NOTHING, OPEN, Claim, Value
 from reproductions.pipeline.values import plain_values
 
 
@@ -62,6 +62,23 @@ def card_table(card: Card) -> Table:
             escape(claim.name) + below, *values, "[bold red]NO[/]" if claim.verdict == "no" else claim.verdict
         )
     return table
+
+
+def markdown(claims: Sequence[Claim]) -> str:
+    """The claims as a table for a page: what decides each is below its name."""
+    lines = ["| claim | paper | ours | tolerance | holds? |", "|---|---|---|---|---|"]
+    for claim in claims:
+        below = "; ".join(text for text in (claim.test, claim.note) if text)
+        values = (_cell(value) for value in (claim.paper, claim.ours, claim.tolerance))
+        verdict = {"no": "**no**", NOTHING: "–"}.get(claim.verdict, claim.verdict)
+        lines.append(f"| `{claim.name}`{'<br>' * bool(below)}{_cell(below)} | {' | '.join(values)} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: Value) -> str:
+    if value is None:
+        return "–"
+    return value.replace("|", "\\|") if isinstance(value, str) else f"{value:.4g}"
 
 
 def score(card: Card) -> str:

@@ -95,7 +95,7 @@ def _variances(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     ends = np.array(axis.get_xlim())
     axis.loglog(ends, ends, color="0.5", linewidth=0.9)
     tidy(axis, "variance of each direction", "predicted by the delay equation", "16 workers")
-    axis.legend(frameon=False, fontsize=7)
+    axis.legend(frameon=False, fontsize=7, loc="upper left")
 
 
 def _sharpest(axis: Any, study: Study) -> None:
