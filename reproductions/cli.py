@@ -72,8 +72,8 @@ def reproduce(
         with terminable():
             card = paper.reproduce(replace(options, work=work))
     except KeyboardInterrupt as asked:
-        place = RESULTS_OF.format(name) if options.full else work
-        kept = f"finished runs are in {place}: the same command continues" if work.exists() else "nothing kept"
+        where = RESULTS_OF.format(name) if options.full else str(work)
+        kept = f"finished runs are in {where}: the same command continues" if work.exists() else "nothing kept"
         raise Interrupted(f"; {kept}", asked) from None
     except CannotWrite as error:
         raise CannotWrite(f"{error}; finished runs are in {work}: the same command continues") from None
