@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 METRICS = 6  # besides loss and accuracy
 STRAGGLERS = 32  # rows of one run's table
-WAITED = 5  # runs on the first screen
+WAITED = 4  # runs on the first screen
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def answer_section(runs: Sequence["Described"], overview: Overview | None) -> st
     first = "" if overview is None or not overview.sentences else escape(overview.sentences[0])
     said = f"<p class=first>{first}</p>" if first else '<p class=first id="verdict" aria-live="polite"></p>'
     found = [each for each in map(_waited, range(len(runs)), runs) if each]
-    more = [f"and {len(found) - WAITED} more runs, below"] if len(found) > WAITED else []
+    left = len(found) - WAITED
+    more = [f"and {left} more run{'s' * (left > 1)}: see Stragglers, below"] if left > 0 else []
     waited = "".join(f"<li>{each}</li>" for each in (*found[:WAITED], *more))
     who = f"<h3>Who was waited for</h3><ul class=waited>{waited}</ul>" if waited else ""
     return f"<section id=answer aria-label='In short'><h2>In short</h2><div class=said>{said}</div>{who}</section>"
@@ -172,9 +173,10 @@ def runs_table(runs: Sequence["Described"], curves: Iterable[str]) -> str:
 def _run_cells(number: int, run: "Described", names: Sequence[str], apart: bool) -> Iterable[str]:
     measures, saved = run.measures, run.saved
     last = saved.rows[-1] if saved.rows else None
+    rule = "" if run.name.startswith(run.words) else escape(_shortened(run.words))
     yield Html(
         f'<span class="swatch run{number}"></span><b>{escape(run.name)}</b>'
-        f'<span class=strategy title="{escape(saved.strategy)}">{escape(_shortened(run.words))}</span>'
+        f'<span class=strategy title="{escape(saved.strategy)}">{rule}</span>'
     )
     bad = "bad" if saved.ended in ("diverged", "not finished") else ""
     yield Html(f'<span class="{bad}">{escape(saved.ended)}</span>')
