@@ -71,8 +71,8 @@ SMALL = EcDnnPlan(
     nin=Size(samples=5_000, steps=300, followed=500, tested=2_000),
 )
 # Near convergence: all pictures but those for validation, 40 epochs. About a day of one core: relabelling at tau = 64
-# passes fourteen times as many pictures through the models as are trained on. At tau = 16 it would be 56 times as many,
-# five days for that method alone: it is not tried for EC-DNN.
+# passes 33 pictures forward for each one that is trained on, which takes eleven times as long as the training. At
+# tau = 16 it would be four times that: it is not tried for EC-DNN.
 FULL = EcDnnPlan(
     name="40 epochs of 48,000 pictures",
     size=Size(samples=48_000, steps=15_000, tested=10_000, in_all=True, decays=(0.5, 0.75)),

@@ -8,7 +8,7 @@ with the lowest training loss on a seed of its own.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -173,7 +173,8 @@ def nonconvex_card(plan: NonconvexPlan, data: str, campaign: Campaign) -> Card:
         for kind, results in (("search", searched), ("training", found.results))
         for run, result in results.items()
     ]
-    made_of = f"{len(searched) + len(found.results)} of {len(plan.search(data)) + len(plan.seeds) * len(RULES) * 2}"
+    planned = len(plan.search(data)) + len(plan.seeds) * len(plan.rules) * len(plan.tasks)
+    made_of = f"{len(searched) + len(found.results)} of {planned}"
     settings = {
         "plan": plan.name, "runs": made_of, "workers": len(UNITS), "units_of_time": list(UNITS), "horizon": plan.units,
         "batch_size": BATCH, "steps_tried": list(plan.rates), "seeds": [plan.seed + seed for seed in plan.seeds],
@@ -214,8 +215,3 @@ def _lower(found: _Found, task: str, other: str, said: str, name: str) -> Claim:
     if below is None:
         return Claim(name, said, None, "beyond chance", None, note, "a run diverged, or one seed: no test")
     return Claim(name, said, below.mean, "beyond chance", below.above(), note, below.words)
-
-
-def tiny(plan: NonconvexPlan) -> NonconvexPlan:
-    """The same at a scale of seconds, for tests."""
-    return replace(plan, tasks=("mnist",), seeds=(0, 1), rates=(0.02, 0.05), units=6.0, samples=1_024)
