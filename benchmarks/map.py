@@ -24,6 +24,8 @@ from typing import NamedTuple
 import torch
 from cases import CASES, COMPARED, TASKS, TUNED, Case, run, tuned_rate
 
+from paceline import Pathological
+
 RUNS = Path(__file__).parent / "results" / "map_runs.csv"
 RULES: Mapping[str, str] = {
     "Synchronous": "ssgd",
@@ -80,8 +82,13 @@ Key = tuple[str, Case, int, float]
 
 
 def possible(rule: str, case: Case) -> bool:
-    """UnequalBatches deals samples anew, so that nobody could keep data of its own."""
-    return rule != "UnequalBatches" or case.data == "like"
+    """Can the rule be used with these data?
+
+    UnequalBatches deals samples anew, so that nobody could keep data of its own. Replicated has the shards of four
+    workers, and two classes each are not all ten.
+    """
+    refused = {"UnequalBatches": case.data == "unlike", "Replicated": isinstance(case.partition, Pathological)}
+    return not refused.get(rule, False)
 
 
 def read_runs(path: Path = RUNS) -> dict[Key, Line]:
