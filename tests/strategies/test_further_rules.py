@@ -233,6 +233,44 @@ def test_whose_data_a_rule_learns(name: str) -> None:
     assert sum(found[-200:]) / 200 == pytest.approx(expected, abs=0.02)
 
 
+def quorum_grace_by_hand(quorum: int, grace: float, durations: list[float], updates: int, lr: float) -> list[float]:
+    """The waiting of QuorumGrace written down plainly, for gradients of the quadratic and constant durations."""
+    curvature, minimum = torch.linspace(0.5, 2, 10, dtype=torch.float64).tolist(), range(10)
+    x, found, made = 0.0, list[float](), 0
+    work = {worker: (seconds, x, made) for worker, seconds in enumerate(durations)}  # when done, begun at, with which x
+    held: list[tuple[int, float]] = []
+    closes = math.inf
+    while made < updates:
+        now = min(min((done for done, _, _ in work.values()), default=math.inf), closes)
+        for worker in sorted(worker for worker, (done, _, _) in work.items() if done == now):
+            _, began_with, round_of_it = work.pop(worker)
+            held.append((worker, began_with))
+            if round_of_it < made:  # late: it takes part in the current round at once
+                work[worker] = (now + durations[worker], x, made)
+            if len(held) >= quorum and closes == math.inf:
+                closes = now + grace
+        if held and (now >= closes or not work):
+            x -= lr * sum(curvature[worker] * (began - minimum[worker]) for worker, began in held) / len(held)
+            found.append(x)
+            made, closes, held = made + 1, math.inf, []
+            for worker, seconds in enumerate(durations):
+                if worker not in work:
+                    work[worker] = (now + seconds, x, made)
+    return found
+
+
+@pytest.mark.parametrize("grace", [0.3, 0.57, 1.1])
+def test_quorum_grace_is_what_a_plain_loop_does(grace: float) -> None:
+    """A late worker counts once for a piece that took two rounds: so a short window does not reach 5.6."""
+    durations = [1.0] * 7 + [2.03] * 3  # nobody hands in at the moment at which a window closes
+    task = quadratic(list(range(10)), a=torch.linspace(0.5, 2, 10).tolist())
+    found = path(
+        task, pl.QuorumGrace(7, grace), pl.SimulatedFleet([Constant(each) for each in durations]), 150, lr=0.02
+    )
+    expected = quorum_grace_by_hand(7, grace, durations, 150, 0.02)
+    assert found[1:] == pytest.approx(expected, abs=1e-4)
+
+
 RANGES = [
     ("bounded-staleness:slack=-1", "at least 0 (nearest slack=0)"),
     ("buffered:size=0", "at least 1 (nearest size=1)"),

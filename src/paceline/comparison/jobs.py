@@ -17,6 +17,7 @@ from paceline.callbacks.display import LogDisplay, Status, TimeLeft, open_displa
 from paceline.comparison.plan import Job, Plan
 from paceline.comparison.pool import one_thread, process_pool, shared_value, without_main
 from paceline.core.errors import ConfigError
+from paceline.data.partition import Equal
 from paceline.engine.limits import Target, metric_of
 from paceline.storage.metrics import Row
 from paceline.storage.reading import SavedRun
@@ -26,6 +27,7 @@ from paceline.trace.reading import Trace
 if TYPE_CHECKING:
     from paceline.engine.result import Run
     from paceline.engine.spec import RunSpec
+    from paceline.learning.task import Task
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,21 @@ class Record:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """What the yardstick needs to know of a task: see ``theory.yardstick``.
+
+    gradients  how many gradients have to be averaged until their noise is as small as the gradient that is left, where
+               the synchronous rule ended
+    unlike     whether workers have data of their own
+    """
+
+    gradients: float
+    unlike: bool
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """The result of one run. That of the first seed has a ``record``."""
+    """The result of one run. That of the first seed has a ``record``; that of the synchronous rule too a ``noise``."""
 
     job: Job
     history: Sequence[Row]
@@ -49,6 +64,7 @@ class Outcome:
     settings: Mapping[str, Any] | None = None
     record: Record | None = None
     directory: Path | None = None
+    noise: Noise | None = None
 
     @property
     def loss(self) -> float:
@@ -105,7 +121,19 @@ def run_job(plan: Plan, job: Job) -> Outcome:
         result.settings,
         _record(spec, result) if job.seed == plan.seeds[0] else None,
         result.directory,
+        _noise(task, spec, result) if job.strategy == plan.reference and plan.target is not None else None,
     )
+
+
+def _noise(task: "Task", spec: "RunSpec", result: "Run") -> Noise | None:
+    """The noise of gradients at the end of a run; None where it cannot be told."""
+    from paceline.learning.noise_scale import noise_scale
+
+    try:
+        found = noise_scale(task, model=result.model).value / spec.sizes.mean
+    except (ConfigError, RuntimeError):  # too few samples, or a loss that a second pass does not fit
+        return None
+    return Noise(found, not isinstance(spec.partition, Equal)) if math.isfinite(found) else None
 
 
 def _record(spec: "RunSpec", result: "Run") -> Record:

@@ -16,6 +16,8 @@ from paceline.files import check_writable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from paceline.theory.time_bound import TimeBound
+
 TUNED = (
     "Each strategy is trained with every learning rate of the same grid and with the same seeds. It is shown with the "
     "learning rate that reaches the target first (median over the seeds) or, if none does, that ends with the lowest "
@@ -142,6 +144,13 @@ class Comparison:
         return next((entry for entry in self.entries if entry.strategy == self.plan.reference), None)
 
     @property
+    def bound(self) -> "TimeBound | None":
+        """The least time to the target that any rule could take on these workers, by theory; None where not known."""
+        from paceline.comparison.yardstick import time_bound
+
+        return None if self.reference is None else time_bound(self.reference.outcomes, self.plan.target)
+
+    @property
     def metrics(self) -> list[str]:
         """The names of what the evaluations returned, besides loss and accuracy."""
         return _other_metrics(self.outcomes)
@@ -163,7 +172,8 @@ class Comparison:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The table as plain values: one mapping per strategy, the fastest first."""
-        return [_row(entry, self.entries[0]) for entry in self.entries]
+        bound = self.bound
+        return [_row(entry, self.entries[0], bound) for entry in self.entries]
 
     @property
     def directories(self) -> list[Path]:
@@ -227,7 +237,7 @@ def comparison_of(plan: Plan, outcomes: Sequence[Outcome]) -> Comparison:
     return Comparison(plan, tuple(ordered), tuple(sorted(best.values(), key=Entry.rank)))
 
 
-def _row(entry: Entry, first: Entry) -> dict[str, Any]:
+def _row(entry: Entry, first: Entry, bound: "TimeBound | None") -> dict[str, Any]:
     outcomes = entry.outcomes
     against = None if entry is first else first.against(entry)
     measure = "times_as_long_as_the_first" if math.isfinite(first.time) else "loss_above_the_first"
@@ -235,6 +245,7 @@ def _row(entry: Entry, first: Entry) -> dict[str, Any]:
         "strategy": entry.label,
         "lr": entry.lr,
         "seconds_to_target": or_none(entry.time),
+        **({} if bound is None else {"times_the_lower_bound": or_none(entry.time / bound.seconds)}),
         "seconds_to_target_by_seed": [or_none(time) for time in entry.times],
         measure: None if against is None else {name: or_none(value) for name, value in against.table().items()},
         "told_apart_from_the_first": None if entry is first else first.told_apart(entry),

@@ -4,12 +4,16 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from io import StringIO
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
 from paceline.callbacks.terminal import Cell, Column, console, print_table
 from paceline.comparison.results import WORKER_SECONDS, Comparison, Entry
+
+if TYPE_CHECKING:
+    from paceline.theory.time_bound import TimeBound
 
 
 def comparison_rows(comparison: Comparison) -> tuple[list[Column], list[list[Cell]]]:
@@ -21,6 +25,7 @@ def comparison_rows(comparison: Comparison) -> tuple[list[Column], list[list[Cel
         Column("lr"),
         Column(reach),
         Column("speed-up", rank=1),
+        Column("times the\nbound", rank=9),
         Column("updates", rank=5),
         Column("samples", rank=6),
         Column("staleness\nmean / max", rank=4),
@@ -32,8 +37,9 @@ def comparison_rows(comparison: Comparison) -> tuple[list[Column], list[list[Cel
         Column("worker-seconds: training\n/ relabelling / messages", rank=8),
     ]
     apart = any(each.measures.hands_in_models for entry in comparison.entries for each in entry.outcomes)
+    bound = comparison.bound
     rows = [
-        [*_cells(entry, comparison.reference, others), worker_seconds(entry) if apart else "-"]
+        [*_cells(entry, comparison.reference, others, bound), worker_seconds(entry) if apart else "-"]
         for entry in comparison.entries
     ]
     return columns, rows
@@ -63,7 +69,7 @@ def worker_seconds(entry: Entry) -> str:
     return " / ".join(f"{each:,.0f}" for each in seconds)
 
 
-def _cells(entry: Entry, synchronous: Entry | None, others: Sequence[str]) -> list[Cell]:
+def _cells(entry: Entry, synchronous: Entry | None, others: Sequence[str], bound: "TimeBound | None") -> list[Cell]:
     middle = entry.middle
     most = max(each.measures.max_staleness for each in entry.outcomes)
     accuracy = entry.accuracy
@@ -77,6 +83,7 @@ def _cells(entry: Entry, synchronous: Entry | None, others: Sequence[str]) -> li
         "as set" if entry.lr is None else f"{entry.lr:g}",
         _reached(entry),
         speed_up(entry, synchronous),
+        "-" if bound is None or not math.isfinite(entry.time) else f"{entry.time / bound.seconds:.1f}",
         f"{middle(lambda each: each.measures.updates):,.0f}",
         f"{middle(lambda each: each.history[-1].samples):,.0f}",
         f"{middle(lambda each: each.measures.mean_staleness):.1f} / {most}",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from paceline.comparison.paired import Interval
 from paceline.comparison.results import Comparison, Entry
+from paceline.comparison.yardstick import ASSUMES
 
 NOTABLE_WASTE = 0.1
 UNHEARD = 0.5  # times 1 / workers: a worker whose share in the updates is smaller is named
@@ -28,7 +29,21 @@ def verdict(comparison: Comparison) -> list[str]:
     stalest = max(entries, key=_staleness)
     if _staleness(stalest) >= 1 and stalest is not winner and winner.lr is not None and stalest.lr is not None:
         sentences.append(_price_of_staleness(stalest, winner))
-    return [*sentences, *_edges(comparison)]
+    return [*sentences, *_bound(comparison), *_edges(comparison)]
+
+
+def _bound(comparison: Comparison) -> list[str]:
+    """How far the first is from what is possible, and what that takes for granted."""
+    winner, reference, bound = comparison.entries[0], comparison.reference, comparison.bound
+    if bound is None or reference is None or not math.isfinite(winner.time):
+        return []
+    who = f"the {bound.workers} fastest workers" if bound.workers > 1 else "the fastest worker alone"
+    if bound.workers == len(reference.outcomes[0].measures.workers):
+        who = "all workers"
+    return [
+        f"The lower bound of theory is {bound.seconds:.1f} s, with {who}; {winner.label} takes "
+        f"{winner.time / bound.seconds:.1f} times as long. {ASSUMES.format(reference=reference.label)}"
+    ]
 
 
 def _winner(winner: Entry, synchronous: Entry | None, others: Sequence[Entry]) -> str:

@@ -34,7 +34,8 @@ class AdaComm(Strategy):
     It goes by the loss of the mini-batches that workers trained on, which learning tells after each update: work that
     is given out at the same moment still has the former $H$. So it needs a model, and ``simulate`` refuses it. The
     paper's intervals are of wall-clock time; its factor for changed learning rates, and its shrinking by a constant
-    when the loss does not fall, are left out.
+    when the loss does not fall, are left out. (Not checked against the
+    paper's own text.)
 
     Wang & Joshi, *Adaptive communication strategies to achieve the best error-runtime trade-off in local-update SGD*,
     2019.

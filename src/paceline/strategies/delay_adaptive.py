@@ -26,7 +26,8 @@ class DelayAdaptive(Strategy):
     **Memory**: one gradient a worker.
 
     Koloskova, Stich & Jaggi, *Sharper Convergence Guarantees for Asynchronous SGD*, NeurIPS 2022, whose learning rate
-    is constant up to the concurrency and falls with $1/\tau$ beyond; Mishchenko et al., *Asynchronous SGD Beats
+    is constant up to the concurrency and falls with $1/\tau$ beyond (that the two meet at weight 1 is a choice made
+    here; constant not checked against the paper); Mishchenko et al., *Asynchronous SGD Beats
     Minibatch SGD Under Arbitrary Delays*, NeurIPS 2022.
     """
 

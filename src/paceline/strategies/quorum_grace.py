@@ -27,6 +27,10 @@ class QuorumGrace(Strategy):
     of its work is lost. With a grace of 0 an update is made as soon as the quorum is there; with fewer workers than the
     quorum, when all are there.
 
+    A piece of work counts once, however long it took. So a worker that needs two rounds for a piece counts half as
+    much as the others: who misses the window always is under-represented, and all count alike only where the window is
+    long enough for everybody, or who is late changes.
+
     **Wins** where a few workers are late now and then, and their data matter: every piece of work is used once, so that
     slow workers are not left out. **Loses** against ``Buffered`` where most workers wait for the window, and against
     ``Synchronous`` where nobody is late.

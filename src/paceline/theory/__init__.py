@@ -42,7 +42,7 @@ from paceline.theory.stability.schedules import (
     schedule_growth,
     simulated_schedule,
 )
-from paceline.theory.time_bound import TimeBound, time_lower_bound
+from paceline.theory.time_bound import TimeBound, time_lower_bound, yardstick
 
 __all__ = [
     "ApproximationError",
@@ -79,4 +79,5 @@ __all__ = [
     "theorem_4_2",
     "time_lower_bound",
     "time_to_epsilon",
+    "yardstick",
 ]

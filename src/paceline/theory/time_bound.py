@@ -46,6 +46,8 @@ def time_lower_bound(
     waiting for, not how long a run takes. ``Rennala`` attains the first bound and ``Malenia`` the second, each with a
     ``batch`` of about $\sigma^2/\varepsilon$, up to a constant again; ``Ringmaster`` attains the first.
 
+    (Form and exponents as later papers of the authors cite them; not checked against the theorem's own text.)
+
     Tyurin & Richtárik, *Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation
     Model*, NeurIPS 2023, Table 1.
     """
@@ -67,3 +69,23 @@ def time_lower_bound(
         if bound < best.seconds:
             best = TimeBound(bound, fastest)
     return best
+
+
+def yardstick(seconds: Sequence[float], *, updates: float, noise: float, unlike: bool = False) -> TimeBound:
+    r"""The same bound in seconds, its unknown factor taken from what the synchronous rule needed on this task.
+
+    In theory the synchronous rule on $n$ workers needs $U = c\,\frac{L\Delta}{\varepsilon} (1 + \frac{r}{n})$
+    updates, where $r = \sigma^2/\varepsilon$ is how many gradients have to be averaged until their noise is as small as
+    the gradient that is left. So of ``updates`` ($U$) that were counted and ``noise`` ($r$) that was measured,
+    $c L\Delta/\varepsilon = U / (1 + r/n)$ follows, and with it ``time_lower_bound`` in seconds.
+
+    It tells how far a rule is from the best that is possible **on workers of fixed speeds, if the task behaves like the
+    worst one of its kind**. No task does exactly: a rule that makes more of a gradient than the synchronous one may be
+    faster than this bound. Workers whose speeds change or that come and go are taken at their mean.
+    """
+    if not 0 < updates < math.inf:
+        raise ConfigError(f"updates={updates} are not possible: a finite number above 0")
+    if not 0 <= noise < math.inf:
+        raise ConfigError(f"noise={noise} is not possible: a finite number of at least 0 (nearest 0)")
+    rounds = updates / (1 + noise / max(1, len(seconds)))
+    return time_lower_bound(seconds, smoothness=rounds, gap=1.0, noise=noise, accuracy=1.0, unlike=unlike)
