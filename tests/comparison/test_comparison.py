@@ -1,10 +1,11 @@
 """What a comparison chooses and says, from outcomes with known numbers: no training."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from paceline.comparison.jobs import Outcome
+from paceline.comparison.jobs import Noise, Outcome
 from paceline.comparison.plan import Job, Plan, plan_of
 from paceline.comparison.results import Comparison, comparison_of
 from paceline.comparison.tables import comparison_rows, non_finite_line, speed_up
@@ -74,6 +75,33 @@ def test_the_verdict_names_the_winner_its_price_and_the_learning_rates() -> None
     assert "asgd wins: it reaches 30.0% accuracy after 3.0 s, 3.0 times as fast as ssgd (9.0 s)." in said
     assert "asgd makes 4.0 updates in the time of one of ssgd, whose workers wait 50% of their time" in said
     assert "gradients that are 2.8 updates old on average, and a learning rate of 0.1 against 0.5." in said
+
+
+def test_how_far_from_the_lower_bound() -> None:
+    """Four workers that take 2, 2, 2 and 20 s; the synchronous rule needed ten updates; noise of four gradients."""
+    slow = outcome(Job(SSGD, 0.5, 0), 9.0)
+    for each in slow.measures.workers:
+        each.contributions, each.busy, each.transfer = 5, 5 * (18.0 if each.worker == 3 else 1.5), 5 * 0.5
+        each.busy += 5 * 1.5 if each.worker == 3 else 0.0
+    found = compared(replace(slow, noise=Noise(4.0, unlike=False)), outcome(Job(ASGD, 0.1, 0), 3.0, updates=40))
+    assert found.bound is not None
+    rounds = 10 / (1 + 4.0 / 4)
+    assert found.bound.seconds == pytest.approx(2.0 * rounds * (1 + 4.0 / 3))  # the slow one is not worth its share
+    assert found.bound.workers == 3
+    assert found.rows[0]["times_the_lower_bound"] == pytest.approx(3.0 / found.bound.seconds)
+    said = " ".join(verdict(found))
+    assert "The lower bound of theory is 23.3 s, with the 3 fastest workers; asgd takes 0.1 times as long." in said
+    assert "It assumes workers of fixed speeds" in said
+    assert "by the updates that ssgd needed" in said
+    columns, rows = comparison_rows(found)
+    assert rows[1][[column.heading for column in columns].index("times the\nbound")] == "0.4"
+
+
+def test_without_the_noise_or_the_synchronous_rule_there_is_no_bound() -> None:
+    assert compared(outcome(Job(SSGD, 0.1, 0), 9.0)).bound is None
+    missed = replace(outcome(Job(SSGD, 0.1, 0), math.inf), noise=Noise(4.0, unlike=False))
+    assert compared(missed, outcome(Job(ASGD, 0.1, 0), 3.0)).bound is None
+    assert compared(outcome(Job(ASGD, 0.1, 0), 3.0)).bound is None
 
 
 def test_the_verdict_names_workers_whose_contributions_are_thrown_away() -> None:

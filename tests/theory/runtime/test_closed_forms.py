@@ -7,7 +7,7 @@ import pytest
 import paceline as pl
 from paceline.core.coordinator import Strategy
 from paceline.delays import Constant, LogNormal, ShiftedExponential
-from paceline.theory import time_lower_bound
+from paceline.theory import time_lower_bound, yardstick
 from paceline.theory.runtime.costs import runtime, simulated
 
 CONSTANT = pl.SimulatedFleet([Constant(1.0), Constant(1.3), Constant(2.1), Constant(2.9)], recall="abandon")
@@ -71,6 +71,17 @@ def test_the_lower_bound_by_hand() -> None:
     assert bound([3.0, 1.0, 2.0], noise=0.0) == (10.0, 1)  # without noise only the fastest counts
     assert bound([1.0, 1.0, 1e6]) == bound([1.0, 1.0]) == (60.0, 2)  # a very slow worker is not worth its share
     assert bound([1.0, 1.0, 4.0], unlike=True) == (round(4.0 * 10 + 2.0 * 100 / 3, 9), 3)  # unless it has its own data
+
+
+def test_the_yardstick_is_the_bound_in_seconds_of_the_synchronous_rule() -> None:
+    assert yardstick([2.0] * 4, updates=50, noise=3.0).seconds == pytest.approx(100.0)  # on equal workers its own time
+    assert yardstick([1.0, 2.0, 4.0], updates=50, noise=0.0).seconds == pytest.approx(50.0)  # the fastest is enough
+    noisy = yardstick([1.0, 2.0, 4.0], updates=50, noise=1e9)
+    assert noisy.seconds == pytest.approx(150 / (1 + 1 / 2 + 1 / 4))  # as many gradients, as fast as they come
+    assert yardstick([1.0, 2.0, 4.0], updates=50, noise=0.0, unlike=True).seconds == pytest.approx(200.0)
+    for wrong in ({"updates": 0.0, "noise": 1.0}, {"updates": 9.0, "noise": -1.0}, {"updates": 9.0, "noise": math.inf}):
+        with pytest.raises(pl.ConfigError, match="not possible"):
+            yardstick([1.0], **wrong)
 
 
 @pytest.mark.parametrize(
