@@ -234,9 +234,9 @@ def synchronous_seconds(fleet: str, rounds: int) -> float:
     return max(event.at for event in trace if isinstance(event, pl.strategy.Arrived))
 
 
-def run(
+def run_to_target(
     case: Case, strategy: str | Strategy, learning_rate: float, seed: int, *, budgets: float | None = None
-) -> Curve:
+) -> pl.Run:
     """Train once, to the target or at most ``LONGEST`` times the budget; with ``budgets``, so many, whatever comes."""
     setting, fleet, rule = TASKS[case.task], FLEETS[case.fleet], case.rule(strategy)
     logging.getLogger("paceline").setLevel(logging.ERROR)  # that a run diverged is in its curve
@@ -244,7 +244,7 @@ def run(
         stop = pl.Stop(seconds=LONGEST * case.budget, metric="loss", below=case.target)
     else:
         stop = pl.Stop(seconds=budgets * case.budget)
-    found = pl.train(
+    return pl.train(
         setting.make(seed),
         strategy=rule,
         fleet=fleet,
@@ -256,6 +256,13 @@ def run(
         seed=seed,
         progress=False,
     )
+
+
+def run(
+    case: Case, strategy: str | Strategy, learning_rate: float, seed: int, *, budgets: float | None = None
+) -> Curve:
+    """The curve of ``run_to_target``."""
+    found = run_to_target(case, strategy, learning_rate, seed, budgets=budgets)
     rows = [row for row in found.history if math.isfinite(row.loss)]
     return Curve(
         tuple(row.seconds for row in rows),

@@ -8,8 +8,9 @@ a map that was interrupted, and loses one run at most. Several processes may wor
 
 First comes every cell (a rule in a case) with the first seed, then every cell with the second, and so on: whatever
 seeds are complete are a map. The learning rate of a rule is tuned for every task and its data on the fleet
-``TUNED_ON``, and used on all fleets: how stale gradients are, in updates, hardly depends on the fleet. The search
-begins with ``START``, for unlike data with the rate for like ones.
+``TUNED_ON``, and used on all fleets: how stale gradients are, in updates, hardly depends on the fleet. It does for
+groups, which are as many as there are speeds: their rates are tuned on every fleet. The search begins with ``START``,
+for unlike data with the rate for like ones.
 """
 
 import argparse
@@ -54,6 +55,7 @@ RULES: Mapping[str, str] = {
     "EnsembleCompression": "ec-dnn-s:every=8,relabel=0.05",
 }
 TUNED_ON = "three kinds"
+TUNED_EVERYWHERE = ("Grouped", "Regrouped")
 STEPS_ON_ONE = ("Asynchronous", "BoundedStaleness", "NewestOfEach", "DelayAdaptive", "Rescaled", "Ringmaster")
 START = {rule: 0.125 if rule in STEPS_ON_ONE else 0.5 for rule in RULES}  # of a mean of gradients four times as much
 
@@ -132,7 +134,8 @@ class Runs:
 
     def rate(self, rule: str, case: Case) -> float:
         """The rule's learning rate for a task and its data, tuned on a seed of its own."""
-        case = case._replace(fleet=TUNED_ON)
+        if rule not in TUNED_EVERYWHERE:
+            case = case._replace(fleet=TUNED_ON)
         start = START[rule] if case.data == "like" else self.rate(rule, case._replace(data="like"))
 
         def judged(rate: float) -> tuple[float, float]:

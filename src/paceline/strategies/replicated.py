@@ -83,12 +83,15 @@ class Replicated(Strategy):
         found: list[Decision] = []
         dropped: dict[tuple[int, ...], int] = {}
         for ticket in reversed(ledger.handed_in):
-            group = self._group_of[ticket.worker]
-            if sum([own.get(worker, 0) for worker in group]) - dropped.get(group, 0) > 1:
+            group, held, others = self._group_of[ticket.worker], 0, []
+            for worker in group:
+                if worker in running:
+                    others.append(Drop(running[worker]))
+                held += own.get(worker, 0)
+            if held - dropped.get(group, 0) > 1:
                 found.append(Drop(ticket))
                 dropped[group] = dropped.get(group, 0) + 1
                 continue
-            others = [Drop(running[worker]) for worker in group if worker in running]
             if not others and group not in dropped:
                 break
             found += others

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import takewhile
 from typing import ClassVar
 
 from paceline.core.coordinator import Strategy
@@ -45,8 +44,12 @@ class Ringmaster(Strategy):
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
         for ticket in ledger.handed_in:  # one update at a time: the next one finds the others older
             return [Step({ticket: ONE}) if ledger.age(ticket) < self.threshold else Drop(ticket)]
-        if self.stop:
-            old = [*takewhile(lambda ticket: ledger.age(ticket) >= self.threshold, ledger.behind)]
+        if self.stop and ledger.round >= self.threshold:
+            old = []
+            for ticket in ledger.behind:  # the oldest first
+                if ledger.age(ticket) < self.threshold:
+                    break
+                old.append(Drop(ticket))
             if old:
-                return [Drop(ticket) for ticket in old]
+                return old
         return [Assign(worker) for worker in ledger.free]

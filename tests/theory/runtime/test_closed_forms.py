@@ -79,9 +79,9 @@ def test_the_yardstick_is_the_bound_in_seconds_of_the_synchronous_rule() -> None
     noisy = yardstick([1.0, 2.0, 4.0], updates=50, noise=1e9)
     assert noisy.seconds == pytest.approx(150 / (1 + 1 / 2 + 1 / 4))  # as many gradients, as fast as they come
     assert yardstick([1.0, 2.0, 4.0], updates=50, noise=0.0, unlike=True).seconds == pytest.approx(200.0)
-    for wrong in ({"updates": 0.0, "noise": 1.0}, {"updates": 9.0, "noise": -1.0}, {"updates": 9.0, "noise": math.inf}):
+    for updates, noise in ((0.0, 1.0), (9.0, -1.0), (9.0, math.inf)):
         with pytest.raises(pl.ConfigError, match="not possible"):
-            yardstick([1.0], **wrong)
+            yardstick([1.0], updates=updates, noise=noise)
 
 
 @pytest.mark.parametrize(

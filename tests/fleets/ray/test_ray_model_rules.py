@@ -1,0 +1,53 @@
+"""Every rule whose workers hand in models, on a Ray cluster: a run, and its replay bit for bit. One cluster for all."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import paceline as pl
+from paceline.core.messages import Step
+from support.digits import weights
+from support.ray_cluster import Nodes, nodes
+from support.resumable import PROCESSES, replayed
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
+]
+RULES = {
+    "DiLoCo": pl.DiLoCo(every=2),
+    "DiLoCo, nobody waits": pl.DiLoCo(every=2, outer_momentum=0.3, waits=pl.Asynchronous()),
+    "Decoupled DiLoCo": pl.DecoupledDiLoCo(every=2, quorum=1, grace=0.02),
+    "BMUF": pl.BMUF(every=2, nesterov=True),
+    "SlowMo": pl.SlowMo(every=2),
+    "post-local SGD": pl.PostLocalSGD(every=3, warm_up=2),
+    "AdaComm": pl.AdaComm(every=4, interval=2),
+    "FedBuff": pl.FedBuff(every=2, size=2),
+    "FedAsync": pl.FedAsync(every=2),
+    "EASGD": pl.EASGD(every=2),
+    "EASGD, all together": pl.EASGD(every=2, waits=pl.Synchronous()),
+    "local steps by speed": pl.ModelAveraging(every=3, waits=pl.Asynchronous(), by_speed=True),
+}
+UPDATES = 6
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    with nodes([2], head=1) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_run_of_models_is_replayed_bit_for_bit(name: str, cluster: Nodes, tmp_path: Path) -> None:
+    fleet = pl.RayFleet(2, {"CPU": 1.0}, address=cluster.address)
+    case = replace(PROCESSES, fleet=fleet, strategy=RULES[name])
+    run = case.run(tmp_path, pl.Stop(updates=UPDATES))
+    taken = [fact for fact in run.trace if isinstance(fact, Step)]
+    assert len(taken) == UPDATES
+    assert {ticket.work.kind for step in taken for ticket in step.weights} == {"local_steps"}
+    assert torch.isfinite(weights(run.model)).all()
+    found = replayed(case, tmp_path)
+    assert (found.departure, found.differences, found.compared) == (None, {}, True)
