@@ -175,7 +175,7 @@ FLOWS: dict[str, tuple[str, Callable[[], Hops], int]] = {  # what it is, how to 
     "simulated": ("one update on SimulatedFleet, LiveCompensation", simulated, 20),
     "processes": ("one update on ProcessFleet, server's side", processes, 23),
     "ray": ("one update on RayFleet, remote workers, server's side", ray, 22),
-    "compare": ("compare FILE, from TOML to table", compare, 91),
+    "compare": ("compare FILE, from TOML to table", compare, 94),
     "pruning": ("one epoch of FinePruning in a plain loop", pruning, 5),
 }
 
