@@ -2,8 +2,8 @@
 
     python tools/pictures.py [NAME...]      draws docs/images/NAME.png: readme, ticket, round, staleness, ...
 
-The picture of the README is drawn from ``benchmarks/results/who_waits.json``; the ideas are simulated here, so that a
-picture shows what a rule does.
+The picture of the README is drawn from what ``benchmarks/who_waits.py``, ``stragglers.py`` and ``unequal_batches.py``
+found; the ideas are simulated here, so that a picture shows what a rule does.
 """
 
 import json
@@ -170,46 +170,45 @@ NAMES = {
 }
 
 
-def readme(shown: float = 0.5) -> None:
-    """Timelines one above the other, and beside each the time to the same accuracy."""
-    found = json.loads((ROOT / "benchmarks/results/who_waits.json").read_text(encoding="utf-8"))
+def readme(shown: float = 0.9) -> None:
+    """Timelines one above the other, and beside each how many times as fast as DDP it was to the same training loss."""
+    results = ROOT / "benchmarks/results"
+    timelines, stragglers, unequal = (
+        json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("who_waits", "stragglers", "unequal_batches")
+    )
+    gains = {RESULTS_OF[name]: value for name, value in stragglers["convolutions"]["times as fast as DDP"].items()
+             if name in RESULTS_OF}  # fmt: skip
+    gains["UnequalBatches"] = unequal["computing"]["times as fast as DDP"]["sizes by measured speed"]
+    gains["DDP"] = 1.0
     figure = Figure(figsize=(11, 1.15 * len(NAMES) + 0.9), dpi=110, layout="constrained")
     panels = figure.subplots(len(NAMES), 2, width_ratios=[2.6, 1], sharex="col")
-    seconds = {name: sorted(found["seconds"][name]) for name in NAMES}
-    longest = max(values[-1] for values in seconds.values())
     for (left, right), (name, words) in zip(panels, NAMES.items(), strict=True):
-        measured = found["timelines"][name]
-        spans = [span for span in measured["spans"] if span[1] < shown and span[3] != "pending"]
+        spans = [span for span in timelines[name]["spans"] if span[1] < shown and span[3] != "pending"]
         bars(
             left, [(who, begin, min(end, shown), kind, "") for who, begin, end, kind in spans], 4, height=0.8, edge=0.4
         )
         left.set_yticks([0, 3], ["fast", "slow"], fontsize=8)
         left.set_title(words, loc="left", fontsize=11, fontweight="bold", pad=4)
-        for at in measured["updates"]:
+        for at in timelines[name]["updates"]:
             left.plot([at, at], [-0.5, 3.45], color=INK, linewidth=0.7)
         left.set_xlim(0, shown)
-        middle = seconds[name][len(seconds[name]) // 2]
-        colour = look.OTHER.light if name == "DDP" else look.colour(RULES[name])
-        right.barh(0, middle, height=0.5, color=colour)
-        right.plot([seconds[name][0], seconds[name][-1]], [0, 0], color=INK, linewidth=1.4)
-        times = found["times as fast as DDP"][name]
-        right.text(
-            seconds[name][-1] + longest * 0.02, 0, f"{middle:.1f} s" + ("" if name == "DDP" else f"  ({times:.1f}×)"),
-            va="center", fontsize=10.5, color=INK,
-        )  # fmt: skip
-        right.set_xlim(0, longest * 1.35)
+        right.barh(0, gains[name], height=0.5, color=look.OTHER.light if name == "DDP" else look.colour(RULES[name]))
+        right.text(gains[name] + 0.2, 0, f"{gains[name]:.2g}×", va="center", fontsize=11, color=INK)
+        right.set_xlim(0, 1.15 * max(gains.values()))
         right.set_ylim(-0.6, 0.6)
         right.set_yticks([])
         right.spines[["top", "right", "left"]].set_visible(False)
     panels[-1][0].set_xlabel(f"{shown:g} seconds of training; a line is an update of the model")
-    panels[-1][1].set_xlabel(f"seconds to {found['target']:.0%} test accuracy")
-    seen = {span[3] for name in NAMES for span in found["timelines"][name]["spans"]}
+    panels[-1][1].set_xlabel("times as fast as DDP, to the same loss")
+    seen = {span[3] for name in NAMES for span in timelines[name]["spans"]}
     legend(figure, panels[0][0], [kind for kind in SAID if kind in seen])
-    title = "LeNet on MNIST, four worker processes, the last one four times as slow"
+    title = "Convolutions on handwritten digits, four worker processes, the last one four times as slow"
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
     look.write(figure, IMAGES / "who-waits.png")
 
 
+RESULTS_OF = {"SSGD": "Synchronous", "LGC-SGD": "LiveCompensation", "GSGD": "Grouped", "ASGD": "Asynchronous"}
 RULES: dict[str, str] = {
     "Synchronous": "ssgd",
     "LiveCompensation": "lgc:quorum=3",
