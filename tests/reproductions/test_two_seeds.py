@@ -1,6 +1,8 @@
-"""What is marked as holding does not depend on the seed."""
+"""What is marked as holding does not depend on the seed; and the page that counts claims counts those of the cards."""
 
 import json
+import re
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -47,3 +49,15 @@ def test_every_committed_claim_has_a_verdict_and_every_order_a_test(name: str) -
     said = ("lower", "above 0", "nearly equal", "(pruned is better)")
     orders = [claim for claim in claims if claim["paper"] in said and not claim["name"].startswith("diff_lg")]
     assert all("95 % interval" in claim["test"] or "no test" in claim["test"] for claim in orders)
+
+
+def test_the_table_of_all_papers_has_the_counts_of_the_committed_cards() -> None:
+    page = (RESULTS.parent / "evidence.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| \[[^]]+\]\(results/([a-z-]+)\.md\) \|[^|]*\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", page, re.MULTILINE
+    )
+    assert {name for name, *_ in rows} == set(CARDS)
+    for name, *told in rows:
+        count = Counter(claim["verdict"] for claim in committed(name)["claims"])
+        found = [count[verdict] for verdict in ("yes", "no", "cannot be told")]
+        assert [int(number) for number in told] == [sum(found), *found], name
