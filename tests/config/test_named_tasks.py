@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from paceline.config.experiment import make_task
 from paceline.config.named_tasks import Standardized, lenet
@@ -92,3 +93,19 @@ def test_cifar10_from_its_directory() -> None:
     numbers = task.model[0](inputs)  # type: ignore[index]
     assert numbers.mean((0, 2, 3)).abs().max() < 0.1
     assert sum(each.numel() for each in task.model.parameters()) == 62_006
+
+
+def test_the_largest_of_four_before_relu_has_the_bits_of_after_it() -> None:
+    torch.manual_seed(0)
+    model = lenet()
+    layers = list(model)
+    for place in (1, 4):
+        layers[place], layers[place + 1] = layers[place + 1], layers[place]
+    usual = torch.nn.Sequential(*layers)  # convolution, ReLU, pooling; the same parameters
+    assert [type(layer).__name__ for layer in layers[:3]] == ["Conv2d", "ReLU", "MaxPool2d"]
+    pictures, labels = torch.randn(8, 3, 32, 32), torch.arange(8)
+    found = []
+    for network in (model, usual):
+        outputs = network(pictures)
+        found.append([outputs, *torch.autograd.grad(cross_entropy(outputs, labels), list(model.parameters()))])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
