@@ -5,15 +5,17 @@ import json
 import logging
 import re
 import runpy
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from paceline import read_trace
 from paceline.reports.stragglers import stragglers
+from support.forks import all_well, forked, ranks, run_script
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -93,34 +95,33 @@ def test_fine_pruning_fits_a_plain_loop(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("name", ["accelerate", "lightning"])
 def test_fine_pruning_fits_other_loops(name: str) -> None:
-    """In processes of their own: they leave loggers, handlers of signals and state behind."""
+    """In forks: they leave loggers, handlers of signals and state behind."""
     assert as_planned(run_example(f"fine_pruning_{name}.py"))
 
 
 def test_fine_pruning_under_accelerate_puts_the_counts_of_two_processes_together() -> None:
     """Accelerate fills the last batches up with samples that were seen before; that must not trouble the counts."""
-    output = run_example("-m torch.distributed.run --standalone --nproc_per_node 2", "fine_pruning_accelerate.py")
+    said = ranks(2, lambda: run_script(EXAMPLES / "fine_pruning_accelerate.py"))
+    all_well(said)
+    output = said[0].out
     assert "2 processes" in output
     assert "the same counts: True" in output
 
 
-def run_example(*command: str) -> str:
-    *options, script = command
-    arguments = [sys.executable, *(part for option in options for part in option.split()), str(EXAMPLES / script)]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def run_example(script: str, *arguments: str) -> str:
+    said = forked(lambda: run_script(EXAMPLES / script, *arguments))
+    all_well(said)
+    return said[0].out
 
 
 def test_processes_train_and_one_that_is_killed_is_replaced() -> None:
-    script = EXAMPLES / "processes.py"
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    (said,) = forked(lambda: run_script(EXAMPLES / "processes.py"))
+    assert said.code == 0, said.err
     assert re.fullmatch(
         r"  worker \d was killed by SIGKILL while it (ran t\d+|had nothing to do); a replacement is on its way\n",
-        result.stderr,
+        said.err,
     )
-    updates = {name: int(count) for name, count in re.findall(r"^(\S+) +(\d+) updates  mean", result.stdout, re.M)}
+    updates = {name: int(count) for name, count in re.findall(r"^(\S+) +(\d+) updates  mean", said.out, re.M)}
     assert updates.keys() == {"SSGD", "ASGD", "LGC-SGD", "GSGD"}
     assert updates["ASGD"] > updates["SSGD"] > 0
 
@@ -157,12 +158,17 @@ def test_a_hugging_face_model_trains_under_two_rules() -> None:
 
 @pytest.mark.timeout(300)
 def test_a_ddp_job_is_recorded_and_its_straggler_named(tmp_path: Path) -> None:
+    """Its processes are forks, too, instead of new ones."""
     directory = str(tmp_path / "job")
-    command = [sys.executable, str(EXAMPLES / "record_ddp.py"), directory, "--steps", "12", "--seconds", "0.02"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    assert "the straggler is worker 2\n" in result.stdout
-    rates = {name: float(rate) for name, rate in re.findall(r"^(\w+): ([\d.]+) updates a second$", result.stdout, re.M)}
+
+    def run() -> None:
+        torch.multiprocessing.spawn = partial(torch.multiprocessing.start_processes, start_method="fork")
+        run_script(EXAMPLES / "record_ddp.py", directory, "--steps", "12", "--seconds", "0.02")
+
+    (said,) = forked(run)
+    assert said.code == 0, said.err
+    assert "the straggler is worker 2\n" in said.out
+    rates = {name: float(rate) for name, rate in re.findall(r"^(\w+): ([\d.]+) updates a second$", said.out, re.M)}
     assert rates.keys() == {"Synchronous", "LiveCompensation", "Grouped"}
     assert rates["Grouped"] > rates["Synchronous"] > 0
     found = stragglers(read_trace(directory))
@@ -198,11 +204,8 @@ def test_the_language_model_comes_to_a_perplexity_of_two(capsys: pytest.CaptureF
 
 
 def test_the_large_model_learns_on_two_workers_of_any_size() -> None:
-    script = EXAMPLES / "large_model.py"
-    command = [sys.executable, str(script), "--width", "32", "--layers", "1", "--updates", "60", "--ranks", "2"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    found = re.search(r"loss ([\d.]+) -> ([\d.]+) in 60 updates", result.stdout)
+    small = "--width", "32", "--layers", "1", "--updates", "60", "--ranks", "2"
+    found = re.search(r"loss ([\d.]+) -> ([\d.]+) in 60 updates", run_example("large_model.py", *small))
     assert found is not None
     assert float(found[2]) < float(found[1])
 

@@ -1,7 +1,5 @@
 """Hugging Face's trainer is recorded in one line, and its models are trained by Paceline."""
 
-import subprocess
-import sys
 from collections import UserDict
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ import transformers
 import paceline as pl
 from paceline.integrations.huggingface import task_from
 from paceline.trace.recordings import read_recording
-from support.hugging_face import SCRIPT, TinyModel, samples, train_recorded
+from support.forks import all_well, ranks
+from support.hugging_face import TinyModel, samples, train_recorded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
@@ -31,10 +30,8 @@ def test_steps_are_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.timeout(300)
 def test_two_processes_are_two_workers_that_wait_for_each_other(tmp_path: Path) -> None:
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    script = [SCRIPT, str(tmp_path / "job")]
-    result = subprocess.run([sys.executable, *command, *script], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    job, output = str(tmp_path / "job"), str(tmp_path / "output")
+    all_well(ranks(2, lambda: train_recorded(job, output, gradient_accumulation_steps=2, num_train_epochs=2)))
     found = read_recording(tmp_path / "job")
     assert [one.worker for one in found.workers] == [0, 1]
     assert all(one.tells_waiting for one in found.workers)

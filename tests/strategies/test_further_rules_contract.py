@@ -43,12 +43,11 @@ RULES: list[Strategy] = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-class TestRule(StrategyContract):
-    patience = 16  # a batch of 12 gradients by a single worker
-
-    @pytest.fixture(autouse=True)
-    def _take(self, rule: Strategy) -> None:
-        self.strategy = rule
+def test_a_rule_keeps_the_contract(rule: Strategy) -> None:
+    contract = StrategyContract()
+    contract.strategy = rule
+    contract.patience = 16  # a batch of 12 gradients by a single worker
+    contract.check_all()
 
 
 class TestReplicated(StrategyContract):

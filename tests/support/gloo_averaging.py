@@ -1,6 +1,5 @@
-"""One of two real processes that average models with torch: python -m support.gloo_averaging RANK DIRECTORY."""
+"""One of two real processes that average models with torch."""
 
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from support.local_models import mlp, trained_by_hand
 PERIOD, ROUNDS, MOMENTUM = 4, 3, 0.9
 
 
-def main(rank: int, directory: Path) -> None:
+def average(rank: int, directory: Path) -> None:
+    torch.set_num_threads(1)
     meeting = f"file://{directory / 'store'}"
     distributed.init_process_group("gloo", meeting, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     model = mlp()
@@ -26,8 +26,3 @@ def main(rank: int, directory: Path) -> None:
         averager.average_parameters(model.parameters())
     torch.save(model.state_dict(), directory / f"model{rank}.pt")
     leave()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,9 +1,5 @@
-"""A tiny model trained by Hugging Face's ``Trainer`` on two processes, with its steps recorded.
+"""A tiny model trained by Hugging Face's ``Trainer``, with its steps recorded."""
 
-python -m torch.distributed.run --standalone --nproc_per_node 2 tests/support/hugging_face.py DIRECTORY
-"""
-
-import sys
 from typing import Any
 
 import torch
@@ -11,8 +7,6 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
 
 from paceline.integrations.huggingface import RecorderCallback
-
-SCRIPT = __file__
 
 
 class TinyModel(PreTrainedModel):  # type: ignore[misc]
@@ -42,7 +36,3 @@ def train_recorded(directory: str, output: str, **options: Any) -> None:
     )  # fmt: skip
     callbacks = [RecorderCallback(directory)]
     Trainer(TinyModel(PretrainedConfig()), arguments, train_dataset=samples(48), callbacks=callbacks).train()
-
-
-if __name__ == "__main__":
-    train_recorded(sys.argv[1], sys.argv[1] + "-output", gradient_accumulation_steps=2, num_train_epochs=2)

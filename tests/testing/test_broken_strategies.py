@@ -253,6 +253,8 @@ def run(contract: StrategyContract, check: str) -> None:
 def test_a_broken_rule_fails_the_check_that_is_about_its_fault(rule: Strategy, check: str, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         run(contract_for(rule, scripts=200), check)
+    with pytest.raises(AssertionError):
+        contract_for(rule, scripts=200).check_all()
 
 
 @pytest.mark.parametrize(
@@ -293,6 +295,8 @@ def test_a_broken_rule_fails_nothing_else(rule: Strategy, faults: set[str]) -> N
         except AssertionError:
             failed.add(check)
     assert failed == faults
+    with pytest.raises(AssertionError):
+        contract_for(rule, scripts=60).check_all()
 
 
 def test_every_check_was_named_here() -> None:

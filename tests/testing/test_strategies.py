@@ -81,7 +81,7 @@ STRATEGIES: list[Strategy] = [
 
 
 @pytest.mark.parametrize("rule", STRATEGIES, ids=repr)
-class TestStrategy(StrategyContract):
-    @pytest.fixture(autouse=True)
-    def _take(self, rule: Strategy) -> None:
-        self.strategy = rule
+def test_a_rule_keeps_the_contract(rule: Strategy) -> None:
+    contract = StrategyContract()
+    contract.strategy = rule
+    contract.check_all()

@@ -101,7 +101,7 @@ class Coordinator:
         for event in events:
             if type(event) is Arrived:  # by far the most frequent
                 at, ticket, done = event.at, event.ticket, event.done
-                for touched in self._touch(ticket.worker):
+                for touched in self._touch(ticket.worker) if ledger.is_split else self._whole:
                     touched.now = at
                     touched.arrive(ticket, done)
                 if self._regrouping:
@@ -175,7 +175,8 @@ class Coordinator:
             if type(inner) is Assign:
                 instructions.append(self._start(inner.worker, inner.work))
             elif type(inner) is Step:
-                for ledger in _touch_within(root, decision):  # where it was given out: its worker may have moved since
+                # where it was given out: its worker may have moved since
+                for ledger in self._whole if inner is decision else _touch_within(root, decision):
                     ledger.step(inner.weights, inner.keep)
                 instructions.append(inner)
             elif type(inner) is Drop:
@@ -216,7 +217,7 @@ class Coordinator:
         # half of the time of Ticket(...)
         ticket = tuple.__new__(Ticket, (self.issued, worker, self.ledger.round, work))
         self.issued += 1
-        for ledger in self._touch(worker):
+        for ledger in self._touch(worker) if self.ledger.is_split else self._whole:
             ledger.start(ticket)
         return Start(ticket)
 

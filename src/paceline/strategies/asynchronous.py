@@ -26,7 +26,7 @@ class Asynchronous(Strategy):
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
         arrived = ledger.handed_in
         if not arrived:
-            return [Assign(worker) for worker in ledger.idle]
+            return [Assign(worker) for worker in ledger.idle] if ledger.idle else ()
         workers = dict.fromkeys([ticket.worker for ticket in arrived])
         free = [worker for worker in workers if worker in ledger.workers and worker not in ledger.running]
         if ledger.leaving:

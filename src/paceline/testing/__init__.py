@@ -5,7 +5,7 @@
 
 Each test lets workers join, announce that they leave, leave and hand in work in every order that Hypothesis can think
 of, and checks one promise. A failing test prints the shortest script that it found. How many scripts are tried is
-Hypothesis's ``max_examples``.
+Hypothesis's ``max_examples``. ``check_all`` checks all promises in one go.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,41 +59,13 @@ class StrategyContract:
         self._always(_something_is_under_way)
 
     def test_updates_go_on_while_work_is_handed_in(self) -> None:
-        def check(rehearsal: Rehearsal) -> None:
-            rehearsal.play_fairly(1)  # parts that have workers are there now
-            before = [(part, part.round) for _, part in walk(rehearsal.ledger) if part.workers]
-            rehearsal.play_fairly(self.patience)
-            for part, rounds in before:
-                assert part.round > rounds or not part.workers, (
-                    f"no update in {self.patience} turns of the workers {[*part.workers]}"
-                )
-
-        self._finally(check)
+        self._finally(_updates_go_on)
 
     def test_every_worker_gets_work(self) -> None:
-        def check(rehearsal: Rehearsal) -> None:
-            before = len(rehearsal.history)
-            idle = rehearsal.here - rehearsal.leaving - rehearsal.running.keys()
-            rehearsal.play_fairly(self.patience)
-            busy = {fact.ticket.worker for fact in rehearsal.history[before:] if isinstance(fact, Start)}
-            assert idle <= busy, f"given no work in {self.patience} turns of the others: {sorted(idle - busy)}"
-
-        self._finally(check)
+        self._finally(_everybody_gets_work)
 
     def test_every_contribution_is_settled(self) -> None:
-        def check(rehearsal: Rehearsal) -> None:
-            issued = sum(isinstance(fact, Start) for fact in rehearsal.history)
-            rehearsal.play_fairly(self.patience)
-            held = [
-                ticket
-                for _, part in walk(rehearsal.ledger)
-                if part.workers and not part.parts()  # where nobody is left, what was handed in waits for somebody
-                for ticket in (*part.running.values(), *part.fresh, *part.late, *part.kept)
-            ]
-            leaked = [f"{ticket} of worker {ticket.worker}" for ticket in held if ticket.serial < issued]
-            assert not leaked, f"neither used nor dropped in {self.patience} turns of everybody: {', '.join(leaked)}"
-
-        self._finally(check)
+        self._finally(_all_is_settled)
 
     def test_tickets_are_conserved(self) -> None:
         self._always(_tickets_are_conserved)
@@ -105,13 +77,43 @@ class StrategyContract:
         check = _indices_equal_recounted_ones
         self._for_every_script(check, lambda rehearsal: None, self.strategy, on_news=check)
 
+    def check_all(self) -> None:
+        """Check every promise on the same scripts, in a fraction of the time of the tests: for many rules in a row."""
+
+        def each(rehearsal: Rehearsal) -> None:
+            for check in (
+                _is_quiet,
+                _something_is_under_way,
+                _tickets_are_conserved,
+                _versions_count_updates,
+                _indices_equal_recounted_ones,
+            ):
+                check(rehearsal)
+
+        def end(rehearsal: Rehearsal) -> None:
+            rehearsal.on_news = None  # recounting takes the longer, the more has happened
+            checks = [begin(rehearsal, self.patience) for begin in (_everybody_gets_work, _all_is_settled)]
+            checks.append(_updates_go_on(rehearsal, self.patience))
+            rehearsal.play_fairly(self.patience)
+            for check in checks:
+                check()
+
+        rule = _AskedTwice(_Watched(self.strategy))
+        self._for_every_script(each, end, rule, on_news=_indices_equal_recounted_ones)
+
     def _always(self, check: Callable[[Rehearsal], None], strategy: Strategy | None = None) -> None:
         """Check after each moment of every script."""
         self._for_every_script(check, lambda rehearsal: None, strategy or self.strategy)
 
-    def _finally(self, check: Callable[[Rehearsal], None]) -> None:
-        """Check at the end of every script."""
-        self._for_every_script(lambda rehearsal: None, check, self.strategy)
+    def _finally(self, begin: Callable[[Rehearsal, int], Callable[[], None]]) -> None:
+        """At the end of every script, let everybody have its turns, and check what has come of it."""
+
+        def end(rehearsal: Rehearsal) -> None:
+            check = begin(rehearsal, self.patience)
+            rehearsal.play_fairly(self.patience)
+            check()
+
+        self._for_every_script(lambda rehearsal: None, end, self.strategy)
 
     def _for_every_script(
         self,
@@ -168,6 +170,46 @@ def _something_is_under_way(rehearsal: Rehearsal) -> None:
         )
 
 
+def _updates_go_on(rehearsal: Rehearsal, patience: int) -> Callable[[], None]:
+    rehearsal.play_fairly(1)  # parts that have workers are there now
+    before = [(part, part.round) for _, part in walk(rehearsal.ledger) if part.workers]
+
+    def check() -> None:
+        for part, rounds in before:
+            assert part.round > rounds or not part.workers, (
+                f"no update in {patience} turns of the workers {[*part.workers]}"
+            )
+
+    return check
+
+
+def _everybody_gets_work(rehearsal: Rehearsal, patience: int) -> Callable[[], None]:
+    before = len(rehearsal.history)
+    idle = rehearsal.here - rehearsal.leaving - rehearsal.running.keys()
+
+    def check() -> None:
+        busy = {fact.ticket.worker for fact in rehearsal.history[before:] if isinstance(fact, Start)}
+        assert idle <= busy, f"given no work in {patience} turns of the others: {sorted(idle - busy)}"
+
+    return check
+
+
+def _all_is_settled(rehearsal: Rehearsal, patience: int) -> Callable[[], None]:
+    issued = sum(isinstance(fact, Start) for fact in rehearsal.history)
+
+    def check() -> None:
+        held = [
+            ticket
+            for _, part in walk(rehearsal.ledger)
+            if part.workers and not part.parts()  # where nobody is left, what was handed in waits for somebody
+            for ticket in (*part.running.values(), *part.fresh, *part.late, *part.kept)
+        ]
+        leaked = [f"{ticket} of worker {ticket.worker}" for ticket in held if ticket.serial < issued]
+        assert not leaked, f"neither used nor dropped in {patience} turns of everybody: {', '.join(leaked)}"
+
+    return check
+
+
 def _tickets_are_conserved(rehearsal: Rehearsal) -> None:
     state: dict[Ticket, str] = {}
 
@@ -211,13 +253,14 @@ def _indices_equal_recounted_ones(rehearsal: Rehearsal) -> None:
         facts = rehearsal.history
         for place, number in enumerate(numbers):
             facts = happened_in(number, facts, rehearsal.first_groups[numbers[:place]])
+        indices = snapshot(ledger)
         for name, recounted in recount(facts).items():
             if name == "alarms" and numbers:  # the fleet does not know which part asked for an alarm
                 assert {*ledger.alarms} <= {*rehearsal.ledger.alarms}
                 continue
             if name in ("now", "updated_at") and not ledger.workers:  # nobody has asked it yet
                 continue
-            shown = snapshot(ledger)[name]
+            shown = indices[name]
             by_arrival = name in ("fresh", "handed_in")  # the order counts: the first are the fastest
             if isinstance(shown, list) and not by_arrival:
                 shown = sorted(shown)

@@ -1,7 +1,7 @@
 """What a ledger shows, and what it ought to show."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.core.ledger import Ledger
 from paceline.core.messages import (
@@ -188,7 +188,7 @@ def snapshot(ledger: Ledger) -> dict[str, object]:
     shown: dict[str, object] = {name: getattr(ledger, name) for name in NUMBERS}
     for name in INDICES:
         index = getattr(ledger, name)
-        shown[name] = [*index.items()] if isinstance(index, Mapping) else [*index]
+        shown[name] = [*index.items()] if hasattr(index, "items") else [*index]
     held = (*ledger.running.values(), *ledger.fresh, *ledger.late, *ledger.kept)
     shown["ages"] = [(ticket, ledger.age(ticket)) for ticket in held]
     return shown

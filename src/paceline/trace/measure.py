@@ -109,15 +109,25 @@ def measure(trace: Trace) -> Measures:
     return reader.measures(trace.follow(reader))
 
 
+class _WorkerTimes(dict[int, WorkerTime]):
+    """Those of each worker, made when it is first asked for."""
+
+    def __missing__(self, worker: int) -> WorkerTime:
+        found = self[worker] = WorkerTime(worker)
+        return found
+
+
 class MeasureReader(Observer):
     """Adds up what happens, each fact at a cost that does not grow with the run."""
 
     def __init__(self, about: Mapping[str, Any]) -> None:
-        self._workers = {number: WorkerTime(number) for number in range(int(about.get("workers", 0)))}
+        numbers = range(int(about.get("workers", 0)))
+        self._workers = _WorkerTimes((number, WorkerTime(number)) for number in numbers)
         self._staleness = Staleness()
         self._last: TicketTimes | None = None
         self._hands_in_models = False
-        self._weight: tuple[Fraction | None, float] = (None, 0.0)
+        self._weight: Fraction | None = None  # the last one, and the same as a float
+        self._share = 0.0
         self._weight_by_age: dict[int, float] = {}
         self._weight_by_gap: dict[int, float] = {}
         self._traffic = Traffic(about) if "workers_a_machine" in about else None
@@ -145,13 +155,8 @@ class MeasureReader(Observer):
             price=None if self._price is None else self._price.until(history.now),
         )
 
-    def _of(self, worker: int) -> WorkerTime:
-        if (found := self._workers.get(worker)) is None:
-            found = self._workers[worker] = WorkerTime(worker)
-        return found
-
     def waited(self, worker: int, since: float, until: float) -> None:
-        self._of(worker).idle += until - since
+        self._workers[worker].idle += until - since
 
     def changed(self, event: Joined | Left) -> None:
         if self._price is not None:
@@ -168,7 +173,7 @@ class MeasureReader(Observer):
     def arrived(self, times: TicketTimes) -> None:
         self._last = times
         if times.plain:  # as mostly
-            self._of(times.ticket.worker).busy += times.ended - times.started
+            self._workers[times.ticket.worker].busy += times.ended - times.started
             return
         worker = self._spend(times)
         worker.wasted += times.sent - times.useful_until
@@ -179,7 +184,7 @@ class MeasureReader(Observer):
 
     def _spend(self, times: TicketTimes) -> WorkerTime:
         """Count the download and the computing of a ticket that has ended."""
-        worker = self._of(times.ticket.worker)
+        worker = self._workers[times.ticket.worker]
         seconds = times.sent - times.downloaded
         if times.download:
             worker.transfer += min(times.download, times.sent - times.started)
@@ -189,48 +194,47 @@ class MeasureReader(Observer):
         return worker
 
     def dropped(self, times: TicketTimes) -> None:
-        self._of(times.ticket.worker).wasted += times.useful_until - times.downloaded
+        self._workers[times.ticket.worker].wasted += times.useful_until - times.downloaded
 
     def non_finite(self, times: TicketTimes) -> None:
-        worker = self._of(times.ticket.worker)
+        worker = self._workers[times.ticket.worker]
         worker.contributions -= 1
         worker.non_finite += 1
         worker.wasted += times.useful_until - times.downloaded
 
     def stepped(self, at: float, version: int, step: Step, first: Sequence[TicketTimes]) -> None:
+        weights = step.weights
         if self._traffic is not None:
-            self._traffic.stepped(step.weights)
-        if len(step.weights) == 1:
-            self._stepped_on_one(version, step, first)
-            return
-        by_age: dict[int, float] = {}
-        for ticket, weight in step.weights.items():
-            share, age = self._float(weight), version - ticket.version
-            self._of(ticket.worker).influence += share
-            by_age[age] = by_age.get(age, 0.0) + share
-        for times in first:
-            self._of(times.ticket.worker).contributions += 1
-        if len(first) > 1 and self._last is not None and self._last in first:
-            self._of(self._last.ticket.worker).waited_for += 1
-        self._staleness.add([times.age(version) for times in first])
-        self._count_weights(by_age)
-
-    def _stepped_on_one(self, version: int, step: Step, first: Sequence[TicketTimes]) -> None:
-        """The same as ``stepped`` does, where nothing is to be added up."""
-        for ticket, weight in step.weights.items():
-            share, age, worker = self._float(weight), version - ticket.version, self._of(ticket.worker)
+            self._traffic.stepped(weights)
+        if len(weights) == 1 and len(first) == 1:  # as often as not, and then nothing is to be added up
+            ((ticket, weight),) = weights.items()
+            if weight is not self._weight:
+                self._float(weight)
+            share, age, worker = self._share, version - ticket.version, self._workers[ticket.worker]
             worker.influence += share
-            worker.contributions += len(first)
-            self._staleness.add_one(age) if first else self._staleness.add(())
+            worker.contributions += 1
+            self._staleness.add_one(age)
             ages, gaps = self._weight_by_age, self._weight_by_gap
             ages[age] = ages.get(age, 0.0) + share
             gaps[0] = gaps.get(0, 0.0) + share * share
+            return
+        by_age: dict[int, float] = {}
+        for ticket, weight in weights.items():
+            share, age = self._float(weight), version - ticket.version
+            self._workers[ticket.worker].influence += share
+            by_age[age] = by_age.get(age, 0.0) + share
+        for times in first:
+            self._workers[times.ticket.worker].contributions += 1
+        if len(first) > 1 and self._last is not None and self._last in first:
+            self._workers[self._last.ticket.worker].waited_for += 1
+        self._staleness.add([times.age(version) for times in first])
+        self._count_weights(by_age)
 
     def _float(self, weight: Fraction) -> float:
         """A weight as a float. The next one is mostly the same object, and converting takes as long as all the rest."""
-        if weight is not self._weight[0]:
-            self._weight = weight, float(weight)
-        return self._weight[1]
+        if weight is not self._weight:
+            self._weight, self._share = weight, float(weight)
+        return self._share
 
     def _count_weights(self, by_age: Mapping[int, float]) -> None:
         ages, gaps = self._weight_by_age, self._weight_by_gap

@@ -17,7 +17,7 @@ class Staleness:
         self.updates = 0
         self.total = 0.0
         self.maximum = 0
-        self._kept: frozenset[Ticket] = frozenset()
+        self._kept: set[Ticket] = set()
         self._row_updates, self._row_total = 0, 0.0
 
     def count(self, version: int, step: Step) -> list[int]:
@@ -25,7 +25,8 @@ class Staleness:
         kept = self._kept
         ages = [version - ticket.version for ticket in step.weights if ticket not in kept]
         if step.keep or kept:
-            self._kept = (kept - step.weights.keys()) | frozenset(step.keep)
+            kept.difference_update(step.weights)  # in place: what is dropped later stays, and copies would take longer
+            kept.update(step.keep)
         self.add(ages)
         return ages
 
@@ -39,8 +40,8 @@ class Staleness:
     def add_one(self, age: int) -> None:
         """Count an update that uses one contribution, for the first time."""
         self.total += age
-        self.maximum = max(self.maximum, age)
         self.updates += 1
+        self.maximum = max(self.maximum, age)
 
     def state(self) -> State:
         totals = [self.updates, self.maximum, self.total, self._row_updates, self._row_total]
@@ -50,7 +51,7 @@ class Staleness:
         updates, maximum, total, row_updates, row_total = state["totals"]
         self.updates, self.maximum, self._row_updates = map(whole, (updates, maximum, row_updates))
         self.total, self._row_total = map(real, (total, row_total))
-        self._kept = frozenset(map(ticket_from, state["kept"]))
+        self._kept = set(map(ticket_from, state["kept"]))
 
     @property
     def mean(self) -> float:

@@ -1,10 +1,8 @@
 """Averaged models, compared with what torch makes of the same mini-batches."""
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,8 @@ from torch import nn
 import paceline as pl
 from paceline.core.messages import Step
 from support.digits import Noted, digits, weights
-from support.gloo_averaging import MOMENTUM, PERIOD, ROUNDS
+from support.forks import all_well, forked
+from support.gloo_averaging import MOMENTUM, PERIOD, ROUNDS, average
 from support.local_models import fleet, mlp, run, sgd, trained_by_hand
 
 
@@ -47,18 +46,7 @@ def test_torchs_periodic_averager_on_two_real_processes_gets_the_same(tmp_path: 
     result = run(pl.ModelAveraging(PERIOD), on=fleet(2), sampling=record, optimizer=optimizer, updates=ROUNDS)
     for rank in range(2):
         torch.save(record.draws[rank][: PERIOD * ROUNDS], tmp_path / f"batches{rank}.pt")
-    path = os.pathsep.join(map(str, (Path(__file__).parents[2], *filter(None, sys.path))))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "support.gloo_averaging", str(rank), str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    told = [process.communicate(timeout=100)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], told
+    all_well(forked(*(partial(average, rank, tmp_path) for rank in range(2))))
     for rank in range(2):
         model = mlp()
         model.load_state_dict(torch.load(tmp_path / f"model{rank}.pt"))

@@ -1,0 +1,95 @@
+"""Things done in forks of the process that runs the tests: torch is loaded already, which a new one takes seconds for.
+
+For what changes the state of a process, or needs several. Not for what is about starting: a fork has imported it all.
+"""
+
+import logging
+import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from torch.distributed import TCPStore
+
+FORKING = multiprocessing.get_context("fork")
+
+
+class Said(NamedTuple):
+    """How a fork ended, and what it wrote to standard output and standard error."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+def forked(*acts: Callable[[], object], seconds: float = 250.0) -> list[Said]:
+    """Do things side by side, each in a fork; when all have ended, what became of each."""
+    with tempfile.TemporaryDirectory() as place:
+        files = [(Path(place, f"{number}.out"), Path(place, f"{number}.err")) for number in range(len(acts))]
+        forks = [FORKING.Process(target=_be, args=(act, *file)) for act, file in zip(acts, files, strict=True)]
+        try:
+            for fork in forks:
+                fork.start()
+            for fork in forks:
+                fork.join(seconds)
+        finally:
+            for fork in forks:
+                if fork.is_alive():
+                    fork.kill()
+                    fork.join()
+        said = [[file.read_text() for file in each] for each in files]
+        return [Said(fork.exitcode, *texts) for fork, texts in zip(forks, said, strict=True)]
+
+
+def run_script(script: Path, *arguments: str) -> None:
+    """A script as it is, with arguments of the command line: for a fork."""
+    sys.argv[:] = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def ranks(count: int, act: Callable[[], object]) -> list[Said]:
+    """The same in several forks, which find each other as those of ``torch.distributed.run`` do."""
+    meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    settings |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+
+    def be(rank: int) -> None:
+        os.environ.update(settings, RANK=str(rank), LOCAL_RANK=str(rank))
+        if (accelerate := sys.modules.get("accelerate.state")) is not None:
+            accelerate.AcceleratorState._reset_state(reset_partial_state=True)
+        act()
+
+    return forked(*(partial(be, rank) for rank in range(count)))
+
+
+def all_well(said: Sequence[Said]) -> None:
+    assert [each.code for each in said] == [0] * len(said), "\n".join(each.err for each in said)
+
+
+def _be(act: Callable[[], object], out: Path, err: Path) -> None:
+    """As a new process has it: its own files, warnings and loggers; none of pytest's."""
+    for number, place in enumerate((os.devnull, out, err)):
+        opened = os.open(place, os.O_RDWR | os.O_CREAT)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(os.dup(each), mode) for each, mode in enumerate("rww"))
+    warnings.resetwarnings()
+    root = logging.getLogger()
+    for handler in [*root.handlers]:
+        root.removeHandler(handler)
+    try:
+        act()
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
