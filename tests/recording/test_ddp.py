@@ -1,6 +1,7 @@
 """Waiting is told from computing in the backward pass of a DDP model, whatever else hangs on it."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline as pl
+from paceline.recording import ddp
 from paceline.trace.recordings import WorkerRecording, read_recording
 
 LATE = 0.05  # seconds that the exchange takes
@@ -26,10 +28,33 @@ def group(tmp_path: Path) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+COMPUTED = threading.Event()  # the recorder has noticed that all gradients are there
+IS_WATCHED = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def now() -> float:
+        at = time.perf_counter()
+        COMPUTED.set()
+        return at
+
+    monkeypatch.setattr(ddp, "now", now)
+    IS_WATCHED.set()
+
+
 def exchange_late(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-    """A communication hook whose exchange ends some time after the backward pass."""
+    """A communication hook whose exchange ends some time after the backward pass, however long that takes."""
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    threading.Timer(LATE, future.set_result, [bucket.buffer()]).start()
+    COMPUTED.clear()
+
+    def exchange() -> None:
+        if IS_WATCHED.is_set():
+            COMPUTED.wait()
+        time.sleep(LATE)
+        future.set_result(bucket.buffer())
+
+    threading.Thread(target=exchange).start()
     return future
 
 
@@ -133,6 +158,7 @@ def test_nothing_is_watched_after_the_recorder_is_closed(tmp_path: Path) -> None
     with recorder.watch(model).step():
         step(model)
     recorder.close()
+    IS_WATCHED.clear()
     assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     step(model)
 
