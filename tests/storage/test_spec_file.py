@@ -245,9 +245,7 @@ def test_an_older_run_of_the_command_line_is_replayed_and_reported(tmp_path: Pat
     found = replay_config(read_run(OLDER / "averaged"), read_config(OLDER / "averaged/config.toml"))
     assert found.compared
     assert found.departure is None
-    assert (
-        max(found.differences.values(), default=0.0) < 1e-6
-    )  # made on another processor: it may round otherwise
+    assert max(found.differences.values(), default=0.0) < 1e-6  # made on another processor: it may round otherwise
     assert read_run(OLDER / "averaged").strategy.startswith("ModelAveraging(every=4")
     assert main(["report", str(OLDER / "averaged"), "--out", str(tmp_path / "page.html")]) == 0
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from torch.distributed import TCPStore
+import torch.distributed
 
 FORKING = multiprocessing.get_context("fork")
 
@@ -57,7 +57,7 @@ def run_script(script: Path, *arguments: str) -> None:
 
 def ranks(count: int, act: Callable[[], object]) -> list[Said]:
     """The same in several forks, which find each other as those of ``torch.distributed.run`` do."""
-    meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     settings |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
 
@@ -76,7 +76,7 @@ def all_well(said: Sequence[Said]) -> None:
 
 def _be(act: Callable[[], object], out: Path, err: Path) -> None:
     """As a new process has it: its own files, warnings and loggers; none of pytest's."""
-    for number, place in enumerate((os.devnull, out, err)):
+    for number, place in enumerate((Path(os.devnull), out, err)):
         opened = os.open(place, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, number)
         os.close(opened)
