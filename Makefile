@@ -2,7 +2,7 @@
 #
 #   make demo    compare the strategies on an unequal fleet, print a table, draw the curves
 #   make test    run the tests; DATA=DIR names a directory of real data sets for those that need one
-#   make quick   run the tests that start no process (no workers, Ray, browser or programs): two to three minutes
+#   make quick   run the tests that start no process (no workers, Ray, browser or programs): about two minutes
 #   make check   lint, format, imports, types, tests
 #   make busy    run the tests with processes, Ray and a browser TIMES=10 times beside two busy loops
 #   make bench   run the benchmarks and print their ratios
@@ -14,13 +14,13 @@ BIN := .venv/bin
 DEMO := .venv/.demo
 INSTALLED := .venv/.installed
 CODE := src tests reproductions benchmarks examples tools
-PIPFLAGS ?=
+INSTALLER ?= $(BIN)/pip install
 # One thread for each test process: several of them share the cores. Tests that need a Ray cluster go to the same one.
 # Tests start hundreds of processes: bytecode is kept even where the environment says otherwise.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto
 
 .DEFAULT_GOAL := demo
-.PHONY: venv demo test quick types check busy bench docs clean
+.PHONY: venv demo test quick types imports check busy bench docs clean
 
 venv: $(INSTALLED)
 
@@ -30,13 +30,13 @@ $(DEMO): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Paceline needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt -e '.[demo]'
+	$(INSTALLER) -c constraints.txt $$(grep '^torch==' constraints.txt)
+	$(INSTALLER) -c constraints.txt -e '.[demo]'
 	touch $@
 
 # Everything else that the tests use, in the same environment.
 $(INSTALLED): $(DEMO)
-	$(BIN)/pip install $(PIPFLAGS) -c constraints.txt -e '.[demo,dev,ray,tensorboard,accelerate,lightning,torchdata,huggingface,mlflow,wandb,notebook,docs]'
+	$(INSTALLER) -c constraints.txt -e '.[demo,dev,ray,tensorboard,accelerate,lightning,torchdata,huggingface,mlflow,wandb,notebook,docs]'
 	touch $@
 
 demo: $(DEMO)
@@ -51,11 +51,13 @@ quick: venv
 types: venv
 	$(BIN)/mypy src tests reproductions
 
+imports: venv
+	$(BIN)/lint-imports
+
 check: venv
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
-	$(BIN)/lint-imports
-	$(MAKE) --jobs 2 types test
+	$(MAKE) --jobs 2 test imports types
 
 busy: venv
 	cd tests && ../$(BIN)/python -m support.busy $(TIMES)

@@ -24,7 +24,9 @@ from xdist.workermanage import WorkerController
 
 OF_THIS_RUN = "PACELINE_TEST_RUN"  # in the environment of every process that the tests start
 ON_RAY = re.compile(r"(?<![^\W_])ray(?![^\W_])")
-LONG = re.compile(r"test_(examples|init|reproduce|runtime|threads).*\.py")
+LONG = re.compile(
+    r"test_(advise|closed_forms|conditions|examples|init|rate_check|readme|reproduce|runtime|saturation|threads).*\.py"
+)
 MOST_ON_RAY = "tests/fleets/ray/test_ray.py::"  # as long as all others
 APART = ("tests/test_examples.py::", "tests/engine/test_train.py::")  # long, and their tests share nothing
 
