@@ -30,7 +30,8 @@ class Asynchronous(Strategy):
         if len(arrived) == 1 and not ledger.leaving:  # as mostly: the same in half of the time
             (ticket,) = arrived
             worker = ticket.worker
-            if worker in ledger.workers and worker not in ledger.running and not ledger.idle - {worker}:
+            alone = len(ledger.idle) == (worker in ledger.idle)  # nobody else waits for work
+            if alone and worker in ledger.workers and worker not in ledger.running:
                 return [Step({ticket: ONE}), Assign(worker)]
         workers = dict.fromkeys([ticket.worker for ticket in arrived])
         free = [worker for worker in workers if worker in ledger.workers and worker not in ledger.running]
