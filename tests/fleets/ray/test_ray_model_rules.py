@@ -1,4 +1,7 @@
-"""Every rule whose workers hand in models, on a Ray cluster: a run, and its replay bit for bit. One cluster for all."""
+"""Rules whose workers hand in models, on a Ray cluster: a run, and its replay bit for bit. One cluster for all.
+
+One rule for each thing that a server does with models: BMUF, SlowMo and post-local SGD are other numbers of DiLoCo's.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,16 +22,11 @@ pytestmark = [
 ]
 RULES = {
     "DiLoCo": pl.DiLoCo(every=2),
-    "DiLoCo, nobody waits": pl.DiLoCo(every=2, outer_momentum=0.3, waits=pl.Asynchronous()),
     "Decoupled DiLoCo": pl.DecoupledDiLoCo(every=2, quorum=1, grace=0.02),
-    "BMUF": pl.BMUF(every=2, nesterov=True),
-    "SlowMo": pl.SlowMo(every=2),
-    "post-local SGD": pl.PostLocalSGD(every=3, warm_up=2),
     "AdaComm": pl.AdaComm(every=4, interval=2),
     "FedBuff": pl.FedBuff(every=2, size=2),
     "FedAsync": pl.FedAsync(every=2),
     "EASGD": pl.EASGD(every=2),
-    "EASGD, all together": pl.EASGD(every=2, waits=pl.Synchronous()),
     "local steps by speed": pl.ModelAveraging(every=3, waits=pl.Asynchronous(), by_speed=True),
 }
 UPDATES = 6
