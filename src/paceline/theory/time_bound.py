@@ -46,7 +46,7 @@ def time_lower_bound(
     waiting for, not how long a run takes. ``Rennala`` attains the first bound and ``Malenia`` the second, each with a
     ``batch`` of about $\sigma^2/\varepsilon$, up to a constant again; ``Ringmaster`` attains the first.
 
-    (Form and exponents as later papers of the authors cite them; not checked against the theorem's own text.)
+    (Form and exponents were not checked against the text of the theorem.)
 
     Tyurin & Richtárik, *Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation
     Model*, NeurIPS 2023, Table 1.
