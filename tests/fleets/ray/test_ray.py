@@ -161,6 +161,15 @@ def test_sizes_by_measured_speed_are_replayed_bit_for_bit(local: bool, cluster: 
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
 
+def test_a_rule_that_chooses_by_itself_is_replayed_bit_for_bit(cluster: Nodes, tmp_path: Path) -> None:
+    fleet = pl.RayFleet(2, {"CPU": 1.0}, address=cluster.address, slow={1: 3.0})
+    case = replace(PROCESSES, fleet=fleet, strategy=pl.Advised(total=16, window=2), sampling=pl.Shuffled())
+    run = case.run(tmp_path, pl.Stop(updates=12))
+    assert "2 workers: all are waited for, for 2 rounds" in [fact.why for fact in events(run, Resize)]
+    found = replayed(case, tmp_path)
+    assert (found.departure, found.differences, found.compared) == (None, {}, True)
+
+
 # Losses
 
 
