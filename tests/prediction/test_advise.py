@@ -286,7 +286,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_command_answers_in_three_lines_and_tries(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.toml").write_text(FILE)
-    options = ["--price", "0-2=1.5,3=0.5", "--budget", "2h", "--try", "20s", "--json", "a.json", "--explain"]
+    options = ["--price", "0-2=1.5,3=0.5", "--budget", "2h", "--try", "400s", "--json", "a.json", "--explain"]
     assert main(["advise", "a.toml", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     found = json.loads(Path("a.json").read_text())
