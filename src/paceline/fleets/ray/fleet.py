@@ -70,7 +70,7 @@ class RayFleet:
         if self.address is not None and self.address.startswith("ray://"):
             raise ConfigError(
                 f"address={self.address!r} is that of a Ray client, which has no object store: train on a machine of "
-                "the cluster (ray workload submit) with address='auto'"
+                "the cluster (ray job submit) with address='auto'"
             )
         if self.shards < 1:
             raise ConfigError(f"shards={self.shards} leaves no server: at least 1")
