@@ -14,9 +14,9 @@ by machine  one sum and one set of weights a machine and update (``paceline.Mach
            what passes at once, with one server or several shards
 
 The server's times of the second design are those of ``--server-ms``, or measured (benchmarks/machines.py --save): all
-that an update of eight workers on one machine takes of the server's core. Of it the call is what a bare call of Ray
-takes, the step SGD with momentum and a copy of the weights in memory, and the sum is the rest. What was not measured
-there is taken to need the trivial model's time, and that of copying and adding in memory.
+that an update of eight workers on one machine takes of the server's core. Of it the call is what the trivial model
+takes, the step SGD with momentum and a copy of the weights in memory, and the sum is the rest. The sum of a model that
+was not measured there is a copy and an addition in memory.
 
 Workers do not depend on each other; a mini-batch takes 0.1 s in the median, log-normal with sigma 0.2. A message takes
 0.2 ms besides its bytes. lgc goes on with three quarters of the workers, and has 4 blocks; gsgd has four groups;
@@ -312,18 +312,15 @@ Times = dict[str, tuple[float, float, float]]
 def by_machine(*, measure_memory: bool) -> tuple[Times, dict[str, dict[str, float]]]:
     """The server's seconds for a call, a sum and a step of each model; and what memory takes."""
     measured = recorded(MACHINES)
-    call = measured["floor of an asynchronous update, milliseconds of the server's core"]["trivial"] / 1e3
     now = measured["milliseconds of the server's core a gradient, and updates a second"]["now"]
+    call = now["trivial"]["synchronous"][0] * EACH / 1e3
     saved = recorded(SAVED).get("memory seconds") if SAVED.exists() else None
     memory = saved if saved and not measure_memory else {model: memory_seconds(size) for model, size in BYTES.items()}
     times: Times = {}
     for model, took in memory.items():
         step = took["step"] + took["copy"]
-        if model in now:
-            total = now[model]["synchronous"][0] * EACH / 1e3
-        else:
-            total = now["trivial"]["synchronous"][0] * EACH / 1e3 + step + took["copy"] + took["add"]
-        times[model] = call, max(0.0, total - call - step), step
+        rest = now[model]["synchronous"][0] * EACH / 1e3 - call - step if model in now else took["copy"] + took["add"]
+        times[model] = call, max(0.0, rest), step
     return times, memory
 
 
