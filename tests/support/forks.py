@@ -1,24 +1,26 @@
-"""Things done in forks of the process that runs the tests: torch is loaded already, which a new one takes seconds for.
+"""Things done in processes of their own that have torch loaded already, which a new one takes seconds for.
 
-For what changes the state of a process, or needs several. Not for what is about starting: a fork has imported it all.
+They are forks of a process that has imported torch and done nothing else. Forks of the one that runs the tests would
+inherit locks that its threads hold (Ray's, torch's), and hang now and then. For what changes the state of a process, or
+needs several. Not for what is about starting: a fork has imported it all.
 """
 
-import logging
 import multiprocessing
 import os
 import runpy
 import sys
 import tempfile
 import traceback
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import cloudpickle
 import torch.distributed
 
-FORKING = multiprocessing.get_context("fork")
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["torch.distributed", "torch.utils.data", "paceline.engine.train"])
 
 
 class Said(NamedTuple):
@@ -33,7 +35,11 @@ def forked(*acts: Callable[[], object], seconds: float = 250.0) -> list[Said]:
     """Do things side by side, each in a fork; when all have ended, what became of each."""
     with tempfile.TemporaryDirectory() as place:
         files = [(Path(place, f"{number}.out"), Path(place, f"{number}.err")) for number in range(len(acts))]
-        forks = [FORKING.Process(target=_be, args=(act, *file)) for act, file in zip(acts, files, strict=True)]
+        settings = dict(os.environ)
+        forks = [
+            FORKING.Process(target=_be, args=(cloudpickle.dumps(act), settings, *file))
+            for act, file in zip(acts, files, strict=True)
+        ]
         try:
             for fork in forks:
                 fork.start()
@@ -63,8 +69,6 @@ def ranks(count: int, act: Callable[[], object]) -> list[Said]:
 
     def be(rank: int) -> None:
         os.environ.update(settings, RANK=str(rank), LOCAL_RANK=str(rank))
-        if (accelerate := sys.modules.get("accelerate.state")) is not None:
-            accelerate.AcceleratorState._reset_state(reset_partial_state=True)
         act()
 
     return forked(*(partial(be, rank) for rank in range(count)))
@@ -74,19 +78,17 @@ def all_well(said: Sequence[Said]) -> None:
     assert [each.code for each in said] == [0] * len(said), "\n".join(each.err for each in said)
 
 
-def _be(act: Callable[[], object], out: Path, err: Path) -> None:
-    """As a new process has it: its own files, warnings and loggers; none of pytest's."""
+def _be(act: bytes, settings: dict[str, str], out: Path, err: Path) -> None:
+    """As a new process has it: its own files; the environment is that of the test."""
     for number, place in enumerate((Path(os.devnull), out, err)):
         opened = os.open(place, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, number)
         os.close(opened)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(os.dup(each), mode) for each, mode in enumerate("rww"))
-    warnings.resetwarnings()
-    root = logging.getLogger()
-    for handler in [*root.handlers]:
-        root.removeHandler(handler)
+    os.environ.clear()
+    os.environ.update(settings)
     try:
-        act()
+        cloudpickle.loads(act)()
     except BaseException:
         traceback.print_exc()
         raise

@@ -295,6 +295,26 @@ def test_a_checkpoint_of_any_number_of_shards_is_read_with_any_other(shards: int
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_work_that_was_running_when_workers_came_to_other_machines_frees_no_slot_of_another() -> None:
+    """A run that was resumed elsewhere: tickets of before are halted when others have slots there already."""
+    workload = workload_of(digits_task(Net()), list(np.arange(60).reshape(3, -1)), 8)
+    worker, held = inline_on(pl.RayFleet(3), MachineWorkers(((0, 2), (1,)), -1), workload, 0)
+    running = [Ticket(serial, serial, 0) for serial in range(3)]
+    for ticket in running:
+        held.promise(ticket, (np.arange(8),), 0)
+    worker.place(MachineWorkers(((0,), (1, 2)), -1))
+    later = [Ticket(3 + each, each, 0) for each in range(3)]
+    for ticket in later:
+        held.promise(ticket, (np.arange(8),), 1)
+    held.settle(running)
+    again = [Ticket(6 + each, each, 0) for each in range(3)]
+    for ticket in again:
+        held.promise(ticket, (np.arange(8),), 2)
+    for workers in ((0,), (1, 2)):
+        slots = [held.promised(ticket).slot for ticket in (*later, *again) if ticket.worker in workers]
+        assert len({*slots}) == len(slots) == 2 * len(workers)
+
+
 def test_what_a_lost_machine_held_is_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
     """Worker 1 is alone on its machine, and what it hands in first is lost with it."""
     lost: list[Ticket] = []

@@ -176,20 +176,24 @@ class DistributedGradients(HeldGradients):
 
     def place(self, machines: Sequence[Machine]) -> None:
         """These machines have the workers from now on. Nothing may run on others."""
-        held = [
-            (ticket, self._book(ticket.worker).level(promise.slot), self.machine_of(ticket.worker).read(promise.slot))
+        held = [  # of a run that was resumed on other machines; what was running keeps its slot until it is halted
+            (
+                ticket,
+                self._book(ticket.worker).level(promise.slot),
+                self.machine_of(ticket.worker).read(promise.slot) if promise.handed_in else None,
+            )
             for ticket, promise in self._promises.items()
-            if promise.handed_in
         ]
         self._machines = machines
         self._books = [SlotBook(machine.workers, self._levels) for machine in machines]
         self._of_worker = {worker: number for number, each in enumerate(machines) for worker in each.workers}
         self._delivered = [(-1, -1)] * len(machines)
-        for ticket, level, row in held:  # of a run that was resumed on other machines
+        for ticket, level, row in held:
             promise, machine = self._promises[ticket], self.machine_of(ticket.worker)
             promise.slot = promise.source = self._book(ticket.worker).take(ticket, level)
-            machine.write(promise.slot, row)
-            self._held_in[ticket] = machine.incarnation
+            if row is not None:
+                machine.write(promise.slot, row)
+                self._held_in[ticket] = machine.incarnation
 
     def leave_out(self, lost: Mapping[int, Collection[Ticket]]) -> None:
         """For a replay: what the update of a number has to do without, whatever the reason was."""
