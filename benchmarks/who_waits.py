@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 import paceline as pl
 from paceline.trace.timeline import Span, Updated, timeline
 
-CASE, ROUNDS, BATCH = CASES["convolutions"], 40, 32
-SKIPPED, SHOWN = 0.4, 1.0  # of the run, before the part that is kept; seconds of that
+CASE, ROUNDS, BATCH = CASES["convolutions"], 150, 32
+SKIPPED, SHOWN = 0.4, 0.6  # of the run, before the part that is kept; seconds of that
 RULES: dict[str, tuple[pl.strategy.Strategy, int]] = {  # and how many updates have as many samples as one of DDP
     "Synchronous": (pl.Synchronous(), 1),
     "LiveCompensation": (pl.LiveCompensation(3, blocks=4), 1),

@@ -170,7 +170,7 @@ NAMES = {
 }
 
 
-def readme(shown: float = 0.9) -> None:
+def readme(shown: float = 0.5) -> None:
     """Timelines one above the other, and beside each how many times as fast as DDP it was to the same training loss."""
     results = ROOT / "benchmarks/results"
     timelines, stragglers, unequal = (
