@@ -250,6 +250,22 @@ def test_ctrl_c_ends_with_one_line_and_130(tiny: Path, command: str) -> None:
         assert sorted(path.name for path in Path.cwd().iterdir()) == ["tiny.toml"]
 
 
+def test_ctrl_c_while_a_process_is_started_is_one_line_too(tiny: Path) -> None:
+    """A process that was started by half would print a traceback of its own when the one that started it is gone."""
+    script = (
+        "import os, signal, sys; from multiprocessing import popen_forkserver; from paceline.cli.main import main;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler); launch = popen_forkserver.Popen._launch\n"
+        "def interrupted(*args):\n"
+        "    launch(*args)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "popen_forkserver.Popen._launch = interrupted\n"
+        f"sys.exit(main(['compare', {str(tiny)!r}, '--jobs', '2']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "interrupted after 0 of 20 runs; nothing was written\n"
+
+
 def _wait_until_busy(command: str, process: "subprocess.Popen[str]") -> None:
     """Until a run has made updates; of ``compare`` only the processes that it started can be seen."""
     deadline = time.monotonic() + 100

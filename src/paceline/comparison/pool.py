@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle
+
+from paceline.engine.signals import Interrupts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,6 +41,20 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class _Pool(ProcessPoolExecutor):
+    """Ctrl-C waits until a process has been started, which is when a job is handed in.
+
+    One that was started by half is in no list of processes to be ended, and would end in a traceback of its own.
+    """
+
+    def submit(self, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> Future[T]:
+        with Interrupts(termination=True) as interrupts:
+            future = super().submit(function, *arguments, **options)
+        if interrupts.requested is not None:
+            signal.raise_signal(interrupts.requested)
+        return future
+
+
 @contextmanager
 def process_pool(
     processes: int, modules: Sequence[str] = (EXPERIMENT,), shared: bytes | None = None
@@ -49,7 +65,7 @@ def process_pool(
     """
     context = _fork_context(["torch", *modules])
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(shared,))
+    pool = _Pool(processes, context, initializer=_start_worker, initargs=(shared,))
     try:
         yield pool
     except BaseException:
