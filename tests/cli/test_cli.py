@@ -255,9 +255,9 @@ def test_ctrl_c_while_a_process_is_started_is_one_line_too(tiny: Path) -> None:
     script = (
         "import os, signal, sys; from multiprocessing import popen_forkserver; from paceline.cli.main import main;"
         "signal.signal(signal.SIGINT, signal.default_int_handler); launch = popen_forkserver.Popen._launch\n"
-        "def interrupted(*args):\n"
-        "    launch(*args)\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "def interrupted(popen, process):\n"
+        "    launch(popen, process)\n"
+        "    if 'worker' in process._target.__name__: os.kill(os.getpid(), signal.SIGINT)\n"
         "popen_forkserver.Popen._launch = interrupted\n"
         f"sys.exit(main(['compare', {str(tiny)!r}, '--jobs', '2']))"
     )

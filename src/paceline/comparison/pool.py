@@ -42,7 +42,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Pool(ProcessPoolExecutor):
-    """Ctrl-C waits until a process has been started, which is when a job is handed in.
+    """Ctrl-C waits until a process has been started, which is when a job is handed in, and takes no time.
 
     One that was started by half is in no list of processes to be ended, and would end in a traceback of its own.
     """
@@ -67,6 +67,7 @@ def process_pool(
     before = set(multiprocessing.active_children())
     pool = _Pool(processes, context, initializer=_start_worker, initargs=(shared,))
     try:
+        _wait_for_fork_server(context)
         yield pool
     except BaseException:
         _kill_fork_server()
@@ -109,6 +110,17 @@ def _fork_context(modules: list[str]) -> BaseContext:
             finally:
                 signal.signal(signal.SIGINT, before)
     return context
+
+
+def _wait_for_fork_server(context: BaseContext) -> None:
+    """Wait until the fork server has imported its modules, which takes seconds: this may be interrupted."""
+    if context.get_start_method() == "forkserver":
+        first = context.Process(target=_nothing)  # type: ignore[attr-defined]
+        first.start()
+        first.join()
+
+
+def _nothing() -> None: ...
 
 
 def _kill_fork_server() -> None:
