@@ -110,6 +110,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> RayToge
     return RayTogether(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: those that test workers, clusters and browsers wait half of the time."""
+    return len(os.sched_getaffinity(0)) + (not config.getoption("--quick"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest at a time comes first, so that no process is left with it at the end."""
     items.sort(key=lambda item: (not ON_RAY.search(item.nodeid), not item.nodeid.startswith(APART)))
