@@ -22,6 +22,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from paceline.comparison.pool import usable_cores
+
 OF_THIS_RUN = "PACELINE_TEST_RUN"  # in the environment of every process that the tests start
 ON_RAY = re.compile(r"(?<![^\W_])ray(?![^\W_])")
 LONG = re.compile(
@@ -113,7 +115,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> RayToge
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than there are cores: those that test workers, clusters and browsers wait half of the time."""
-    return len(os.sched_getaffinity(0)) + (not config.getoption("--quick"))
+    return usable_cores() + (not config.getoption("--quick"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
