@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.demo import OPENING
-from paceline.config.file import Config, parse_config, read_config, write_config
+from paceline.config.file import Config, parse_config, read_config, to_toml, write_config
 from paceline.config.fleets import as_processes
-from paceline.config.toml import to_toml
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Joined, Leaving, Left
 from paceline.delays import Constant, Hourly, LogNormal, PerSample, ShiftedExponential, SlowSpells

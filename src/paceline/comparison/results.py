@@ -25,6 +25,11 @@ TUNED = (
 )
 NOT_TUNED = "Every strategy is trained with the same learning rate and the same seeds."
 
+BOUND_ASSUMES = (
+    "It assumes workers of fixed speeds and a task as hard as the worst of its kind, and is scaled by the updates that "
+    "{reference} needed: a ratio below 1 is possible."
+)
+
 WORKER_SECONDS: Mapping[str, Callable[[Outcome], float]] = {
     "training": lambda outcome: outcome.measures.compute,
     "relabelling": lambda outcome: outcome.measures.relabelling,
@@ -146,8 +151,6 @@ class Comparison:
     @property
     def bound(self) -> "TimeBound | None":
         """The least time to the target that any rule could take on these workers, by theory; None where not known."""
-        from paceline.comparison.yardstick import time_bound
-
         return None if self.reference is None else time_bound(self.reference.outcomes, self.plan.target)
 
     @property
@@ -205,7 +208,7 @@ class Comparison:
 
     def plot(self, path: Path | str | None = None) -> "Figure":
         """Draw the learning curves: medians over the seeds, and their range. With a ``path``, write them as a PNG."""
-        from paceline.comparison.pictures import draw
+        from paceline.comparison.tables import draw
 
         place = None if path is None else Path(path)
         if place is not None:
@@ -214,7 +217,7 @@ class Comparison:
 
     def report(self, path: Path | str) -> Path:
         """Write a page with the verdict, the table, and the run of the first seed of each strategy."""
-        from paceline.comparison.pictures import write_report
+        from paceline.comparison.tables import write_report
 
         place = Path(path)
         check_writable(place, ".html")
@@ -235,6 +238,35 @@ def comparison_of(plan: Plan, outcomes: Sequence[Outcome]) -> Comparison:
         if len(found) == most and (strategy not in best or entry.rank() < best[strategy].rank()):
             best[strategy] = entry
     return Comparison(plan, tuple(ordered), tuple(sorted(best.values(), key=Entry.rank)))
+
+
+def time_bound(synchronous: Sequence[Outcome], target: Target | None) -> "TimeBound | None":
+    """The lower bound on the time to the target, from runs of the synchronous rule (``theory.yardstick``).
+
+    None where it cannot be told: without a target that they reach, or where the noise of gradients is not known.
+    """
+    from paceline.theory.time_bound import yardstick
+
+    noises = [each.noise for each in synchronous if each.noise is not None]
+    if target is None or not noises:
+        return None
+    updates = [next((row.updates for row in each.history if target.reached(row)), math.inf) for each in synchronous]
+    needed, seconds = median(updates), _seconds_a_contribution(synchronous)
+    if not (0 < needed < math.inf) or not seconds:
+        return None
+    noise = median(each.gradients for each in noises)
+    return yardstick(seconds, updates=needed, noise=noise, unlike=noises[0].unlike)
+
+
+def _seconds_a_contribution(outcomes: Sequence[Outcome]) -> list[float]:
+    """What each worker took for a contribution, its messages included: the mean over all runs."""
+    spent: dict[int, float] = {}
+    pieces: dict[int, int] = {}
+    for outcome in outcomes:
+        for each in outcome.measures.workers:
+            spent[each.worker] = spent.get(each.worker, 0.0) + each.busy + each.transfer
+            pieces[each.worker] = pieces.get(each.worker, 0) + each.contributions
+    return [spent[worker] / pieces[worker] for worker in spent if pieces[worker] and spent[worker] > 0]
 
 
 def _row(entry: Entry, first: Entry, bound: "TimeBound | None") -> dict[str, Any]:

@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 
 from paceline.comparison.paired import Interval
-from paceline.comparison.results import Comparison, Entry
-from paceline.comparison.yardstick import ASSUMES
+from paceline.comparison.results import BOUND_ASSUMES, Comparison, Entry
 
 NOTABLE_WASTE = 0.1
 UNHEARD = 0.5  # times 1 / workers: a worker whose share in the updates is smaller is named
@@ -42,7 +41,7 @@ def _bound(comparison: Comparison) -> list[str]:
         who = "all workers"
     return [
         f"The lower bound of theory is {bound.seconds:.1f} s, with {who}; {winner.label} takes "
-        f"{winner.time / bound.seconds:.1f} times as long. {ASSUMES.format(reference=reference.label)}"
+        f"{winner.time / bound.seconds:.1f} times as long. {BOUND_ASSUMES.format(reference=reference.label)}"
     ]
 
 

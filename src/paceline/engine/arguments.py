@@ -14,8 +14,8 @@ from paceline.randomness import LARGEST_SEED
 from paceline.storage.run_directory import RunDirectory
 from paceline.strategies.aggregation import EnsembleModels
 from paceline.strategies.names import parse_strategy
-from paceline.strategies.traits import DealsSizes, check_without_model, deals_sizes
-from paceline.strategies.unequal_batches import check_total, sizes_by_speed
+from paceline.strategies.traits import DealsSizes, check_without_model, deals_sizes, with_inner
+from paceline.strategies.unequal_batches import sizes_by_speed
 
 SOME_FLEET = "SimulatedFleet(Constant(1.0), workers={0}) or ProcessFleet({0})"
 EXAMPLES = {
@@ -77,13 +77,37 @@ def batch_size_of(value: Any, workers: int) -> int | tuple[int, ...]:
 def sizes_for(strategy: Strategy, workers: int, batch_size: int | Sequence[int]) -> BatchSizes:
     """The sizes of a run's mini-batches; raises ``ConfigError`` if the strategy cannot have them."""
     check_fits(strategy, workers, batch_size)
-    check_total(strategy, workers, batch_size)
+    _check_total(strategy, workers, batch_size)
     if isinstance(batch_size, Sequence) and isinstance(getattr(strategy, "aggregation", None), EnsembleModels):
         raise ConfigError(
             f"{type(strategy).__name__} cannot have batch_size={shown(list(batch_size))}: the models of an ensemble "
             "count alike; give one size for all workers"
         )
     return BatchSizes.of(batch_size, workers, vary=deals_sizes(strategy))
+
+
+def _check_total(strategy: Strategy, workers: int, batch_size: int | Sequence[int] | None) -> None:
+    """Raise ``ConfigError`` if a rule that deals sizes is inside another one, or its total is not that of the sizes."""
+    if not deals_sizes(strategy):
+        for inner in with_inner(strategy):
+            if deals_sizes(inner):
+                name = type(inner).__name__
+                raise ConfigError(
+                    f"{name} deals sizes among all workers, and {type(strategy).__name__} is around it: give "
+                    f"{name}({'Synchronous(), ' * hasattr(inner, 'inside')}total=...)"
+                )
+        return
+    if batch_size is None:
+        return
+    given = list(batch_size) if isinstance(batch_size, Sequence) else batch_size
+    together = sum(given) if isinstance(given, list) else given * workers
+    if together != strategy.total:
+        sizes = list(sizes_by_speed([1.0] * workers, strategy.total, strategy.blocks))
+        fitting = sizes[0] if len({*sizes}) == 1 else sizes
+        raise ConfigError(
+            f"a total of {strategy.total} samples does not fit batch_size={given} on {workers} "
+            f"workers, which are {together}: give batch_size={fitting}, or total={together}"
+        )
 
 
 def first_sizes(strategy: DealsSizes, workers: int) -> tuple[int, ...]:
@@ -97,7 +121,7 @@ def simulated_sizes(strategy: Strategy, workers: int, batch_size: int | Sequence
     if batch_size is not None:
         return sizes_for(strategy, workers, batch_size_of(batch_size, workers))
     check_fits(strategy, workers, None)
-    check_total(strategy, workers, None)
+    _check_total(strategy, workers, None)
     if not deals_sizes(strategy):
         return None
     return BatchSizes(first_sizes(strategy, workers), vary=True)

@@ -17,13 +17,13 @@ from paceline.config.file import (
     Config,
     folder_of,
     parse_config,
+    parse_tables,
     read_chosen,
     read_config,
     read_strategies,
 )
 from paceline.config.fleets import AnyFleet, read_fleet
 from paceline.config.tasks import AnyTask, FactoryChoice, read_task
-from paceline.config.toml import parse_tables
 from paceline.core.errors import ConfigError
 from paceline.core.fields import as_table, refuse_unknown
 from paceline.engine.arguments import batch_size_of, simulated_sizes

@@ -14,7 +14,7 @@ from paceline.strategies.grouped import Grouped
 from paceline.strategies.inner import Inner, check_with_inner
 from paceline.strategies.regrouped import EVERYBODY, Regrouped
 from paceline.strategies.synchronous import Synchronous
-from paceline.strategies.traits import check_inside, deals_sizes, said, with_inner
+from paceline.strategies.traits import check_inside, deals_sizes, said
 
 
 @dataclass(frozen=True)
@@ -183,27 +183,3 @@ def check_total_fits(total: int, workers: int, blocks: int = 1) -> None:
     """Raise ``ConfigError`` unless every worker gets a sample of each block."""
     if total < (least := workers * blocks):
         raise ConfigError(f"a total of {total} samples leaves one of {workers} workers without any: at least {least}")
-
-
-def check_total(strategy: Strategy, workers: int, batch_size: int | Sequence[int] | None) -> None:
-    """Raise ``ConfigError`` if a rule that deals sizes is inside another one, or its total is not that of the sizes."""
-    if not deals_sizes(strategy):
-        for inner in with_inner(strategy):
-            if deals_sizes(inner):
-                name = type(inner).__name__
-                raise ConfigError(
-                    f"{name} deals sizes among all workers, and {type(strategy).__name__} is around it: give "
-                    f"{name}({'Synchronous(), ' * hasattr(inner, 'inside')}total=...)"
-                )
-        return
-    if batch_size is None:
-        return
-    given = list(batch_size) if isinstance(batch_size, Sequence) else batch_size
-    together = sum(given) if isinstance(given, list) else given * workers
-    if together != strategy.total:
-        sizes = list(sizes_by_speed([1.0] * workers, strategy.total, strategy.blocks))
-        fitting = sizes[0] if len({*sizes}) == 1 else sizes
-        raise ConfigError(
-            f"a total of {strategy.total} samples does not fit batch_size={given} on {workers} "
-            f"workers, which are {together}: give batch_size={fitting}, or total={together}"
-        )
