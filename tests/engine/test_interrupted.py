@@ -15,7 +15,7 @@ from test_disk import TRAIN, Failing, evaluated_by, one_line
 
 import paceline as pl
 from paceline.cli.main import main
-from paceline.engine.evaluation import Evaluator
+from paceline.engine.runner import Evaluator
 from support.resumable import Case
 from support.tiny import ROOT, tiny
 

@@ -110,6 +110,17 @@ def test_the_number_is_restored_after_a_failure_too() -> None:
     assert torch.get_num_threads() == 2
 
 
+def test_sizes_are_settled_until_the_number_changes() -> None:
+    """Small and large passes in turn: each change of the number makes the sizes before it doubtful again."""
+    threads, model = Threads(None), nn.Linear(8, 8)
+    enough = -(-int(ENOUGH) // (2 * 8 * 8))  # samples for which two threads are right
+    for size, number, settled in (
+        (2, 1, {2}), (3, 1, {2, 3}), (enough, 2, {enough}), (enough + 1, 2, {enough, enough + 1}), (2, 1, {2}),
+    ):  # fmt: skip
+        threads.choose(model, lambda model: model(torch.ones(2, 8)), size)
+        assert (torch.get_num_threads(), threads.settled) == (number, settled)
+
+
 def test_the_typical_operation_weighs_each_by_its_work_and_leaves_the_model_alone() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 5))
     before = torch.get_rng_state()

@@ -20,12 +20,11 @@ from paceline.data.partition import Equal, Partition
 from paceline.engine.arguments import check_arguments, simulated_sizes, strategy_for, whole
 from paceline.engine.build import warn_of_settings_without_effect
 from paceline.engine.checkpoints import Checkpoints
-from paceline.engine.evaluation import Evaluator, check_metrics
 from paceline.engine.info import run_info
 from paceline.engine.limits import Every, Stop
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
 from paceline.engine.result import Run
-from paceline.engine.runner import Ended, Runner
+from paceline.engine.runner import Ended, Evaluator, Runner, check_metrics
 from paceline.engine.settings import settings_of
 from paceline.engine.setup import Setup, set_up
 from paceline.engine.signals import end_by

@@ -5,7 +5,6 @@ for it, for simulated workers; the shared one holds what worker processes wrote 
 server. Both are in ``paceline.learning.gradients`` and ``paceline.learning.models``.
 """
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -18,7 +17,7 @@ from paceline.core.codec import plain_ticket, ticket_from, whole
 from paceline.core.messages import Ticket
 from paceline.data.batches import Losses
 from paceline.data.partition import Indices
-from paceline.learning.arena.arena import Report
+from paceline.learning.arena.arena import Promise, Report
 from paceline.learning.model_state import BufferChange
 
 Weights = Mapping[Ticket, Fraction]
@@ -101,30 +100,6 @@ class Contributions(Protocol):
     def before_update(self) -> None:
         """The model is about to change."""
         ...
-
-
-class Promise:
-    """A ticket that is not settled, of a worker that shares memory with the server."""
-
-    __slots__ = (
-        "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "norm", "number", "samples", "slot",
-        "source", "unused", "used",
-    )  # fmt: skip
-
-    def __init__(self, indices: Indices, slot: int, source: int, number: int = 0, began: Sequence[Any] = ()) -> None:
-        self.indices = indices
-        self.number = number  # counts the work that its worker was given
-        self.began = began  # the buffers that it was given to begin with
-        self.slot = slot  # the slot that its worker writes to
-        self.source = source  # the slot with its weights
-        self.samples = len(indices)  # computed
-        self.handed_in = False
-        self.losses = 0  # handed in: one a sample, or one in all
-        self.loss_sum = 0.0
-        self.loss_weight = 0.0
-        self.norm = math.nan  # of the gradient
-        self.used = False
-        self.unused: Collection[int] = ()  # parameters that it has no gradient of
 
 
 class SharedContributions(Contributions, Protocol):

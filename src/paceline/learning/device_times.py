@@ -18,7 +18,7 @@ from paceline.data.samples import TensorSamples, to_device
 from paceline.learning.arena.arena import Layout, ParameterArena, StagedSlot
 from paceline.learning.devices import Transfers, open_device
 from paceline.learning.gradients.placement import Staged
-from paceline.learning.gradients.slots import SlotSums
+from paceline.learning.gradients.shared import SlotSums
 
 REPEATED = 7
 BATCH = 32

@@ -41,21 +41,19 @@ class Fusing:
 
     def __init__(self, why_not: str | None) -> None:
         self.why_not = why_not
-        self._passes = 0  # joined so far
-        self._next = 0  # the one that is tried next
+        self.passes = 0  # joined so far; whoever makes them counts them
+        self.next_trial = 0  # the pass that is tried next
 
     def allows(self, model: nn.Module, loss: Objective, batch: Any, sizes: Sequence[int]) -> bool:
-        """May these samples, so many of each worker, go through the model together?"""
-        if self._passes == self._next:
-            try:
-                why_not = _why_not(model, loss, batch, sizes)
-            except _CannotTell:
-                return False
-            if why_not is not None:
-                self.refuse(why_not, in_vain=self._passes)
-                return False
-            self._next = self._passes + 1 if self._passes < SOON - 1 else 4 * self._passes
-        self._passes += 1
+        """Try these samples, so many of each worker: may they go through the model together?"""
+        try:
+            why_not = _why_not(model, loss, batch, sizes)
+        except _CannotTell:
+            return False
+        if why_not is not None:
+            self.refuse(why_not, in_vain=self.passes)
+            return False
+        self.next_trial = self.passes + 1 if self.passes < SOON - 1 else 4 * self.passes
         return True
 
     def refuse(self, why_not: str, *, in_vain: int = 0) -> None:
@@ -70,10 +68,10 @@ class Fusing:
         )  # fmt: skip
 
     def state(self) -> State:
-        return {"passes": self._passes, "next": self._next, "why not": self.why_not}
+        return {"passes": self.passes, "next": self.next_trial, "why not": self.why_not}
 
     def restore(self, state: State) -> None:
-        self._passes, self._next = whole(state["passes"]), whole(state["next"])
+        self.passes, self.next_trial = whole(state["passes"]), whole(state["next"])
         if not isinstance(state["why not"], str | None):
             raise ValueError(f"{state['why not']!r} is no reason")
         self.why_not = state["why not"]

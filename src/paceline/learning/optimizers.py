@@ -103,12 +103,12 @@ def plain_sgd(optimizer: Optimizer) -> Callable[[], None] | None:
     return step
 
 
-def plain_rate(optimizer: Optimizer, parameters: Sequence[Parameter]) -> Callable[[], float | None]:
-    r"""Tells $\eta$ whenever the next step is nothing but $w - \eta\, g$ for all parameters; else nothing."""
+def plain_rate(optimizer: Optimizer, parameters: Sequence[Parameter]) -> Callable[[], float | None] | None:
+    r"""Tells $\eta$ whenever the next step is nothing but $w - \eta\, g$ for all parameters; ``None`` if none is."""
     groups = optimizer.param_groups
     same = len(groups) == 1 and [id(each) for each in groups[0]["params"]] == [id(each) for each in parameters]
     if not (same and _is_ordinary(optimizer)):
-        return lambda: None
+        return None
 
     def rate() -> float | None:
         (group,) = optimizer.param_groups

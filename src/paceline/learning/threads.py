@@ -34,29 +34,35 @@ SEVERAL = 1_000_000  # elements that torch shares out among threads, whatever it
 
 
 class Threads:
-    """Chooses between one thread and all that torch was set to."""
+    """Chooses between one thread and all that torch was set to.
+
+    ``settled`` are the sizes of passes, in samples, for which the number is right as it is.
+    """
 
     def __init__(self, asked: int | None) -> None:
         self._chooses = asked is None
         self._all = self._now = torch.get_num_threads()
         self._work: float | None = None  # of the typical operation, for each sample
+        self.settled: set[int] = set()
 
     def choose(self, model: nn.Module, forward: Callable[[nn.Module], object], samples: int) -> None:
         """Set the number for a pass over so many samples. ``forward`` makes such a pass; it is called once in a run."""
-        if not self._chooses or self._all == 1:
-            return
-        if self._work is None:
-            self._work = typical_operation(model, forward) / samples
-        wanted = self._all if self._work * samples >= ENOUGH else 1
-        if wanted != self._now:
-            torch.set_num_threads(wanted)
-            self._now = wanted
+        if self._chooses and self._all > 1:
+            if self._work is None:
+                self._work = typical_operation(model, forward) / samples
+            wanted = self._all if self._work * samples >= ENOUGH else 1
+            if wanted != self._now:
+                torch.set_num_threads(wanted)
+                self._now = wanted
+                self.settled.clear()
+        self.settled.add(samples)
 
     def state(self) -> State:
         return {"work": self._work}
 
     def restore(self, state: State) -> None:
         self._work = None if state["work"] is None else real(state["work"])
+        self.settled.clear()
 
 
 def typical_operation(model: nn.Module, forward: Callable[[nn.Module], object]) -> float:

@@ -33,7 +33,7 @@ from paceline.fleets.ray.messages import (
 from paceline.fleets.ray.wire import CHUNK, MAX_INLINE, WireFormat
 from paceline.learning.arena.arena import Layout, ParameterArena, Report
 from paceline.learning.gradients.distributed import MachineLost
-from paceline.learning.gradients.slots import Parts
+from paceline.learning.gradients.held import Parts
 
 REPORT = Report(4, 0.0, 0.0, 4.0)
 

@@ -13,10 +13,10 @@ import paceline as pl
 from paceline.core.messages import Step, Ticket
 from paceline.data.batches import Shuffled
 from paceline.fleets.processes.inline import ProcessInlineWorker
-from paceline.learning.contributions import Promise
+from paceline.learning.arena.arena import Promise
+from paceline.learning.gradients.held import MODEL_SLOTS
 from paceline.learning.gradients.server import GradientServer
-from paceline.learning.gradients.shared import SharedGradients
-from paceline.learning.gradients.slots import MODEL_SLOTS, SlotSums
+from paceline.learning.gradients.shared import SharedGradients, SlotSums
 from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import workload_of
 

@@ -230,4 +230,5 @@ def test_a_rate_is_told_of_nothing_but_steps_of_w_minus_rate_times_gradient() ->
         (SGD(parameters, lr=0.3, maximize=True), None),
         (Adam(parameters, lr=0.3), None),
     ):
-        assert plain_rate(optimizer, parameters)() == rate
+        told = plain_rate(optimizer, parameters)
+        assert (None if told is None else told()) == rate

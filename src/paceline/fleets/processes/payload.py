@@ -17,7 +17,7 @@ from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.copies import Hung
 from paceline.learning.devices import CPU, Transfers
-from paceline.learning.gradients import slots as gradient_slots
+from paceline.learning.gradients import held as held_gradients
 from paceline.learning.gradients.placement import Placement, Staged
 from paceline.learning.gradients.ranks import InTurn, Ranks, RankSums, Sharded, parallelized
 from paceline.learning.gradients.shared import SharedGradients
@@ -152,7 +152,7 @@ def payload_of(workload: Workload, model: nn.Module, loss: Objective, hung: Sequ
 
 def slots_needed(workload: Workload, workers: int) -> int:
     """How many slots the arena of a run needs."""
-    needed = shared_models.slots_needed if workload.hands_in_models else gradient_slots.slots_needed
+    needed = shared_models.slots_needed if workload.hands_in_models else held_gradients.slots_needed
     return needed(workers, workload.levels)
 
 

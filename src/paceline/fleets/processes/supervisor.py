@@ -132,6 +132,7 @@ class Supervisor:
         self._results = results
         self._launcher = launcher
         self.sends_later = launcher.sends_later
+        self.flush = launcher.flush  # sends what is waiting to be sent to workers of other machines
 
     def __iter__(self) -> "Iterator[WorkerHandle]":
         return iter(self.workers)
@@ -156,16 +157,12 @@ class Supervisor:
         descriptors = [self._results, worker.shared_channel.eventfd, *self._regions.descriptors]
         worker.process = self._launcher.start(worker, descriptors)
 
-    def flush(self) -> None:
-        """Send what is waiting to be sent to workers of other machines."""
-        self._launcher.flush()
-
     def shut_down(self) -> None:
         """Ask all workers to quit, kill those that do not, and close everything."""
         running = [worker for worker in self.workers if worker.process is not None]
         for worker in running:
             worker.channel.quit()
-        self._launcher.flush()
+        self.flush()
         until = time.monotonic() + QUIT_WITHIN
         for worker in running:
             assert worker.process is not None

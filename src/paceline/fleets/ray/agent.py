@@ -13,8 +13,8 @@ from paceline.fleets.ray.connection import this_node
 from paceline.fleets.ray.host import Host, missing_memory
 from paceline.fleets.ray.messages import AgentInfo, HostSettings, versions
 from paceline.fleets.ray.wire import Bytes, split
+from paceline.learning.gradients.held import Parts
 from paceline.learning.gradients.sharding import Bounds
-from paceline.learning.gradients.slots import Parts
 
 
 class Agent:

@@ -14,17 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
-from paceline.fleets.ray.channel import AgentChannel
 from paceline.fleets.ray.connection import CONTROL, EXCHANGE, SUMS, ActorGone, ActorHandle, kill_on
 from paceline.fleets.ray.forecast import Received, SumForecast
+from paceline.fleets.ray.machine import AgentChannel
 from paceline.fleets.ray.messages import AgentInfo, Ended, Failed, HostSettings, Message, Ready, Result, versions
 from paceline.fleets.ray.process import RemoteProcess
 from paceline.fleets.ray.wire import MAX_INLINE, SMALL, Bytes, WireFormat, chunks_of, joined, split
 from paceline.learning.arena.arena import Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.gradients.distributed import MachineLost
+from paceline.learning.gradients.held import Parts, SlotBook
 from paceline.learning.gradients.sharding import Bounds
-from paceline.learning.gradients.slots import Parts, SlotBook
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.group import WorkerHandle

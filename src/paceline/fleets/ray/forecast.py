@@ -12,7 +12,7 @@ from typing import NamedTuple
 from paceline.fleets.processes.channel import Order
 from paceline.fleets.ray.messages import Expected, Sum
 from paceline.fleets.ray.wire import Bytes
-from paceline.learning.gradients.slots import Parts
+from paceline.learning.gradients.held import Parts
 
 SURE = 2  # so many times the same before it is expected
 PATTERNS = 16  # are remembered, the latest

@@ -29,9 +29,9 @@ from paceline.fleets.ray.wire import Bytes, WireFormat, as_bytes, chunks_of, spl
 from paceline.learning.arena.arena import ParameterArena
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.gradients.distributed import MemoryMachine
+from paceline.learning.gradients.held import Parts
 from paceline.learning.gradients.sharded import range_of
 from paceline.learning.gradients.sharding import Bounds
-from paceline.learning.gradients.slots import Parts
 
 CHECK_INTERVAL = 0.25  # seconds between two looks for signs of life
 

@@ -1,23 +1,25 @@
-"""The memory of another machine, as the server asks it: through the machine's agent."""
+"""Another machine as the server sees it, through the machine's agent: its memory, and the channels to its workers."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.fleets.ray.client import AgentClient
+from paceline.fleets.processes.channel import Order
 from paceline.fleets.ray.wire import Bytes, WireFormat, as_bytes, chunks_of, joined
-from paceline.learning.arena.arena import ParameterArena, Slot
+from paceline.learning.arena.arena import EMPTY_REPORT, ParameterArena, Slot
 from paceline.learning.gradients.distributed import Partial
-from paceline.learning.gradients.held import RowEnd
+from paceline.learning.gradients.held import Parts, RowEnd
 from paceline.learning.gradients.sharding import Bounds
-from paceline.learning.gradients.slots import Parts
+
+if TYPE_CHECKING:
+    from paceline.fleets.ray.client import AgentClient
 
 
 class RemoteMachine:
     """The arena of another machine, to be asked through its agent."""
 
     def __init__(
-        self, workers: Sequence[int], client: AgentClient, send: "WeightSender", bounds: Sequence[Bounds] = ()
+        self, workers: Sequence[int], client: "AgentClient", send: "WeightSender", bounds: Sequence[Bounds] = ()
     ) -> None:
         self.workers = workers
         self._bounds = bounds  # of shards, if there are several
@@ -88,3 +90,38 @@ class WeightSender:
         if version != self._version:
             self._message, self._version = self._make(self._wire.pack_weights(model)), version
         return self._message
+
+
+class AgentChannel:
+    """Orders go to the agent of the worker's machine; what the worker has told last is kept here."""
+
+    def __init__(self, client: "AgentClient", worker: int) -> None:
+        self.last_received = 0
+        self.last_heartbeat = 0
+        self.reported = EMPTY_REPORT
+        self.seconds = 0.0
+        self.error = ""
+        self.order: Order | None = None  # until its result is here
+        self._client = client
+        self._worker = worker
+
+    def send(self, order: Order) -> None:
+        self.order = order
+        self._client.order(self._worker, order)
+
+    def notify(self) -> None:
+        """Orders of a machine are sent together: by ``AgentClient.flush``."""
+
+    def halt(self, serial: int) -> None:
+        self.order = None
+        if not self._client.withdraw(self._worker, serial):
+            self._client.control("halt", self._worker, serial)
+
+    def recall(self, serial: int) -> None:
+        self._client.control("recall", self._worker, serial)
+
+    def quit(self) -> None:
+        self._client.control("quit", self._worker)
+
+    def reset(self) -> None:
+        """The next process gets another channel."""

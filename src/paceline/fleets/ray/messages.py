@@ -9,7 +9,7 @@ import torch
 import paceline
 from paceline.fleets.ray.wire import Bytes
 from paceline.learning.arena.arena import Report
-from paceline.learning.gradients.slots import Parts
+from paceline.learning.gradients.held import Parts
 
 
 class AgentInfo(NamedTuple):

@@ -5,8 +5,9 @@ the weights of its ticket from the very slot that it will write its gradient to.
 """
 
 import ctypes
+import math
 import mmap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.codec import whole
+from paceline.data.partition import Indices
 from paceline.learning.model_state import like, norm
 
 ALIGNMENT = 64  # bytes; a cache line
@@ -104,6 +106,30 @@ class Report(NamedTuple):
 
 
 EMPTY_REPORT = Report(0, 0.0, 0.0, 0.0)
+
+
+class Promise:
+    """What is known of a ticket until it is settled: the slots that it reads and writes, and what was reported."""
+
+    __slots__ = (
+        "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "norm", "number", "samples", "slot",
+        "source", "unused", "used",
+    )  # fmt: skip
+
+    def __init__(self, indices: Indices, slot: int, source: int, number: int = 0, began: Sequence[Any] = ()) -> None:
+        self.indices = indices
+        self.number = number  # counts the work that its worker was given
+        self.began = began  # the buffers that it was given to begin with
+        self.slot = slot  # the slot that its worker writes to
+        self.source = source  # the slot with its weights
+        self.samples = len(indices)  # computed
+        self.handed_in = False
+        self.losses = 0  # handed in: one a sample, or one in all
+        self.loss_sum = 0.0
+        self.loss_weight = 0.0
+        self.norm = math.nan  # of the gradient
+        self.used = False
+        self.unused: Collection[int] = ()  # parameters that it has no gradient of
 
 
 class SlotEnd(NamedTuple):

@@ -1,6 +1,6 @@
 r"""Gradients that stay on the machines of their workers: a step asks each machine for the weighted sum of its own rows.
 
-Every machine has an arena (``paceline.learning.gradients.slots``): the weights that its workers read, and their
+Every machine has an arena (``paceline.learning.gradients.held``): the weights that its workers read, and their
 gradients. An update
 
 $$g = \sum_m \sum_{i \in m} w_i g_i$$
@@ -25,11 +25,11 @@ from torch import Tensor
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
-from paceline.learning.arena.arena import Layout, ParameterArena, Report, Slot
-from paceline.learning.contributions import Evaluated, Promise, Weights, pack_tickets, share_out, unpack_tickets
-from paceline.learning.gradients.held import HeldGradients, RowEnd, marked
+from paceline.learning.arena.arena import Layout, ParameterArena, Promise, Report, Slot
+from paceline.learning.contributions import Evaluated, Weights, pack_tickets, share_out, unpack_tickets
+from paceline.learning.gradients.held import LEVELS, HeldGradients, Parts, RowEnd, SlotBook, marked, slots_needed
 from paceline.learning.gradients.sharding import block_of, norm_of, squares
-from paceline.learning.gradients.slots import LEVELS, Parts, SlotBook, SlotSums, slots_needed
+from paceline.learning.gradients.shared import SlotSums
 from paceline.learning.model_state import ModelState, Snapshot, all_finite, like, norm
 
 log = logging.getLogger("paceline")

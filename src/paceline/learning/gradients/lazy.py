@@ -259,8 +259,8 @@ class LazyGradients:
         found = None
         if self._batches_join(batch := self._fetch(tickets, batches)):
             batch, samples = to_device(batch, self._device), sum(sizes)
-            self._threads.choose(self._state.model, lambda model: self._loss.passed(model, batch), samples)
-            if len(tickets) == 1 or self._fusing.allows(self._state.model, self._loss, batch, sizes):
+            self._choose_threads(batch, samples)
+            if len(tickets) == 1 or self._may_join(batch, sizes):
                 before = self._state.lend_buffers()
                 found = self._loss.losses(self._state.model, batch, samples)
                 if (losses := found.each) is not None:
@@ -292,6 +292,19 @@ class LazyGradients:
             self._fusing.refuse("batches of several workers differ in shape, or hold more than a row for each sample")
         return batch is not None
 
+    def _may_join(self, batch: Any, sizes: list[int]) -> bool:
+        """May these samples, so many of each worker, go through the model together? Only some passes are tried."""
+        fusing = self._fusing
+        if fusing.passes == fusing.next_trial and not fusing.allows(self._state.model, self._loss, batch, sizes):
+            return False
+        fusing.passes += 1
+        return True
+
+    def _choose_threads(self, batch: Any, samples: int) -> None:
+        """Let torch have as many threads as are right for a pass over so many samples."""
+        if samples not in self._threads.settled:
+            self._threads.choose(self._state.model, lambda model: self._loss.passed(model, batch), samples)
+
     def _backward_alone(self, ticket: Ticket, weight: Fraction, result: Evaluated) -> None:
         state, indices = self._state, self._samples[ticket]
         self._draw_for(ticket)
@@ -299,7 +312,7 @@ class LazyGradients:
             self._backward_in_pieces(ticket, weight, result)
             return
         batch = to_device(self._data.fetch(indices), self._device)
-        self._threads.choose(state.model, lambda model: self._loss.passed(model, batch), len(indices))
+        self._choose_threads(batch, len(indices))
         before = state.lend_buffers()
         found = self._loss.losses(state.model, batch, len(indices))
         mean = found.mean()
@@ -323,8 +336,7 @@ class LazyGradients:
 
         def fetch(part: slice) -> Any:
             batch = to_device(self._data.fetch(indices[part]), self._device)
-            size = part.stop - part.start
-            self._threads.choose(state.model, lambda model: self._loss.passed(model, batch), size)
+            self._choose_threads(batch, part.stop - part.start)
             return batch
 
         before = state.lend_buffers()

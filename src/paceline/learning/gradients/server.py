@@ -99,8 +99,8 @@ class GradientServer(Server):
         # in half precision any step may overflow
         half = any(parameter.dtype is torch.float16 for parameter in state.parameters)
         self._suspicious_norm = 0.0 if half else SUSPICIOUS_NORM
-        in_place = isinstance(contributions, StepsInPlace) and recipe.clip_norm is None and not half
-        self._in_place = contributions if in_place and isinstance(contributions, StepsInPlace) else None
+        plain = self._learning_rate is not None and recipe.clip_norm is None and not half
+        self._in_place = contributions if plain and isinstance(contributions, StepsInPlace) else None
         if isinstance(contributions, Lends):  # torch's own optimizers leave gradients as they are
             contributions.lends = recipe.clip_norm is None and type(self._optimizer).__module__.startswith(
                 "torch.optim."
@@ -196,7 +196,7 @@ class GradientServer(Server):
 
     def _prepare(self, step: Step) -> Evaluated | None:
         """What the contributions come to, if the model can be moved along them as they are."""
-        if self._in_place is None or (learning_rate := self._learning_rate()) is None:
+        if self._in_place is None or self._learning_rate is None or (learning_rate := self._learning_rate()) is None:
             return None
         return self._in_place.prepare_step(step.weights, learning_rate)
 

@@ -12,7 +12,7 @@ from paceline.core.stateful import State
 from paceline.learning.arena.arena import Layout, Slot
 from paceline.learning.contributions import Evaluated, Weights
 from paceline.learning.gradients.distributed import DistributedGradients, Machine
-from paceline.learning.gradients.held import RowEnd
+from paceline.learning.gradients.held import LEVELS, Parts, RowEnd
 from paceline.learning.gradients.sharding import (
     Bounds,
     ShardSettings,
@@ -24,7 +24,6 @@ from paceline.learning.gradients.sharding import (
     norm_of,
     settings_of,
 )
-from paceline.learning.gradients.slots import LEVELS, Parts
 from paceline.learning.model_state import ModelState
 
 Pieces = Sequence[Any]  # of a sum, one for each shard: whatever the transport makes of them

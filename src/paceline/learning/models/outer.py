@@ -46,7 +46,7 @@ class OuterOptimizer:
     @property
     def is_the_mean(self) -> bool:
         r"""Is the next step $w - 1\,(w - \bar w)$? Then it is $\bar w$, and need not be rounded on the way."""
-        return self._rate() == 1.0
+        return self._rate is not None and self._rate() == 1.0
 
     @torch.no_grad()
     def step(self, differences: Sequence[Tensor | None]) -> None:

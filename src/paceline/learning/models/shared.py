@@ -17,10 +17,10 @@ from paceline.core.errors import ConfigError
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
-from paceline.learning.arena.arena import ParameterArena, Report, Slot
+from paceline.learning.arena.arena import ParameterArena, Promise, Report, Slot
 from paceline.learning.arena.blobs import Blobs
-from paceline.learning.contributions import Promise, pack_tickets, unpack_tickets
-from paceline.learning.gradients.slots import LEVELS, free_slot
+from paceline.learning.contributions import pack_tickets, unpack_tickets
+from paceline.learning.gradients.held import LEVELS, free_slot
 from paceline.learning.model_state import like
 from paceline.learning.models.contributions import ModelContributions, pack_trained, unpack_trained
 from paceline.learning.models.training import LocalTrainer, LocalWork, Outcome, Trained, adopt, compute, local_work
