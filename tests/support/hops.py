@@ -17,9 +17,8 @@ import pkgutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,8 +35,7 @@ from paceline.cli.main import main
 from paceline.engine import train
 
 ROOT = Path(paceline.__file__).parent
-UPDATES = 8
-FOLLOWED = 5  # the update that is followed: by then everything is warm
+WARM = 5  # updates before the first that is followed: by then everything is warm
 TOML = """
 strategy = ["ssgd", "lgc:quorum=3,blocks=4"]
 seeds = [0]
@@ -58,45 +56,47 @@ updates = 20
 """
 
 
-@dataclass
+class Visited(NamedTuple):
+    """The files of the package in which functions were called, how often, and how often control changed the file."""
+
+    calls: Counter[str]
+    changes: int
+
+
 class Hops:
-    """The files of the package in which functions were called."""
+    """Follows this process, with all of its threads, while it is told to."""
 
-    calls: Counter[str] = field(default_factory=Counter)
-    changes: int = 0
-    _last: str = ""
-
-    active: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self._calls: Counter[str] = Counter()
+        self._changes = 0
+        self._last = ""
+        self._active = False
         threading.setprofile(self._see)  # for threads that are started from now on
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        self.begin()
-        try:
-            yield
-        finally:
-            self.end()
-
     def begin(self) -> None:
-        self.active = True
+        self._active = True
         sys.setprofile(self._see)
 
     def end(self) -> None:
         sys.setprofile(None)
-        self.active = False
+        self._active = False
+
+    def take(self) -> Visited:
+        """What was visited since the last call."""
+        found = Visited(self._calls, self._changes)
+        self._calls, self._changes, self._last = Counter(), 0, ""
+        return found
 
     def _see(self, frame: FrameType, what: str, _: object) -> None:
-        if what != "call" or not self.active:
+        if what != "call" or not self._active:
             return
         file = frame.f_code.co_filename
         in_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # not the body of a class or a module
         if not file.startswith(str(ROOT)) or not in_function:
             return
         name = file.removeprefix(str(ROOT)).lstrip("/")
-        self.calls[name] += 1
-        self.changes += name != self._last
+        self._calls[name] += 1
+        self._changes += name != self._last
         self._last = name
 
 
@@ -104,55 +104,67 @@ class Counting(torch.optim.SGD):
     """Follows what happens between two of its steps."""
 
     hops: Hops
+    updates: list[Visited]
     steps: int = 0
 
     def step(self, closure: Any = None) -> Any:
         cls = type(self)
-        cls.steps += 1
-        if cls.steps == FOLLOWED + 1:
+        if cls.steps >= WARM:
             cls.hops.end()
+            cls.updates.append(cls.hops.take())
         result = super().step(closure)
-        if cls.steps == FOLLOWED:
+        cls.steps += 1
+        if cls.steps >= WARM:
             cls.hops.begin()
         return result
 
 
-def _one_update(fleet: Any, strategy: Any) -> Hops:
+def updates_of(fleet: Any, strategy: Any, count: int) -> list[Visited]:
+    """So many updates, one after the other."""
     torch.manual_seed(0)
     inputs, targets = torch.randn(256, 8), torch.randint(0, 2, (256,))
     data = (inputs, targets)
     task = paceline.Task(
         model=nn.Linear(8, 2), loss=nn.CrossEntropyLoss(reduction="none"), train=data, test=data
     )  # fmt: skip
-    hops = Hops()
-    kind = type("Counting", (Counting,), {"hops": hops, "steps": 0})
-    paceline.train(
-        task, strategy=strategy, fleet=fleet, optimizer=lambda parameters: kind(parameters, lr=0.1), batch_size=8,
-        stop=paceline.Stop(updates=UPDATES), every=paceline.Every(updates=UPDATES), progress=False,
-    )  # fmt: skip
-    return hops
+    last = WARM + count
+    kind = type("Counting", (Counting,), {"hops": Hops(), "updates": [], "steps": 0})
+    try:
+        paceline.train(
+            task, strategy=strategy, fleet=fleet, optimizer=lambda parameters: kind(parameters, lr=0.1), batch_size=8,
+            stop=paceline.Stop(updates=last), every=paceline.Every(updates=last), progress=False,
+        )  # fmt: skip
+    finally:
+        kind.hops.end()
+        threading.setprofile(None)
+    return kind.updates
 
 
-def simulated() -> Hops:
+def fewest(updates: list[Visited]) -> Visited:
+    """On real workers the server looks for silent ones four times a second, in whatever update that is."""
+    return min(updates, key=lambda each: len(each.calls))
+
+
+def simulated() -> Visited:
     fleet = paceline.SimulatedFleet([delays.Constant(value) for value in (1.0, 1.0, 1.0, 2.5)])
-    return _one_update(fleet, paceline.LiveCompensation(3, blocks=4))
+    return updates_of(fleet, paceline.LiveCompensation(3, blocks=4), 1)[0]
 
 
-def processes() -> Hops:
-    return _one_update(paceline.ProcessFleet(2), paceline.Synchronous())
+def processes() -> Visited:
+    return fewest(updates_of(paceline.ProcessFleet(2), paceline.Synchronous(), 10))
 
 
-def ray() -> Hops:
+def ray() -> Visited:
     """Workers that share no memory with the server, as on another machine."""
-    return _one_update(paceline.RayFleet(2, share_memory=False), paceline.Synchronous())
+    return fewest(updates_of(paceline.RayFleet(2, share_memory=False), paceline.Synchronous(), 10))
 
 
-def compare() -> Hops:
+def compare() -> Visited:
     """With the runs that it trains, and the curves that it draws."""
     return _compare(Hops())
 
 
-def compare_alone() -> Hops:
+def compare_alone() -> Visited:
     """Not followed while it trains a run: from the run's spec to its result."""
     hops, run_spec = Hops(), train.run_spec
 
@@ -167,38 +179,38 @@ def compare_alone() -> Hops:
         return _compare(hops)
 
 
-def _compare(hops: Hops) -> Hops:
+def _compare(hops: Hops) -> Visited:
     with TemporaryDirectory() as place:
         file = Path(place) / "compare.toml"
         file.write_text(TOML)
-        with hops.following(), redirect_stdout(StringIO()):
-            assert main(["compare", str(file), "--jobs", "1", "--figure", place + "/curves.png"]) == 0
-    return hops
+        with redirect_stdout(StringIO()):
+            hops.begin()
+            code = main(["compare", str(file), "--jobs", "1", "--figure", place + "/curves.png"])
+            hops.end()
+    assert code == 0
+    return hops.take()
 
 
-def pruning() -> Hops:
+def pruning() -> Visited:
     """An epoch of a plain loop that leaves samples out."""
     sampler = paceline.FinePruning(samples=64, window=6, start=1, block=2, count=1, fraction=0.25)
     losses = torch.rand(64)
     hops = Hops()
     for epoch in range(3):
-        with hops.following() if epoch == 2 else _nothing():
-            sampler.set_epoch(epoch)
-            for index in sampler:
-                sampler.observe(torch.tensor([index]), losses[[index]])
-    return hops
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+        hops.take()
+        hops.begin()
+        sampler.set_epoch(epoch)
+        for index in sampler:
+            sampler.observe(torch.tensor([index]), losses[[index]])
+        hops.end()
+    return hops.take()
 
 
 class Flow(NamedTuple):
     """Something that Paceline does. ``most`` is how many files it may pass: the ``aim`` where that is met."""
 
     about: str
-    follow: Callable[[], Hops]
+    follow: Callable[[], Visited]
     aim: int | None
     most: int
 
@@ -230,11 +242,11 @@ def run_program() -> None:
     load_everything()
     for name in asked.flows or FLOWS:
         about, follow, aim, most = FLOWS[name]
-        hops = follow()
+        found = follow()
         aimed = "" if aim is None else f"aim: {aim}, "
-        print(f"{about}: {len(hops.calls)} files, {hops.changes} changes of file ({aimed}limit: {most} files)")
+        print(f"{about}: {len(found.calls)} files, {found.changes} changes of file ({aimed}limit: {most} files)")
         if asked.files:
-            for file, calls in sorted(hops.calls.items()):
+            for file, calls in sorted(found.calls.items()):
                 print(f"  {calls:6} {file}")
 
 
