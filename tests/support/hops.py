@@ -128,7 +128,7 @@ def updates_of(fleet: Any, strategy: Any, count: int) -> list[Visited]:
         model=nn.Linear(8, 2), loss=nn.CrossEntropyLoss(reduction="none"), train=data, test=data
     )  # fmt: skip
     last = WARM + count
-    kind = type("Counting", (Counting,), {"hops": Hops(), "updates": [], "steps": 0})
+    kind: type[Counting] = type("Counting", (Counting,), {"hops": Hops(), "updates": [], "steps": 0})
     try:
         paceline.train(
             task, strategy=strategy, fleet=fleet, optimizer=lambda parameters: kind(parameters, lr=0.1), batch_size=8,
