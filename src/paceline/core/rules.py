@@ -1,8 +1,9 @@
 """What cannot have happened and what must not be decided. Only reads: a refusal changes nothing."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 from paceline.core.errors import IllegalDecision, ImpossibleEvent
 from paceline.core.messages import (
@@ -90,135 +91,152 @@ def _check_arrival(ledger: LedgerState, event: Arrived) -> None:
         raise ImpossibleEvent(f"{ticket} cannot arrive with {done} of {units} units: it was not recalled")
 
 
-def check_decisions(ledger: LedgerState, decisions: Sequence[Decision]) -> None:
-    """Raise ``IllegalDecision`` unless all of the decisions may be carried out one after the other."""
-    check = DecisionCheck()
-    for decision in decisions:
-        check.check(ledger, decision)
-
-
+# What the earlier decisions of a list will have changed: workers that were assigned, tickets that were ended (halted,
+# dropped or settled), and what else was decided.
+_Done = set[int | str | Ticket | tuple[object, ...]]
 _NOT_ABOUT_ONE_PART = (WakeAt, Remember, Regroup, Resize)
 
 
-class DecisionCheck:
-    """Goes through a list of decisions before any is carried out, and knows what the earlier ones will have changed."""
-
-    __slots__ = ("_done",)
-
-    def __init__(self) -> None:
-        # workers that were assigned, tickets that were ended (halted, dropped or settled), and what else was decided
-        self._done: set[int | str | Ticket | tuple[object, ...]] = set()
-
-    def check(self, ledger: LedgerState, decision: Decision) -> None:
-        """Raise ``IllegalDecision`` unless the decision is allowed after those checked before it."""
-        whole = ledger
-        while type(decision) is Within:
-            parts = ledger.parts()
-            if not 0 <= decision.part < len(parts):
-                raise IllegalDecision(f"no part {decision.part}: this ledger has {len(parts)} parts")
-            ledger = parts[decision.part]
-            decision = decision.decision
-        if ledger.is_split and type(decision) not in _NOT_ABOUT_ONE_PART:
-            raise IllegalDecision(f"{decision} must be made within one of this ledger's {len(ledger.parts())} parts")
-        if type(decision) is Assign:
-            self._check_assign(ledger, decision)
-        elif type(decision) is Step:
-            self._check_step(ledger, decision)
-        elif type(decision) is Drop:
-            ticket = decision.ticket
-            if not self._runs(ledger, ticket):
-                self._check_held(ledger, ticket, "drop")
-            self._done.add(ticket)
-        elif type(decision) is Recall:
-            ticket = decision.ticket
-            if not self._runs(ledger, ticket):
-                raise IllegalDecision(f"cannot recall {ticket}: it does not run")
-            if ticket in ledger.recalled or ("recalled", ticket) in self._done:
-                raise IllegalDecision(f"cannot recall {ticket}: it was recalled already")
-            self._done.add(("recalled", ticket))
-        elif type(decision) is WakeAt:
-            asked = ("woken", id(ledger), decision.at)
-            if not ledger.now < decision.at < math.inf or decision.at in ledger.alarms or asked in self._done:
-                raise IllegalDecision(f"cannot wake at {decision.at:g}: past, never, or asked for already")
-            self._done.add(asked)
-        elif type(decision) is Regroup:
-            self._check_regroup(ledger, decision)
-        elif type(decision) is Resize:
-            if ledger is not whole:
-                raise IllegalDecision("cannot resize within a part: sizes are those of all workers")
-            self._check_resize(ledger, decision)
-        elif type(decision) is not Remember:
+def check_decisions(ledger: LedgerState, decisions: Sequence[Decision]) -> None:
+    """Raise ``IllegalDecision`` unless all of the decisions may be carried out one after the other."""
+    done: _Done = set()
+    for decision in decisions:
+        where = ledger
+        if type(decision) is Within:
+            where, decision = _inside(ledger, decision)  # noqa: PLW2901
+        kind = type(decision)
+        if where.is_split and kind not in _NOT_ABOUT_ONE_PART:
+            raise IllegalDecision(f"{decision} must be made within one of this ledger's {len(where.parts())} parts")
+        check = _CHECKS.get(kind)
+        if check is None:
             raise IllegalDecision(f"not a decision: {decision!r}")
+        check(where, decision, done)
 
-    def _check_assign(self, ledger: LedgerState, decision: Assign) -> None:
-        worker = decision.worker
-        if worker not in ledger.workers:
-            raise IllegalDecision(f"cannot assign worker {worker}: it is not here")
-        if worker in self._done:
-            raise IllegalDecision(f"cannot assign worker {worker}: it was just given something else")
-        if worker in ledger.running and (running := ledger.running[worker]) not in self._done:
-            raise IllegalDecision(f"cannot assign worker {worker}: it still runs {running}")
-        if decision.work.units < 1:
-            raise IllegalDecision(f"cannot assign worker {worker} {decision.work.units} units: at least 1")
-        if decision.work.samples:
-            raise IllegalDecision(f"cannot assign worker {worker} {decision.work.samples} samples: decide a Resize")
-        if ledger.sizes and worker not in ledger.sizes and "resized" not in self._done:
-            raise IllegalDecision(f"cannot assign worker {worker}: it has no size, and others have; decide a Resize")
-        self._done.add(worker)
 
-    def _check_step(self, ledger: LedgerState, decision: Step) -> None:
-        weights = decision.weights
-        if not weights:
-            raise IllegalDecision("cannot step on no tickets")
-        fresh, ended = ledger.fresh, self._done
-        for ticket, weight in weights.items():
-            if not fresh.get(ticket) or ticket in ended:
-                self._check_held(ledger, ticket, "step on")
-                if not (ledger.late.get(ticket) or ledger.kept.get(ticket)):
-                    raise IllegalDecision(f"cannot step on {ticket}: nothing of it was done")
-            if type(weight) is not Fraction:
-                raise IllegalDecision(f"the weight of {ticket} must be an exact Fraction, not {weight!r}")
-        if decision.keep:
-            for ticket in decision.keep:
-                if ticket not in weights:
-                    raise IllegalDecision(f"cannot keep {ticket}: the step does not use it")
-            ended.update(weights.keys() - decision.keep)
-        else:
-            ended.update(weights)
+def _inside(ledger: LedgerState, decision: Decision) -> tuple[LedgerState, Decision]:
+    """The part that a decision is about, and the decision."""
+    while type(decision) is Within:
+        parts = ledger.parts()
+        if not 0 <= decision.part < len(parts):
+            raise IllegalDecision(f"no part {decision.part}: this ledger has {len(parts)} parts")
+        ledger, decision = parts[decision.part], decision.decision
+    if type(decision) is Resize:
+        raise IllegalDecision("cannot resize within a part: sizes are those of all workers")
+    return ledger, decision
 
-    def _check_regroup(self, ledger: LedgerState, decision: Regroup) -> None:
-        groups, parts = decision.groups, len(ledger.parts())
-        named = [worker for group in groups for worker in group]
-        if not parts or len(groups) < parts:
-            raise IllegalDecision(f"cannot regroup {parts} parts into {len(groups)} groups: as many, or more")
-        if len({*named}) < len(named):
-            raise IllegalDecision(f"cannot regroup by {groups}: a worker is in two groups")
-        if missing := sorted({*ledger.workers}.difference(named)):
-            raise IllegalDecision(f"cannot regroup by {groups}: no group has worker {missing[0]}, which is here")
-        if ("regrouped", id(ledger)) in self._done:
-            raise IllegalDecision(f"cannot regroup by {groups}: it was just regrouped by an earlier decision")
-        self._done.add(("regrouped", id(ledger)))
 
-    def _check_resize(self, ledger: LedgerState, decision: Resize) -> None:
-        sizes = decision.sizes
-        if sizes.keys() != ledger.workers:
-            odd = min(sizes.keys() ^ ledger.workers)
-            what = "has no size, and is here" if odd in ledger.workers else "has a size, and is not here"
-            raise IllegalDecision(f"cannot resize: worker {odd} {what}")
-        for worker, size in sizes.items():
-            if type(size) is not int or size < 1:
-                raise IllegalDecision(f"cannot resize: worker {worker} cannot have {size!r} samples, but at least 1")
-        if not ledger.sizes and (ledger.running or ledger.handed_in or ledger.kept):
-            raise IllegalDecision("cannot resize: work was given out before, of the same size for all")
-        if "resized" in self._done:
-            raise IllegalDecision("cannot resize: it was just resized by an earlier decision")
-        self._done.add("resized")
+def _check_assign(ledger: LedgerState, decision: Assign, done: _Done) -> None:
+    worker, work = decision.worker, decision.work
+    if worker not in ledger.workers:
+        raise IllegalDecision(f"cannot assign worker {worker}: it is not here")
+    if worker in done:
+        raise IllegalDecision(f"cannot assign worker {worker}: it was just given something else")
+    if worker in ledger.running and (running := ledger.running[worker]) not in done:
+        raise IllegalDecision(f"cannot assign worker {worker}: it still runs {running}")
+    if work.units < 1:
+        raise IllegalDecision(f"cannot assign worker {worker} {work.units} units: at least 1")
+    if work.samples:
+        raise IllegalDecision(f"cannot assign worker {worker} {work.samples} samples: decide a Resize")
+    if ledger.sizes and worker not in ledger.sizes and "resized" not in done:
+        raise IllegalDecision(f"cannot assign worker {worker}: it has no size, and others have; decide a Resize")
+    done.add(worker)
 
-    def _check_held(self, ledger: LedgerState, ticket: Ticket, action: str) -> None:
-        if ticket in self._done:
-            raise IllegalDecision(f"cannot {action} {ticket}: it was settled by an earlier decision")
-        if not (ticket in ledger.fresh or ticket in ledger.late or ticket in ledger.kept):
-            raise IllegalDecision(f"cannot {action} {ticket}: it is not at hand")
 
-    def _runs(self, ledger: LedgerState, ticket: Ticket) -> bool:
-        return ledger.running.get(ticket.worker) == ticket and ticket not in self._done
+def _check_step(ledger: LedgerState, decision: Step, done: _Done) -> None:
+    weights = decision.weights
+    if not weights:
+        raise IllegalDecision("cannot step on no tickets")
+    fresh, late = ledger.fresh, ledger.late
+    for ticket, weight in weights.items():
+        if not (late.get(ticket) or fresh.get(ticket) or ledger.kept.get(ticket)) or (done and ticket in done):
+            _check_held(ledger, ticket, "step on", done)
+            raise IllegalDecision(f"cannot step on {ticket}: nothing of it was done")
+        if type(weight) is not Fraction:
+            raise IllegalDecision(f"the weight of {ticket} must be an exact Fraction, not {weight!r}")
+    if decision.keep:
+        for ticket in decision.keep:
+            if ticket not in weights:
+                raise IllegalDecision(f"cannot keep {ticket}: the step does not use it")
+        done.update(weights.keys() - decision.keep)
+    else:
+        done.update(weights)
+
+
+def _check_drop(ledger: LedgerState, decision: Drop, done: _Done) -> None:
+    ticket = decision.ticket
+    if not _runs(ledger, ticket, done):
+        _check_held(ledger, ticket, "drop", done)
+    done.add(ticket)
+
+
+def _check_recall(ledger: LedgerState, decision: Recall, done: _Done) -> None:
+    ticket = decision.ticket
+    if not _runs(ledger, ticket, done):
+        raise IllegalDecision(f"cannot recall {ticket}: it does not run")
+    if ticket in ledger.recalled or ("recalled", ticket) in done:
+        raise IllegalDecision(f"cannot recall {ticket}: it was recalled already")
+    done.add(("recalled", ticket))
+
+
+def _check_wake(ledger: LedgerState, decision: WakeAt, done: _Done) -> None:
+    asked = ("woken", id(ledger), decision.at)
+    if not ledger.now < decision.at < math.inf or decision.at in ledger.alarms or asked in done:
+        raise IllegalDecision(f"cannot wake at {decision.at:g}: past, never, or asked for already")
+    done.add(asked)
+
+
+def _check_remember(ledger: LedgerState, decision: Remember, done: _Done) -> None:
+    """It always may."""
+
+
+def _check_regroup(ledger: LedgerState, decision: Regroup, done: _Done) -> None:
+    groups, parts = decision.groups, len(ledger.parts())
+    named = [worker for group in groups for worker in group]
+    if not parts or len(groups) < parts:
+        raise IllegalDecision(f"cannot regroup {parts} parts into {len(groups)} groups: as many, or more")
+    if len({*named}) < len(named):
+        raise IllegalDecision(f"cannot regroup by {groups}: a worker is in two groups")
+    if missing := sorted({*ledger.workers}.difference(named)):
+        raise IllegalDecision(f"cannot regroup by {groups}: no group has worker {missing[0]}, which is here")
+    if ("regrouped", id(ledger)) in done:
+        raise IllegalDecision(f"cannot regroup by {groups}: it was just regrouped by an earlier decision")
+    done.add(("regrouped", id(ledger)))
+
+
+def _check_resize(ledger: LedgerState, decision: Resize, done: _Done) -> None:
+    sizes = decision.sizes
+    if sizes.keys() != ledger.workers:
+        odd = min(sizes.keys() ^ ledger.workers)
+        what = "has no size, and is here" if odd in ledger.workers else "has a size, and is not here"
+        raise IllegalDecision(f"cannot resize: worker {odd} {what}")
+    for worker, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise IllegalDecision(f"cannot resize: worker {worker} cannot have {size!r} samples, but at least 1")
+    if not ledger.sizes and (ledger.running or ledger.handed_in or ledger.kept):
+        raise IllegalDecision("cannot resize: work was given out before, of the same size for all")
+    if "resized" in done:
+        raise IllegalDecision("cannot resize: it was just resized by an earlier decision")
+    done.add("resized")
+
+
+def _check_held(ledger: LedgerState, ticket: Ticket, action: str, done: _Done) -> None:
+    if ticket in done:
+        raise IllegalDecision(f"cannot {action} {ticket}: it was settled by an earlier decision")
+    if not (ticket in ledger.fresh or ticket in ledger.late or ticket in ledger.kept):
+        raise IllegalDecision(f"cannot {action} {ticket}: it is not at hand")
+
+
+def _runs(ledger: LedgerState, ticket: Ticket, done: _Done) -> bool:
+    return ledger.running.get(ticket.worker) == ticket and ticket not in done
+
+
+_CHECKS: Mapping[type, Callable[[LedgerState, Any, _Done], None]] = {
+    Assign: _check_assign,
+    Step: _check_step,
+    Drop: _check_drop,
+    Recall: _check_recall,
+    WakeAt: _check_wake,
+    Remember: _check_remember,
+    Regroup: _check_regroup,
+    Resize: _check_resize,
+}

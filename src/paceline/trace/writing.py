@@ -130,18 +130,16 @@ class NoTrace(TraceWriter):
 
     def __init__(self, about: Mapping[str, Any], *observers: Observer) -> None:
         super().__init__(None, about)
-        self.history = History(about, observers)
+        self._history = History(about, observers)
 
-    def record(self, events: Iterable[Event], instructions: Iterable[Instruction]) -> None:
-        follow = self.history.follow
-        for event in events:
-            follow[type(event)](event)
-        for instruction in instructions:
-            follow[type(instruction)](instruction)
+    @property
+    def history(self) -> History:
+        """What is known of the run by now, of which the observers were told."""
+        self._write_facts()
+        return self._history
 
-    def non_finite(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in tickets:
-            self.note(NonFinite(ticket))
-
-    def note(self, fact: WorkCost | Computed | FreshState | NonFinite | MachineWorkers) -> None:
-        self.history.follow[type(fact)](fact)
+    def _write_facts(self) -> None:
+        follow = self._history.follow
+        for fact in self._facts:
+            follow[type(fact)](fact)
+        self._facts.clear()
