@@ -232,8 +232,9 @@ class Empirical:
         return np.searchsorted(np.sort(self.values), seconds, side="right") / len(self.values)
 
     def durations(self, generator: np.random.Generator) -> Iterator[float]:
-        if self.in_order:
-            yield from cycle(self.values)
+        return cycle(self.values) if self.in_order else self._drawn(generator)
+
+    def _drawn(self, generator: np.random.Generator) -> Iterator[float]:
         values: Floats = np.asarray(self.values)
         while self.block > 1:
             yield from values.take(int(generator.integers(len(values))) + np.arange(self.block), mode="wrap").tolist()

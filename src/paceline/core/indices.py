@@ -209,7 +209,7 @@ class LedgerIndices:
         handed_in, given = self._handed_in, self._given
         for ticket in weights:
             handed_in.pop(ticket, None)  # what was kept is not there
-            done = fresh.pop(ticket, None)
+            done = fresh.pop(ticket, None) if fresh else None
             if done is None:
                 done = late.pop(ticket, None)
             if done is None:

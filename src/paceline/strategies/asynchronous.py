@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from paceline.core.coordinator import Strategy
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step
+from paceline.core.messages import Assign, Decision, Step, assign
 
 ONE = Fraction(1)
 
@@ -32,7 +32,7 @@ class Asynchronous(Strategy):
             worker = ticket.worker
             alone = len(ledger.idle) == (worker in ledger.idle)  # nobody else waits for work
             if alone and worker in ledger.workers and worker not in ledger.running:
-                return [Step({ticket: ONE}), Assign(worker)]
+                return [Step({ticket: ONE}), assign(worker)]
         workers = dict.fromkeys([ticket.worker for ticket in arrived])
         free = [worker for worker in workers if worker in ledger.workers and worker not in ledger.running]
         if ledger.leaving:

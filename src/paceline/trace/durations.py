@@ -6,6 +6,7 @@ recall ended early, the blocks that were done are known: their time is scaled up
 """
 
 from array import array
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -48,26 +49,21 @@ class DurationReader(Observer):
     """Collects the durations of each worker."""
 
     def __init__(self, about: Mapping[str, Any]) -> None:
-        self.by_worker = {worker: Durations() for worker in range(int(about.get("workers", 0)))}
+        numbers = range(int(about.get("workers", 0)))
+        self.by_worker = defaultdict(Durations, {worker: Durations() for worker in numbers})
 
     def arrived(self, times: TicketTimes) -> None:
         ticket = times.ticket
-        own = self._of(ticket.worker)
-        if times.plain and ticket.work.kind == "gradient" and times.ended > times.started:  # as mostly
-            self._add(ticket.worker, own, times.ended - times.started, 1)
-            if ticket.work.samples:
-                own.samples.append(ticket.work.samples)
-            return
-        seconds = seconds_a_mini_batch(times)
-        if seconds is None:
+        worker, work = ticket.worker, ticket.work
+        own, count = self.by_worker[worker], 1
+        if times.plain and work.kind == "gradient" and times.ended > times.started:  # as mostly
+            seconds = times.ended - times.started
+        elif (known := seconds_a_mini_batch(times)) is not None:
+            seconds, count = known, work.mini_batches
+            own.scaled += times.done < work.units
+        else:
             own.cut += 1
             return
-        own.scaled += times.done < ticket.work.units
-        self._add(ticket.worker, own, seconds, ticket.work.mini_batches)
-        if ticket.work.samples:
-            own.samples.extend(repeat(ticket.work.samples, ticket.work.mini_batches))
-
-    def _add(self, worker: int, own: Durations, seconds: float, count: int) -> None:
         if count > MOST_DURATIONS - len(own.seconds):
             raise ConfigError(
                 f"worker {worker} went through more than {MOST_DURATIONS:,} mini-batches in the recorded run: "
@@ -77,14 +73,11 @@ class DurationReader(Observer):
             own.seconds.append(seconds)
         else:
             own.seconds.extend(repeat(seconds, count))
+        if work.samples:
+            own.samples.extend(repeat(work.samples, count))
 
     def halted(self, times: TicketTimes) -> None:
-        self._of(times.ticket.worker).cut += 1
-
-    def _of(self, worker: int) -> Durations:
-        if (own := self.by_worker.get(worker)) is None:
-            own = self.by_worker[worker] = Durations()
-        return own
+        self.by_worker[times.ticket.worker].cut += 1
 
 
 CERTAIN = 1.25  # sizes that differ by less tell nothing of the fixed part

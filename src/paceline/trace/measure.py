@@ -3,6 +3,7 @@
 Reads the trace once, from front to end; what it keeps in mind grows with the workers and their open tickets only.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -128,8 +129,8 @@ class MeasureReader(Observer):
         self._hands_in_models = False
         self._weight: Fraction | None = None  # the last one, and the same as a float
         self._share = 0.0
-        self._weight_by_age: dict[int, float] = {}
-        self._weight_by_gap: dict[int, float] = {}
+        self._weight_by_age: defaultdict[int, float] = defaultdict(float)
+        self._weight_by_gap: defaultdict[int, float] = defaultdict(float)
         self._traffic = Traffic(about) if "workers_a_machine" in about else None
         self._price = Price(about["prices"]) if "prices" in about else None
 
@@ -214,15 +215,14 @@ class MeasureReader(Observer):
             worker.influence += share
             worker.contributions += 1
             self._staleness.add_one(age)
-            ages, gaps = self._weight_by_age, self._weight_by_gap
-            ages[age] = ages.get(age, 0.0) + share
-            gaps[0] = gaps.get(0, 0.0) + share * share
+            self._weight_by_age[age] += share
+            self._weight_by_gap[0] += share * share
             return
-        by_age: dict[int, float] = {}
+        by_age: defaultdict[int, float] = defaultdict(float)
         for ticket, weight in weights.items():
             share, age = self._float(weight), version - ticket.version
             self._workers[ticket.worker].influence += share
-            by_age[age] = by_age.get(age, 0.0) + share
+            by_age[age] += share
         for times in first:
             self._workers[times.ticket.worker].contributions += 1
         if len(first) > 1 and self._last is not None and self._last in first:
@@ -239,7 +239,6 @@ class MeasureReader(Observer):
     def _count_weights(self, by_age: Mapping[int, float]) -> None:
         ages, gaps = self._weight_by_age, self._weight_by_gap
         for age, weight in by_age.items():
-            ages[age] = ages.get(age, 0.0) + weight
+            ages[age] += weight
             for other, another in by_age.items():
-                gap = abs(age - other)
-                gaps[gap] = gaps.get(gap, 0.0) + weight * another
+                gaps[abs(age - other)] += weight * another

@@ -98,22 +98,26 @@ class SimulatedWorkers:
             present, self._present = self._present, ()
             return present
         event = self._next()
-        if event is None or not self._batches:
-            return () if event is None else (event,)
+        if event is None:
+            return ()
+        if not self._batches:
+            return (event,)
         events = [event]
         while (event := self._next(before=(self._now, TURN))) is not None:
             events.append(event)
         return events
 
-    def _next(self, before: tuple[Any, ...] = (math.inf,)) -> Event | None:
-        """The next event before a tick, or before things of a kind at a tick."""
+    def _next(self, before: tuple[Any, ...] | None = None) -> Event | None:
+        """The next event, if it is before things of a kind at a tick."""
         heap = self._heap
-        while heap and heap[0] < before:
+        while heap and (before is None or heap[0] < before):
             tick, kind, _, serial, entry = heappop(heap)
-            if kind == ARRIVAL:
-                assert isinstance(entry, _Running)
+            if type(entry) is _Running:
                 if entry.serial != serial:
                     continue  # halted, or recalled and due at another time
+                if kind != ARRIVAL:
+                    self._wait_for_turn(entry, tick)
+                    continue
                 self._now = tick
                 del self._running[entry.ticket.worker]
                 if self._times and (times := self._times.pop(entry.ticket, None)) is not None:
@@ -122,10 +126,7 @@ class SimulatedWorkers:
             if entry is None:
                 (self._begin_next if kind == TURN else self._pass_on)(tick)
                 continue
-            if isinstance(entry, _Running):
-                if entry.serial == serial:
-                    self._wait_for_turn(entry, tick)
-                continue
+            assert not isinstance(entry, _Running)
             self._now = tick
             if isinstance(entry, Left):
                 self._forget(entry.worker)
