@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from paceline.core.codec import whole
+from paceline.core.codec import plain_ticket, ticket_from, whole
 from paceline.core.consistency import check_coordinator
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.errors import Diverged, IllegalDecision
@@ -89,11 +89,12 @@ class ChecksRestored(Protocol):
 
 
 class Stepped(NamedTuple):
-    """The model was changed at a time, from a version."""
+    """The model was changed at a time, from a version; ``dropped`` was thrown away since the change before."""
 
     at: float
     version: int
     step: Step
+    dropped: Sequence[Ticket] = ()
 
 
 @contextmanager
@@ -144,6 +145,7 @@ class Loop:
         self._instructions: Sequence[Instruction] = ()
         self._rest: Iterator[Instruction] = iter(())  # those of them that are still to be carried out
         self._too_late: Sequence[Event] = ()
+        self._dropped: list[Ticket] = []  # since the last update
         # a trace tells them again
         self._reporting = bool(reports_of(strategy)) and not isinstance(workers, ReplayedWorkers)
         self._reports: list[Reported] = []  # of updates that were made, to be told when all is carried out
@@ -166,10 +168,9 @@ class Loop:
                     learner.start(ticket)
                     workers.start(ticket)
                 elif type(instruction) is Step:
-                    self._step(instruction, at)
-                    self.version += 1
+                    update = self._step(instruction, at)
                     self._instructions, self._rest = instructions, rest
-                    yield Stepped(at, self.version - 1, instruction)
+                    yield update
                 elif type(instruction) is Recall:
                     workers.recall(instruction.ticket)
                     if self.watch is not None:
@@ -181,6 +182,7 @@ class Loop:
                         self.watch.given_up(instruction.ticket, at)
                 elif type(instruction) is Drop:
                     learner.drop(instruction.ticket)
+                    self._dropped.append(instruction.ticket)
                     if self.watch is not None:
                         self.watch.given_up(instruction.ticket, at)
                 elif isinstance(instruction, WakeAt):
@@ -221,7 +223,7 @@ class Loop:
     def _is_asked_to_end(self) -> bool:
         return self.asked_to_end()  # whoever is asked may change
 
-    def _step(self, step: Step, at: float) -> None:
+    def _step(self, step: Step, at: float) -> Stepped:
         try:
             non_finite: Sequence[Ticket] = self._learner.step(step)
         except Diverged as diverged:
@@ -235,6 +237,10 @@ class Loop:
             self._follows_steps.stepped(step)
         if self.watch is not None:
             self.watch.stepped(step, self.version, at)
+        update = Stepped(at, self.version, step, self._dropped)
+        self.version += 1
+        self._dropped = []
+        return update
 
     def _pending(self) -> Sequence[Instruction]:
         return self._instructions[len(self._instructions) - length_hint(self._rest) :]
@@ -246,6 +252,7 @@ class Loop:
             "pending": plain_facts(self._pending()),
             "too late": plain_facts(self._too_late),
             **({"reports": plain_facts(self._reports)} if self._reports else {}),
+            **({"dropped": [plain_ticket(ticket) for ticket in self._dropped]} if self._dropped else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -256,6 +263,7 @@ class Loop:
         self._too_late = [fact for fact in facts_from(state["too late"]) if isinstance(fact, Event)]
         if "reports" in state:
             self._reports = [fact for fact in facts_from(state["reports"]) if isinstance(fact, Reported)]
+        self._dropped = [ticket_from(each) for each in state.get("dropped", ())]
 
     def check_restored(self) -> None:
         """Raise ``ValueError`` or ``ImpossibleEvent`` unless what was restored of all that it knows fits together."""

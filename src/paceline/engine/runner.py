@@ -57,7 +57,7 @@ class Evaluator:
 
     def count(self, update: Stepped) -> Row | None:
         """Count an update, and evaluate the model if that is due."""
-        ages = self.staleness.count(update.version, update.step)
+        ages = self.staleness.count(update.version, update.step, update.dropped)
         interval, updates = self._interval, self.server.updates
         if self.hooks.on_update:
             self.hooks.update(updates, update.at, self.server.samples, ages, update.step)

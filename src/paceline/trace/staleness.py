@@ -1,6 +1,6 @@
 """How old the gradients were that the model was moved along."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from paceline.core.codec import plain_ticket, real, ticket_from, whole
 from paceline.core.messages import Step, Ticket
@@ -20,12 +20,15 @@ class Staleness:
         self._kept: set[Ticket] = set()
         self._row_updates, self._row_total = 0, 0.0
 
-    def count(self, version: int, step: Step) -> list[int]:
-        """Count an update of a model version; the staleness of each contribution that it is the first to use."""
+    def count(self, version: int, step: Step, dropped: Collection[Ticket] = ()) -> list[int]:
+        """Count an update of a model version; the staleness of each contribution that it is the first to use.
+
+        ``dropped`` are the contributions that were thrown away since the update before: nothing of them is remembered.
+        """
         kept = self._kept
         ages = [version - ticket.version for ticket in step.weights if ticket not in kept]
         if step.keep or kept:
-            kept.difference_update(step.weights)  # in place: what is dropped later stays, and copies would take longer
+            kept.difference_update(step.weights, dropped)  # in place: copies would take longer
             kept.update(step.keep)
         self.add(ages)
         return ages

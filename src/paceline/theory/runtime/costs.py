@@ -130,7 +130,7 @@ class _Ages:
         self._staleness = Staleness()
 
     def count(self, update: Stepped) -> None:
-        new = self._staleness.count(update.version, update.step)
+        new = self._staleness.count(update.version, update.step, update.dropped)
         for age in new:
             self._first[age] += 1 / len(new)
         self.means.append(sum(new) / len(new))
