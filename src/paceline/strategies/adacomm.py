@@ -34,8 +34,9 @@ class AdaComm(Strategy):
     It goes by the loss of the mini-batches that workers trained on, which learning tells after each update: work that
     is given out at the same moment still has the former $H$. So it needs a model, and ``simulate`` refuses it. The
     paper's intervals are of wall-clock time; its factor for changed learning rates, and its shrinking by a constant
-    when the loss does not fall, are left out. (Not checked against the
-    paper's own text.)
+    when the loss does not fall, are left out. That intervals are to each other as the square roots of the losses is
+    known from a summary of the authors' talk (SysML 2019); the paper's own text was not at hand. PaddlePaddle's
+    adaptive local SGD is another rule, $\lceil \sqrt{H_0 F_l / F_0} \rceil$ at equal learning rates.
 
     Wang & Joshi, *Adaptive communication strategies to achieve the best error-runtime trade-off in local-update SGD*,
     2019.

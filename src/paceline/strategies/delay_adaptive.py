@@ -25,10 +25,12 @@ class DelayAdaptive(Strategy):
 
     **Memory**: one gradient a worker.
 
-    Koloskova, Stich & Jaggi, *Sharper Convergence Guarantees for Asynchronous SGD*, NeurIPS 2022, whose learning rate
-    is constant up to the concurrency and falls with $1/\tau$ beyond (that the two meet at weight 1 is a choice made
-    here; constant not checked against the paper); Mishchenko et al., *Asynchronous SGD Beats
-    Minibatch SGD Under Arbitrary Delays*, NeurIPS 2022.
+    Koloskova, Stich & Jaggi, *Sharper Convergence Guarantees for Asynchronous SGD for Distributed and Federated
+    Learning*, NeurIPS 2022, Theorem 8: the learning rate is $\eta$ up to a staleness of the concurrency, here $P$, and
+    at most $\min(\eta, \frac{1}{4L\tau})$ beyond (Eq. 11; $L$ is the smoothness of the loss). The weight $P/\tau$ keeps
+    to that for $\eta \le \frac{1}{4LP}$, and has no jump at $P$; the paper's Sec. 4.4 proposes $1/\tau$, which has one.
+    Similar: Mishchenko et al., *Asynchronous SGD Beats Minibatch SGD Under Arbitrary Delays*, NeurIPS 2022, whose text
+    was not at hand.
     """
 
     weight_sum: ClassVar[str] = "at most 1"

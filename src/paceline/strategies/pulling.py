@@ -74,10 +74,11 @@ class EASGD(Strategy):
 
     both with the values before the exchange, which worker $i$ makes after every ``every`` ($\tau$) local steps.
     Afterwards it continues from its own $w_i$, not from the server's $\tilde w$, and so explores further from it than
-    under averaging. ``elasticity`` is $\alpha$; unless given $0.9 / P$, with $P$ workers at hand (as the
-    paper's $\beta = P\alpha = 0.9$; constant not checked against it). ``waits`` decides who exchanges together: nobody
-    waits (asynchronous EASGD), or ``Synchronous`` (all use the same $\tilde w$). Momentum of the workers'
-    optimizer makes it EAMSGD.
+    under averaging. ``elasticity`` is $\alpha$; unless given $0.9 / P$, with $P$ workers at hand: the paper's
+    experiments have $\beta = 0.9$ (Sec. 5), and the authors' program $\alpha = \beta / P$, with $\tau = 100$ (mpiT,
+    ``asyncsgd/mlaunch.lua``). TensorFlow's ``ElasticAverageOptimizer`` has $0.9 / (\tau P)$, a weaker force. ``waits``
+    decides who exchanges together: nobody waits (asynchronous EASGD), or ``Synchronous`` (all use the same
+    $\tilde w$). Momentum of the workers' optimizer makes it EAMSGD.
 
     Every worker's model has to be kept, as in any run in which workers hand in models; a model that is not finite is
     left out, and its worker continues from the server's. Workers explore more and the server's model moves less with

@@ -46,10 +46,9 @@ def time_lower_bound(
     waiting for, not how long a run takes. ``Rennala`` attains the first bound and ``Malenia`` the second, each with a
     ``batch`` of about $\sigma^2/\varepsilon$, up to a constant again; ``Ringmaster`` attains the first.
 
-    (Form and exponents were not checked against the text of the theorem.)
-
     Tyurin & Richtárik, *Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation
-    Model*, NeurIPS 2023, Table 1.
+    Model*, NeurIPS 2023; both forms as Tyurin repeats them in *Bridging the Gap Between Homogeneous and Heterogeneous
+    Asynchronous Optimization Is Surprisingly Difficult*, Eqs. 2 and 3.
     """
     times = sorted(float(each) for each in seconds)
     if not times or not all(0 < each < math.inf for each in times):
