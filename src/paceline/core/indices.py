@@ -208,13 +208,12 @@ class LedgerIndices:
         keep = keep if len(keep) < 2 else frozenset(keep)
         handed_in, given = self._handed_in, self._given
         for ticket in weights:
-            handed_in.pop(ticket, None)  # what was kept is not there
-            done = fresh.pop(ticket, None) if fresh else None
+            done = kept.pop(ticket, None) if kept else None
             if done is None:
-                done = late.pop(ticket, None)
-            if done is None:
-                done = kept.pop(ticket)
-            else:
+                del handed_in[ticket]
+                done = fresh.pop(ticket, None) if fresh else None
+                if done is None:
+                    done = late.pop(ticket)
                 self._use(ticket.worker)
             if ticket in keep:
                 kept[ticket] = done

@@ -132,7 +132,7 @@ class Assign:
 
 
 # Nothing tells two equal decisions apart, and making one takes six times as long as finding it.
-assign = lru_cache(maxsize=1 << 14)(Assign)
+assign = lru_cache(maxsize=1 << 17)(Assign)
 
 
 @dataclass(frozen=True, slots=True)

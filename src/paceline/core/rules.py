@@ -146,20 +146,23 @@ def _check_step(ledger: LedgerState, decision: Step, done: _Done) -> None:
     weights = decision.weights
     if not weights:
         raise IllegalDecision("cannot step on no tickets")
-    fresh, late = ledger.fresh, ledger.late
+    # where tickets mostly are comes first, and sets of tickets are compared as wholes: hashing one takes its time
+    kept, late, fresh = ledger.kept, ledger.late, ledger.fresh
+    first, second, third = (kept, late, fresh) if kept else (late, fresh, kept)
+    again = bool(done) and not weights.keys().isdisjoint(done)
     for ticket, weight in weights.items():
-        if not (late.get(ticket) or fresh.get(ticket) or ledger.kept.get(ticket)) or (done and ticket in done):
+        if not (first.get(ticket) or second.get(ticket) or third.get(ticket)) or (again and ticket in done):
             _check_held(ledger, ticket, "step on", done)
             raise IllegalDecision(f"cannot step on {ticket}: nothing of it was done")
         if type(weight) is not Fraction:
             raise IllegalDecision(f"the weight of {ticket} must be an exact Fraction, not {weight!r}")
-    if decision.keep:
-        for ticket in decision.keep:
-            if ticket not in weights:
-                raise IllegalDecision(f"cannot keep {ticket}: the step does not use it")
-        done.update(weights.keys() - decision.keep)
-    else:
+    if not decision.keep:
         done.update(weights)
+        return
+    keep = {*decision.keep}
+    for ticket in keep.difference(weights):
+        raise IllegalDecision(f"cannot keep {ticket}: the step does not use it")
+    done.update({*weights}.difference(keep))
 
 
 def _check_drop(ledger: LedgerState, decision: Drop, done: _Done) -> None:

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from paceline.core.coordinator import Strategy
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step, assign
+from paceline.core.messages import Decision, Step, assign
 
 ONE = Fraction(1)
 
@@ -26,7 +26,7 @@ class Asynchronous(Strategy):
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
         arrived = ledger.handed_in
         if not arrived:
-            return [Assign(worker) for worker in ledger.idle] if ledger.idle else []
+            return [assign(worker) for worker in ledger.idle] if ledger.idle else []
         if len(arrived) == 1 and not ledger.leaving:  # as mostly: the same in half of the time
             (ticket,) = arrived
             worker = ticket.worker
@@ -38,4 +38,4 @@ class Asynchronous(Strategy):
         if ledger.leaving:
             free = [worker for worker in free if worker not in ledger.leaving]
         joined = [worker for worker in ledger.idle if worker not in workers]
-        return [*(Step({ticket: ONE}) for ticket in arrived), *(Assign(worker) for worker in (*joined, *free))]
+        return [*(Step({ticket: ONE}) for ticket in arrived), *(assign(worker) for worker in (*joined, *free))]

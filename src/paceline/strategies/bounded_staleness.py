@@ -8,7 +8,7 @@ from typing import ClassVar
 from paceline.core.coordinator import Strategy
 from paceline.core.fields import check_fields, check_least
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step
+from paceline.core.messages import Decision, Step, assign
 
 ONE = Fraction(1)
 
@@ -52,4 +52,4 @@ class BoundedStaleness(Strategy):
                 ready.append(worker)
                 if len(ready) == number:
                     break
-        return [Assign(worker) for worker in reversed(ready)]
+        return [assign(worker) for worker in reversed(ready)]

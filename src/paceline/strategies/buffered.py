@@ -9,7 +9,7 @@ from typing import ClassVar
 from paceline.core.coordinator import Strategy
 from paceline.core.fields import check_fields, check_least
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step, Ticket, fraction, mean
+from paceline.core.messages import Decision, Step, Ticket, assign, fraction, mean
 
 
 def weights_by_age(ledger: Ledger, tickets: Sequence[Ticket]) -> dict[Ticket, Fraction]:
@@ -61,7 +61,7 @@ class Buffered(Strategy):
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
         if len(ledger.handed_in) >= self.size:
             return [Step(self.weights(ledger, tuple(islice(ledger.handed_in, self.size))))]
-        return [Assign(worker) for worker in ledger.free]
+        return [assign(worker) for worker in ledger.free]
 
 
 @dataclass(frozen=True)

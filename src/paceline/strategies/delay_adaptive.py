@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from paceline.core.coordinator import Strategy
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step, fraction
+from paceline.core.messages import Decision, Step, assign, fraction
 
 
 @dataclass(frozen=True)
@@ -40,4 +40,4 @@ class DelayAdaptive(Strategy):
         for ticket in ledger.handed_in:  # one update at a time: the next one finds the others older
             workers, age = max(1, len(ledger.workers)), ledger.age(ticket)
             return [Step({ticket: fraction(workers, max(workers, age))})]
-        return [Assign(worker) for worker in ledger.free]
+        return [assign(worker) for worker in ledger.free]

@@ -7,7 +7,7 @@ from itertools import islice
 from paceline.core.coordinator import Strategy
 from paceline.core.fields import check_fields, check_quorum
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Drop, Step, mean
+from paceline.core.messages import Decision, Drop, Step, assign, mean
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class FastestK(Strategy):
         if self.stop_late and ledger.behind:
             return [Drop(ticket) for ticket in ledger.behind]
         if ledger.idle:
-            return [Assign(worker) for worker in ledger.idle]
+            return [assign(worker) for worker in ledger.idle]
         everybody = ledger.round < self.warm_up
         enough = len(ledger.fresh) >= self.quorum and not everybody
         if not ledger.fresh or (ledger.running and not enough):

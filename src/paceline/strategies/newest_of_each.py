@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from paceline.core.coordinator import Strategy
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Drop, Step, mean
+from paceline.core.messages import Decision, Drop, Step, assign, mean
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,14 @@ class NewestOfEach(Strategy):
     gradients_only: ClassVar[str] = "a change of the model cannot be added again and again"
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
+        present, kept = ledger.workers, ledger.kept
         for ticket in ledger.handed_in:
-            present = ledger.workers
-            newest = {old.worker: old for old in ledger.kept if old.worker in present}
+            newest = {old.worker: old for old in kept if old.worker in present}
             newest[ticket.worker] = ticket
-            used = {*newest.values()}
-            forgotten = [Drop(old) for old in ledger.kept if old not in used]
-            keep = tuple(each for each in newest.values() if each.worker in present)
-            return [*forgotten, Step(mean(tuple(newest.values())), keep)]
-        gone = [Drop(old) for old in ledger.kept if old.worker not in ledger.workers]
-        return [*gone, *(Assign(worker) for worker in ledger.free)]
+            forgotten = [Drop(old) for old in kept if newest.get(old.worker) is not old]
+            keep = used = tuple(newest.values())
+            if ticket.worker not in present:
+                keep = tuple(each for each in used if each is not ticket)
+            return [*forgotten, Step(mean(used), keep)]
+        gone = [Drop(old) for old in kept if old.worker not in present]
+        return [*gone, *(assign(worker) for worker in ledger.free)]

@@ -9,7 +9,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, check_quorum
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Drop, Remember, Step, Ticket, WakeAt, fraction
+from paceline.core.messages import Decision, Drop, Remember, Step, Ticket, WakeAt, assign, fraction
 
 DUE = "due"  # when the window of the current round closes; negative while it is not open
 
@@ -54,7 +54,7 @@ class QuorumGrace(Strategy):
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
         if ledger.idle:
-            return [Assign(worker) for worker in ledger.idle]
+            return [assign(worker) for worker in ledger.idle]
         arrived = ledger.handed_in
         if not arrived or (ledger.running and len(arrived) < self.quorum):
             return []

@@ -9,7 +9,7 @@ from typing import ClassVar
 from paceline.core.coordinator import Strategy
 from paceline.core.fields import check_fields, check_least
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Drop, Remember, Step, fraction, mean
+from paceline.core.messages import Decision, Drop, Remember, Step, assign, fraction, mean
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Rennala(Strategy):
             return [Drop(ticket) for ticket in ledger.late]
         if len(ledger.fresh) >= self.batch:
             return [Step(mean(tuple(islice(ledger.fresh, self.batch))))]
-        return [Assign(worker) for worker in ledger.free]
+        return [assign(worker) for worker in ledger.free]
 
 
 LOOK, WORKERS = "look", "workers"  # how many gradients there are to be before the condition can hold, of how many
@@ -109,7 +109,7 @@ class Malenia(Strategy):
             look = len(ledger.fresh) + max(1, ceil(missing * fewest * (fewest + 1) - 1e-6))
             if ledger.memory.get(LOOK) != look:
                 return [Remember(LOOK, look), Remember(WORKERS, len(counts))]
-        return [Assign(worker) for worker in ledger.free if own.get(worker, 0) < self.batch]
+        return [assign(worker) for worker in ledger.free if own.get(worker, 0) < self.batch]
 
     def _may_hold(self, ledger: Ledger) -> bool:
         """Whether a look at all workers is worth it: not before as many gradients are there as the last look told."""

@@ -9,7 +9,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Drop, Groups, Step, mean
+from paceline.core.messages import Decision, Drop, Groups, Step, assign, mean
 from paceline.strategies.grouped import check_complete, disjoint
 
 
@@ -72,7 +72,7 @@ class Replicated(Strategy):
             return []
         if ledger.fresh:
             return [Step(mean(ledger.fresh))]
-        return [Assign(worker) for worker in ledger.idle]
+        return [assign(worker) for worker in ledger.idle]
 
     def _stop_others(self, ledger: Ledger) -> list[Decision]:
         """Whoever computes what somebody of its group has just handed in. Groups that came before are stopped already.

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from paceline.core.coordinator import Strategy
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step, fraction
+from paceline.core.messages import Decision, Step, assign, fraction
 
 
 @dataclass(frozen=True)
@@ -39,4 +39,4 @@ class Rescaled(Strategy):
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
         for ticket in ledger.handed_in:  # one update at a time: the next one finds the others older
             return [Step({ticket: fraction(ledger.age(ticket) + 1, max(1, len(ledger.workers)))})]
-        return [Assign(worker) for worker in ledger.free]
+        return [assign(worker) for worker in ledger.free]

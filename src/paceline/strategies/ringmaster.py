@@ -8,7 +8,7 @@ from typing import ClassVar
 from paceline.core.coordinator import Strategy
 from paceline.core.fields import check_fields, check_least
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Drop, Step
+from paceline.core.messages import Decision, Drop, Step, assign
 
 ONE = Fraction(1)
 
@@ -52,4 +52,4 @@ class Ringmaster(Strategy):
                 old.append(Drop(ticket))
             if old:
                 return old
-        return [Assign(worker) for worker in ledger.free]
+        return [assign(worker) for worker in ledger.free]

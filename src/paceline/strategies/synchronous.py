@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paceline.core.coordinator import Strategy
 from paceline.core.ledger import Ledger
-from paceline.core.messages import Assign, Decision, Step, mean
+from paceline.core.messages import Decision, Step, assign, mean
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Synchronous(Strategy):
 
     def decide(self, ledger: Ledger) -> Sequence[Decision]:
         if ledger.idle:
-            return [Assign(worker) for worker in ledger.idle]
+            return [assign(worker) for worker in ledger.idle]
         if ledger.running or not ledger.fresh:
             return []
         return [Step(mean(ledger.fresh))]
