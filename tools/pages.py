@@ -185,7 +185,10 @@ def changelog_page() -> str:
 
 def gallery_page() -> str:
     """A picture, the text and the code of each file of examples/gallery, which begins with its docstring."""
-    intro = "Ten small cases, each a file of `examples/gallery` that runs in seconds and draws its picture."
+    intro = (
+        "Ten small cases, each a file of `examples/gallery` that runs in seconds and draws its picture. "
+        "What several of them use is in `examples/gallery/shared.py`, at the end of this page."
+    )
     parts = [f"# Gallery\n\n{intro}\n"]
     for file in sorted((ROOT / "examples/gallery").glob("[0-9]*.py")):
         _, docstring, code = file.read_text(encoding="utf-8").split('"""', 2)
@@ -193,9 +196,16 @@ def gallery_page() -> str:
         picture, _, text = text.strip().partition("\n\n")
         name = f"examples/gallery/{file.name}"
         parts.append(f"## {title.rstrip('.')}\n\n![{' '.join(picture.split())}](../images/gallery/{file.stem}.png)\n")
-        parts.append(f'{text.strip().replace("``", "`")}\n\n??? example "`python {name}`"\n\n    ```python')
-        parts.append("\n".join(f"    {line}".rstrip() for line in code.strip().splitlines()) + "\n    ```\n")
+        parts.append(f"{text.strip().replace('``', '`')}\n\n{_folded(f'python {name}', code)}")
+    shared = read("examples/gallery/shared.py")
+    parts.append(f"## What they share\n\n{_folded('examples/gallery/shared.py', shared)}")
     return "\n".join(parts)
+
+
+def _folded(title: str, code: str) -> str:
+    """Code that is shown on a click."""
+    lines = "\n".join(f"    {line}".rstrip() for line in code.strip().splitlines())
+    return f'??? example "`{title}`"\n\n    ```python\n{lines}\n    ```\n'
 
 
 def main() -> None:

@@ -7,38 +7,19 @@ Three workers take a tenth of a second for a mini-batch, one four tenths. ``Uneq
 it.
 """
 
-import sys
-
 import torch
-from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
+from shared import digits, panels, save
 
 import paceline
+from paceline import look
 from paceline.delays import Constant, PerSample
 
-images, labels = map(torch.tensor, load_digits(return_X_y=True))
-images = images.float() / 16
-
-
-def task() -> paceline.Task:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
-    train, test = (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
-    return paceline.Task(model, torch.nn.functional.cross_entropy, train=train, test=test)
-
-
-figure = Figure(figsize=(7, 3.2), dpi=90, layout="constrained")
-axis = figure.subplots()
+figure, axis = panels()
 fleet = paceline.SimulatedFleet([PerSample(0.0, Constant(0.1 / 16))] * 3 + [PerSample(0.0, Constant(0.4 / 16))])
-rules = {
-    "Synchronous": ("ssgd", 0.4),
-    "Unequal batches": ("unequal:total=64,window=5", 0.4),
-    "Groups": ("gsgd:groups=0-2/3", 0.3),
-    "Asynchronous": ("asgd", 0.2),
-}
-for (label, (rule, rate)), dashes in zip(rules.items(), ("-", "--", "-.", ":"), strict=True):
+rates = {"ssgd": 0.4, "unequal:total=64": 0.4, "gsgd:groups=0-2/3": 0.3, "asgd": 0.2}
+for (rule, rate), style in zip(rates.items(), look.lines([*rates]), strict=True):
     run = paceline.train(
-        task(),
+        digits(),
         strategy=rule,
         fleet=fleet,
         optimizer=lambda parameters, rate=rate: torch.optim.SGD(parameters, lr=rate),
@@ -47,8 +28,11 @@ for (label, (rule, rate)), dashes in zip(rules.items(), ("-", "--", "-.", ":"), 
         every=paceline.Every(seconds=0.5),
         progress=False,
     )
-    axis.plot([row.seconds for row in run.history], [row.accuracy for row in run.history], dashes, label=label)
-    print(f"{label}: 85 % after {run.seconds_to(0.85)} s")
-axis.set(xlabel="seconds", ylabel="test accuracy", ylim=(0.4, 1))
+    label = look.words(rule, workers=4)
+    axis.plot([row.seconds for row in run.history], [row.accuracy for row in run.history], label=label, **style)
+    reached = run.seconds_to(0.85)
+    print(f"{label}: 85 % " + (f"after {reached} s" if reached else "not within 20 s"))
+axis.set_ylim(0.4, 1)
+look.tidy(axis, across="seconds", up="test accuracy")
 axis.legend(frameon=False)
-figure.savefig(sys.argv[1] if sys.argv[1:] else "01_one_slow_worker.png")
+save(figure)

@@ -6,29 +6,23 @@ Sixteen workers take one, two or three seconds. In groups by speed, staleness is
 minus one; asynchronous workers have fifteen. No model is needed to see that: ``simulate`` runs a rule alone.
 """
 
-import sys
-
-from matplotlib.figure import Figure
+from shared import panels, save
 
 import paceline
+from paceline import look
 from paceline.delays import Constant
 
 fleet = paceline.SimulatedFleet([Constant(1.0)] * 4 + [Constant(2.0)] * 4 + [Constant(3.0)] * 8)
 groups = paceline.groups_by_speed(fleet.medians)
-rules = {
-    "Synchronous": paceline.Synchronous(),
-    "Groups by speed": paceline.Grouped(groups),
-    "Asynchronous": paceline.Asynchronous(),
-}
-figure = Figure(figsize=(7, 2.4), dpi=90, layout="constrained")
-left, right = figure.subplots(1, 2, sharey=True)
-for label, rule in rules.items():
+figure, (left, right) = panels(1, 2, height=2.4, sharey=True)
+for rule in (paceline.Synchronous(), paceline.Grouped(groups), paceline.Asynchronous()):
+    label, colour = look.words(rule, workers=16), look.colour(rule)
     runtime = paceline.predict(rule, fleet).runtime
     updates, staleness = 60 * runtime.updates_per_second.value, runtime.mean_staleness.value
-    left.barh(label, updates)
-    right.barh(label, staleness)
+    left.barh(label, updates, color=colour)
+    right.barh(label, staleness, color=colour)
     print(f"{label}: {updates:.0f} updates a minute, staleness {staleness:.1f}")
-left.set_xlabel("updates a minute")
-right.set_xlabel("mean staleness")
 left.invert_yaxis()
-figure.savefig(sys.argv[1] if sys.argv[1:] else "02_three_speeds.png")
+look.tidy(left, across="updates a minute")
+look.tidy(right, across="mean staleness")
+save(figure)

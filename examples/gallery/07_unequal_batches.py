@@ -7,12 +7,11 @@ All workers start with 32 samples. ``UnequalBatches`` measures, and gives the sl
 slows down, and the sizes follow.
 """
 
-import sys
-
 import torch
-from matplotlib.figure import Figure
+from shared import panels, save
 
 import paceline
+from paceline import look
 from paceline.delays import Constant, PerSample, SlowSpells
 from paceline.strategy import Resize, Step
 
@@ -36,13 +35,12 @@ for fact in run.trace:
         sizes = [fact.sizes.get(worker, sizes[worker]) for worker in range(4)]
         changes.append((updates, sizes))
 changes.append((updates, sizes))
-figure = Figure(figsize=(7, 3.0), dpi=90, layout="constrained")
-axis = figure.subplots()
-for worker, dashes in enumerate(("-", "--", ":", "-.")):
-    axis.step(
-        [at for at, _ in changes], [each[worker] for _, each in changes], dashes, where="post", label=f"worker {worker}"
-    )
-axis.set(xlabel="updates", ylabel="samples of a mini-batch", ylim=(0, None))
+figure, axis = panels(height=3.0)
+for worker in range(4):
+    at, samples = [at for at, _ in changes], [each[worker] for _, each in changes]
+    axis.step(at, samples, where="post", label=f"worker {worker}", **look.series(worker))
+axis.set_ylim(0, None)
+look.tidy(axis, across="updates", up="samples of a mini-batch")
 axis.legend(frameon=False, ncols=2)
 print(f"{len(changes) - 2} changes; sizes at the end: {sizes}")
-figure.savefig(sys.argv[1] if sys.argv[1:] else "07_unequal_batches.png")
+save(figure)

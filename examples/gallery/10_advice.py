@@ -6,11 +6,10 @@ Without a task nothing is trained: ``advise`` simulates about twenty rules on yo
 second each uses. With a task and an optimizer it also says what an update is worth.
 """
 
-import sys
-
-from matplotlib.figure import Figure
+from shared import panels, save
 
 import paceline
+from paceline import look
 from paceline.delays import LogNormal
 
 fleet = paceline.SimulatedFleet([LogNormal(1.0, 0.2)] * 3 + [LogNormal(4.0, 0.2)])
@@ -18,11 +17,11 @@ advice = paceline.advise(fleet=fleet, batch_size=32)
 now = next(each for each in advice.candidates if each.label == advice.now)
 shown = [each for each in advice.candidates if each.pace.mean_staleness is not None][:8]
 gains = [each.pace.samples_per_second / now.pace.samples_per_second for each in shown]
-figure = Figure(figsize=(7, 3.2), dpi=90, layout="constrained")
-axis = figure.subplots()
-axis.barh([each.label for each in shown], gains)
-axis.axvline(1.0, color="0.4", linewidth=0.8)
-axis.set_xlabel("samples a second, times those of synchronous training")
+figure, axis = panels()
+names = [look.words(each.label, workers=4) for each in shown]
+axis.barh(names, gains, color=[look.colour(each.label) for each in shown])
+axis.axvline(1.0, color=look.DIM, linewidth=0.8)
 axis.invert_yaxis()
+look.tidy(axis, across="samples a second, over those of SSGD")
 print("\n".join(advice.lines))
-figure.savefig(sys.argv[1] if sys.argv[1:] else "10_advice.png")
+save(figure)

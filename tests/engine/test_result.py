@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import paceline as pl
+from paceline import look
 from paceline.core.errors import ConfigError
 from paceline.storage.metrics import Metrics
 from support.saved_runs import save_run
@@ -61,6 +62,20 @@ def test_a_plot_has_each_metric_against_time_and_updates(run: pl.Run) -> None:
     time, updates = (np.asarray(axis.lines[0].get_xydata()).tolist() for axis in figure.axes[:2])
     assert time == [[row.seconds, row.loss] for row in run.history]
     assert updates == [[row.updates, row.loss] for row in run.history]
+
+
+def test_a_plot_names_its_rule_and_has_its_colour(run: pl.Run) -> None:
+    assert run.directory is not None
+    for each in (run, pl.load_run(run.directory)):
+        assert each.strategy == {"kind": "Asynchronous"}
+        assert each.plot().get_suptitle() == "asynchronous SGD"
+        assert {axis.lines[0].get_color() for axis in each.plot().axes} == {look.colour("asgd")}
+    quorum = replace(run, strategy={"kind": "FastestK", "quorum": 3})
+    assert quorum.plot().get_suptitle() == "K-SGD, 3 of 5"
+    assert quorum.plot().axes[0].lines[0].get_color() == look.colour("k-sgd:quorum=3")
+    older = replace(run, strategy={})  # of a directory that does not tell
+    assert older.plot().get_suptitle() == ""
+    assert older.plot().axes[0].lines[0].get_color() == look.OTHER.light
 
 
 def test_metrics_to_plot_are_chosen_by_name(run: pl.Run) -> None:

@@ -25,11 +25,15 @@ class Shown(Figure):
         return look.png(self, dpi=80)
 
 
-def figure_of(history: Sequence[Row], metrics: Sequence[str] = (), *, clock: str = "real") -> Figure:
+def figure_of(
+    history: Sequence[Row], metrics: Sequence[str] = (), strategy: Mapping[str, Any] | None = None, *,
+    about: Mapping[str, Any],
+) -> Figure:  # fmt: skip
     """One row of two panels for each metric: against time, and against updates.
 
-    metrics  by default the loss and the accuracy, or, where an evaluation has neither, the first two that it has
-    clock    "virtual" or "real", as the trace has it
+    metrics   by default the loss and the accuracy, or, where an evaluation has neither, the first two that it has
+    strategy  as data: its name is the title, and its colour that of the lines
+    about     the first line of the trace: the clock, "virtual" or "real", and the number of workers
     """
     values = _series(history)
     for name in metrics:
@@ -41,13 +45,15 @@ def figure_of(history: Sequence[Row], metrics: Sequence[str] = (), *, clock: str
     axes = figure.subplots(max(1, len(chosen)), 2, squeeze=False, sharey="row", sharex="col")
     for row, name in zip(axes, chosen, strict=False):
         for axis, abscissa in zip(row, ("seconds", "updates"), strict=True):
-            _draw(axis, [(getattr(each, abscissa), value) for each, value in values[name]])
+            _draw(axis, [(getattr(each, abscissa), value) for each, value in values[name]], look.colour(strategy or {}))
         row[0].set_ylabel(name)
         if name == "accuracy":
             row[0].yaxis.set_major_formatter(PercentFormatter(1.0))
     if not chosen:
         axes[0][0].text(0.5, 0.5, "no evaluation yet", ha="center", transform=axes[0][0].transAxes)
-    axes[-1][0].set_xlabel("virtual seconds" if clock == "virtual" else "seconds")
+    if strategy:
+        figure.suptitle(look.words(strategy, about.get("workers")), fontsize=11)
+    axes[-1][0].set_xlabel("virtual seconds" if about.get("clock") == "virtual" else "seconds")
     axes[-1][1].set_xlabel("updates")
     axes[-1][1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
@@ -75,6 +81,6 @@ def _series(history: Sequence[Row]) -> dict[str, list[tuple[Row, float]]]:
     return found
 
 
-def _draw(axis: Any, points: Sequence[tuple[float, float]]) -> None:
-    axis.plot(*zip(*points, strict=True), linewidth=1.6, marker="." if len(points) < 3 else None)
+def _draw(axis: Any, points: Sequence[tuple[float, float]], colour: str) -> None:
+    axis.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, marker="." if len(points) < 3 else None)
     look.tidy(axis)

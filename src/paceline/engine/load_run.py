@@ -51,6 +51,7 @@ def load_run(directory: Path | str, model: "nn.Module | None" = None) -> Run:
         loss=loss_weights(saved.path),
         pruning=None if pruned is None else pruned.record,
         settings=settings if isinstance(settings := saved.config.get("settings"), Mapping) else {},
+        strategy=strategy if isinstance(strategy := saved.config.get("strategy"), Mapping) else {},
     )
 
 

@@ -46,6 +46,7 @@ class Run:
     pruning: "PruningRecord | None" = None  # which samples were left out, if any could be
     # what it was made of, as data: optimizer, learning rate, batch size, model, data, seed
     settings: Mapping[str, Any] = field(default_factory=dict)
+    strategy: Mapping[str, Any] = field(default_factory=dict)  # as data, such as {"kind": "FastestK", "quorum": 3, ...}
 
     @property
     def spoiled(self) -> Sequence[Ticket]:
@@ -95,10 +96,12 @@ class Run:
         """A matplotlib figure of metrics against time and against updates; by default of the loss and the accuracy.
 
         metrics  names that the evaluation returns, or ``training_loss`` or ``staleness``
+
+        The strategy is named above the panels, and drawn in the colour that it has in every figure.
         """
         from paceline.engine.curves import figure_of
 
-        return figure_of(self.history, metrics, clock=str(self.trace.about.get("clock")))
+        return figure_of(self.history, metrics, self.strategy, about=self.trace.about)
 
     def to_pandas(self) -> "DataFrame":
         """The evaluations as a pandas table: a row for each, a column for each number and metric."""

@@ -38,6 +38,7 @@ from paceline.learning.optimizers import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task, device_of
 from paceline.learning.workload import Workload
 from paceline.pruning.record import write_pruning
+from paceline.storage.description import describe
 from paceline.storage.run_directory import RunDirectory, place_of
 from paceline.storage.saved_models import save_local
 from paceline.trace.reading import Trace
@@ -163,7 +164,8 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
                 evaluator.history += checkpoints.resume()
         info = run_info(spec, setup, loop, evaluator.history, opened, settings=settings) if hooks.on_start else None
         ended = Runner(spec.stop, loop, evaluator, setup.epoch_samples, setup.pruned).run(info, checkpoints)
-        run = replace(_result(setup, evaluator, writer.close(), ended, opened), settings=settings)
+        told = {"settings": settings, "strategy": describe(spec.strategy)}
+        run = replace(_result(setup, evaluator, writer.close(), ended, opened), **told)
         if opened is not None:
             _keep(opened, run, setup.workload)
         hooks.end(run)

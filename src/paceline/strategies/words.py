@@ -26,7 +26,7 @@ NAMES = {
 IN_GROUPS = ("grouped", "regrouped")
 OUTSIDE = {"ddp": "DDP", "fsdp": "FSDP", "torchft": "torchft", "hivemind": "hivemind", "ray": "Ray", "flower": "Flower"}
 OPTIONS: Mapping[str, Callable[[Any], str]] = {
-    "blocks": lambda value: f"{value} blocks",
+    "blocks": lambda value: "1 block" if value == 1 else f"{value} blocks",
     "size": lambda value: f"{value} at a time",
     "batch": lambda value: f"{value} gradients",
     "total": lambda value: f"{value:,} samples",
