@@ -73,6 +73,7 @@ def test_every_rule_has_a_family_and_words(named: object) -> None:
         ("k-sgd:quorum=8", None, "K-SGD, first 8"),
         ("lgc:quorum=5,blocks=4", 8, "LGC-SGD, 5 of 8, 4 blocks"),
         (paceline.LiveCompensation(5, blocks=8), 8, "LGC-SGD, 5 of 8, 8 blocks"),
+        (paceline.LiveCompensation(5, blocks=1), 8, "LGC-SGD, 5 of 8, 1 block"),
         ("ma:every=16", 4, "local SGD, every 16"),
         ("ma:every=16,waits=k-sgd:quorum=6", 8, "local SGD, every 16, waits by K-SGD, 6 of 8"),
         ("gsgd:groups=labels", 8, "group SGD, by label"),

@@ -91,7 +91,9 @@ def test_defaults_are_filled_in() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "examples/compare.toml", ROOT / "src/paceline/cli/demo.toml"], ids=lambda p: p.name
+    "path",
+    [ROOT / "examples/compare.toml", ROOT / "examples/advise.toml", ROOT / "src/paceline/cli/demo.toml"],
+    ids=lambda p: p.name,
 )
 def test_a_written_config_reads_back_the_same(path: Path) -> None:
     config = read_config(path)
