@@ -13,7 +13,7 @@ from paceline.strategies.catalogue import STRATEGIES
 from support.site import written_pages
 
 ROOT = Path(__file__).parent.parent
-MODULES = ("callbacks", "delays", "integrations", "strategy", "testing", "theory")
+MODULES = ("callbacks", "delays", "integrations", "look", "strategy", "testing", "theory")
 INTEGRATIONS = ("huggingface", "lightning")
 PUBLIC = {
     "paceline",

@@ -44,8 +44,8 @@ API: Mapping[str, tuple[str, str, str]] = {
     ),
     "decide": (
         "Record, predict, advise, compare",
-        "What to ask before a long run.",
-        "record profile predict Descent advise Advice compare Comparison",
+        "What to ask before a long run, and colours and names for figures of your own.",
+        "record profile predict Descent advise Advice compare Comparison paceline.look",
     ),
     "pruning": (
         "Data fine-pruning",

@@ -1,8 +1,8 @@
 """Paceline trains PyTorch models on workers of unequal speed: choose who waits for whom, and see what it costs.
 
 Rules of your own are written with ``paceline.strategy``; durations of simulated workers are in ``paceline.delays``;
-``paceline.callbacks``, ``paceline.theory`` and ``paceline.testing`` are the other public modules. Importing this
-package imports neither torch nor numpy: each name is loaded when it is first used.
+``paceline.callbacks``, ``paceline.theory``, ``paceline.testing`` and ``paceline.look``, for figures, are the other
+public modules. Importing this package imports neither torch nor numpy: each name is loaded when it is first used.
 """
 
 import warnings
@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # what the table below says, for type checkers
     from paceline import callbacks as callbacks
     from paceline import delays as delays
     from paceline import integrations as integrations
+    from paceline import look as look
     from paceline import strategy as strategy
     from paceline import testing as testing
     from paceline import theory as theory
@@ -167,7 +168,7 @@ _NAMES = {
     "paceline.trace.reading": ("read_trace",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES = ("callbacks", "delays", "integrations", "strategy", "testing", "theory")
+_MODULES = ("callbacks", "delays", "integrations", "look", "strategy", "testing", "theory")
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - a list
 
 # Names that moved: the old ones work for one release.

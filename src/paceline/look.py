@@ -33,6 +33,8 @@ from paceline.strategies.words import choice_in, in_words
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["DIM", "KINDS", "OTHER", "SERIES", "colour", "line", "lines", "series", "tidy", "words", "write"]
+
 Rule = Strategy | StrategyChoice | str | Mapping[str, Any]
 Dashes = str | tuple[int, tuple[float, ...]]
 
