@@ -3,8 +3,8 @@
     in tests/: python -m support.hops [FLOW...] [--files]
 
 Runs each flow with a profiler and prints the files of the package in which a function was called, how often control
-went from one file to another, the aim, and the limit that tests/test_hops.py holds it to where the aim is not met.
-``--files`` lists them, with the number of calls.
+went from one file to another, the aim, and the limit that tests hold it to (tests/test_hops.py; tests/fleets/ray that
+of Ray). ``--files`` lists them, with the number of calls.
 
 Only the process that runs the flow is followed (all of its threads): of real workers this is the server's side. What is
 called when a module is loaded does not count: all of them are loaded before.

@@ -22,7 +22,7 @@ from paceline.storage.checkpoint import read_checkpoint
 from paceline.testing import FleetContract
 from paceline.testing.retraced import WrittenDown, retrace
 from paceline.trace.format import MachineWorkers
-from support import faults
+from support import faults, hops
 from support.digits import digits_task, linear
 from support.own_rules import Together
 from support.ray_cluster import HERE, Nodes, nodes
@@ -119,6 +119,11 @@ class TestRemote(OnCluster):
     """On two other nodes, each with an agent."""
 
     local = False
+
+    def test_an_update_passes_few_files(self) -> None:
+        found = hops.fewest(hops.updates_of(self.fleet, pl.Synchronous(), 10))
+        slowed = 2  # files more where workers are made slow
+        assert 0 < len(found.calls) <= hops.FLOWS["ray"].most + slowed, sorted(found.calls)
 
 
 class TestShards(OnCluster):
