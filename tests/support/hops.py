@@ -219,8 +219,8 @@ FLOWS = {
     "simulated": Flow("one update on SimulatedFleet, LiveCompensation", simulated, 14, 17),
     "processes": Flow("one update on ProcessFleet, server's side", processes, 16, 19),
     "ray": Flow("one update on RayFleet, remote workers, server's side", ray, 20, 25),
-    "compare": Flow("compare FILE, from TOML to table", compare, 35, 88),
-    "compare-alone": Flow("compare FILE, without the runs that it trains", compare_alone, None, 64),
+    "compare": Flow("compare FILE, from TOML to table", compare, 35, 87),
+    "compare-alone": Flow("compare FILE, without the runs that it trains", compare_alone, None, 63),
     "pruning": Flow("one epoch of FinePruning in a plain loop", pruning, 5, 5),
 }
 

@@ -15,8 +15,9 @@ from numpy.polynomial import chebyshev
 from numpy.typing import ArrayLike, NDArray
 
 from paceline.core.errors import ConfigError
-from paceline.theory.stability.delays import Delays, check_momentum, grid_delays, probabilities
+from paceline.theory.stability.delays import Delays, grid_delays, probabilities
 from paceline.theory.stability.limits import (
+    check_momentum,
     critical_step,
     delay_noise,
     dominant_root,

@@ -37,12 +37,6 @@ def probabilities(delays: Delays) -> NDArray[np.float64]:
     return shares
 
 
-def check_momentum(momentum: float) -> None:
-    """Raise ``ConfigError`` unless 0 <= momentum < 1, as for ``torch.optim.SGD``."""
-    if not 0 <= momentum < 1:
-        raise ConfigError(f"a momentum of {momentum} is not possible: at least 0 and below 1")
-
-
 def _whole(delay: object) -> int:
     try:
         return operator.index(delay)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from scipy.optimize import brentq
 from scipy.special import lambertw
 
 from paceline.core.errors import ConfigError
-from paceline.theory.stability.delays import Delays, check_momentum, probabilities
+from paceline.theory.stability.delays import Delays, probabilities
 
 Floats = NDArray[np.float64]
 Complexes = NDArray[np.complex128]
@@ -135,6 +135,12 @@ def delay_noise(scaled_step: float, shares: Floats, momentum: float) -> float:
     lags = np.abs(used[:, None] - used[None, :])
     kept = shares[used] @ correlations[lags] @ shares[used]
     return float(scaled_step**2 * (correlations[0] - kept))
+
+
+def check_momentum(momentum: float) -> None:
+    """Raise ``ConfigError`` unless 0 <= momentum < 1, as for ``torch.optim.SGD``."""
+    if not 0 <= momentum < 1:
+        raise ConfigError(f"a momentum of {momentum} is not possible: at least 0 and below 1")
 
 
 def check_step(scaled_step: float) -> None:

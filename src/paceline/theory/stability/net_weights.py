@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from paceline.core.errors import ConfigError
-from paceline.theory.stability.delays import check_momentum
-from paceline.theory.stability.limits import characteristic, first_on_the_circle, push_correlations
+from paceline.theory.stability.limits import characteristic, check_momentum, first_on_the_circle, push_correlations
 
 Floats = NDArray[np.float64]
 TAIL = 1e-3  # share of the weight on the largest ages that is put on one age: long tails are slow and change little

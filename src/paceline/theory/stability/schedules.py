@@ -23,8 +23,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.messages import Step
 from paceline.engine.loop import Loop, NoLearner
 from paceline.fleets.simulated.fleet import SimulatedFleet
-from paceline.theory.stability.delays import check_momentum
-from paceline.theory.stability.limits import check_step
+from paceline.theory.stability.limits import check_momentum, check_step
 from paceline.trace.reading import Trace, read_trace
 from paceline.trace.writing import TraceWriter
 
