@@ -1,6 +1,7 @@
 """Events a second of the core and the simulator without gradients, for every strategy, and the memory they take.
 
     python benchmarks/events.py [--save]
+    python benchmarks/events.py 16 [--save]             one size; rows of the other stay as they were
     python benchmarks/events.py Ringmaster 10000        one row
 
 Each strategy runs in a process of its own with 16 and with 10,000 workers, with and without the trace streamed to disk.
@@ -8,6 +9,7 @@ How fast the machine is at the moment is told by a bare heap, pushed and popped 
 are those of the processor, so that other programs on the machine count only by the caches that they empty.
 """
 
+import argparse
 import json
 import os
 import resource
@@ -15,10 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from pathlib import Path
 
-from measuring import save
+from measuring import RESULTS, write
 
 import paceline as pl
 from paceline.engine.loop import Loop, NoLearner, seldom_collecting
@@ -124,21 +127,32 @@ def measure(name: str, workers: int) -> dict[str, int]:
     }
 
 
-def main() -> None:
-    if len(sys.argv) > 2:
-        print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
-        return
-    rows: dict[str, dict[str, int]] = {}
-    load = os.getloadavg()[0]
-    for workers in EVENTS:
+def measure_all(sizes: Iterable[int], rows: dict[str, dict[str, int]]) -> None:
+    for workers in sizes:
         for name in strategies(workers):
             command = [sys.executable, __file__, name, str(workers)]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             rows[f"{name}, {workers} workers"] = json.loads(output)
             print(f"{name}, {workers} workers", rows[f"{name}, {workers} workers"], flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("row", nargs="*", help="a number of workers, or a strategy and a number of workers")
+    parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results")
+    options = parser.parse_args()
+    if len(options.row) > 1:
+        print(json.dumps(measure(options.row[0], int(options.row[1]))))
+        return
+    sizes = [int(size) for size in options.row] or list(EVENTS)
+    before: dict[str, dict[str, int]] = json.loads((RESULTS / "events.json").read_text())["rows"]
+    measured = tuple(f", {size} workers" for size in sizes)
+    rows = {name: row for name, row in before.items() if not name.endswith(measured)}
+    load = os.getloadavg()[0]
+    measure_all(sizes, rows)
     bars = "40,000 events/s with 16 workers, 25,000 with 10,000 or with the trace on disk; under 1,000 MB"
     note = f"load average {load:.1f} at the start and {os.getloadavg()[0]:.1f} at the end, on {os.cpu_count()} cores"
-    save("events", {"bars": bars, "best of": ROUNDS, "machine": note, "rows": rows})
+    write("events", {"bars": bars, "best of": ROUNDS, "machine": note, "rows": rows}, save=options.save)
 
 
 if __name__ == "__main__":
