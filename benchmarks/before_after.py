@@ -5,8 +5,9 @@
 OTHER is another checkout, as from ``git worktree add ../before REVISION``. Each case runs in a process
 of its own, with the one code and then with the other, as often as ``--rounds`` says. What is compared is the time of
 an update without the start: a long run less a short one, divided by the updates between them, of each the fastest of
-several: what else the machine does can only add to it. Simulated cases count processor time, real workers wall time. A
-ratio is the median over the rounds, this checkout over the other: below 1, this one is faster.
+several: what else the machine does can only add to it. Simulated cases count processor time; real workers count wall
+time, and, as "server of processes", the processor time of the process that trains, which hardly depends on what else
+the machine does. A ratio is the median over the rounds, this checkout over the other: below 1, this one is faster.
 """
 
 import argparse
@@ -34,10 +35,11 @@ RULES = {
     "grouped": paceline.Grouped([list(range(12)), list(range(12, 16))]),
     "averaging": paceline.ModelAveraging(every=4),
 }
+REAL = "processes"
 CASES = {  # updates of the long run
     **{f"events, {name}": 6000 for name in ("synchronous", "asynchronous", "LGC-SGD", "grouped")},
     **{f"simulated, {name}": 150 if name == "averaging" else 600 for name in RULES},
-    **{f"processes, {name}": 3000 for name in ("synchronous", "asynchronous")},
+    **{f"{what}, {name}": 3000 for what in (REAL, f"server of {REAL}") for name in ("synchronous", "asynchronous")},
 }
 SHORT = 50
 TIMES = 7  # of which the fastest counts
@@ -62,7 +64,7 @@ def run(case: str) -> Callable[[int], object]:
 
 def measure(case: str) -> float:
     """The seconds of an update."""
-    clock = time.perf_counter if case.startswith("processes") else time.process_time
+    clock = time.perf_counter if case.startswith(REAL) else time.process_time
     go = run(case)
     go(SHORT)
 

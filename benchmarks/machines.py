@@ -51,7 +51,9 @@ def task_of(name: str) -> pl.Task:
 @contextmanager
 def other_node() -> Iterator[str]:
     """A head for the driver, and one node for all workers."""
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    made = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 2**30, "include_dashboard": False}
+    )
     try:
         made.add_node(num_cpus=WORKERS, object_store_memory=2**30)
         ray.init(address=made.address, log_to_driver=False, logging_level=logging.ERROR)

@@ -128,7 +128,7 @@ class Pattern:
 @contextmanager
 def cluster(cpus: int) -> Iterator[str]:
     """Two nodes, and a head that only the driver is on, and those who ask for ``HERE``."""
-    head = {"num_cpus": 0, "include_dashboard": False, "resources": {"here": 64.0}}
+    head = {"num_cpus": 0, "object_store_memory": 2**30, "include_dashboard": False, "resources": {"here": 64.0}}
     made = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):

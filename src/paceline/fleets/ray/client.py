@@ -78,7 +78,7 @@ class AgentClient:
         self._controls: list[tuple[str, int, int]] = []
         self._pinged = False  # an answer is awaited
         self._exchanges = 0  # calls so far that brought commands, or were to bring news
-        self._unanswered = 0  # of these
+        self._waiting = 0  # of these: not answered yet, and waiting for news
         self._written_by = 0  # how many of them have to be carried out before rows are complete
 
     # On the training loop's thread.
@@ -166,9 +166,10 @@ class AgentClient:
             if self._commands:
                 expected = self.forecast.of([each[2] for each in self._commands if each[0] == "order"])
                 commands = [*(("expect", each) for each in expected), *self._commands]
-                self._exchange(actor, commands, self._chunks, max(WAITING, wanted))
+                stored = any(each[0] in ("weights", "pieces") and each[2] for each in commands)
+                self._exchange(actor, commands, self._chunks, 0 if stored else max(WAITING, wanted))
                 self._commands, self._chunks = [], []
-            while self._unanswered < wanted:
+            while self._waiting < wanted:
                 self._exchange(actor, [], [], max(WAITING, wanted))
 
     def _wanted(self) -> int:
@@ -179,14 +180,16 @@ class AgentClient:
     def _exchange(
         self, actor: ActorHandle, commands: Sequence[tuple[Any, ...]], chunks: Sequence[Bytes], waiting: int
     ) -> None:
+        """``waiting`` is 0 for weights in the object store: they stay there until the call that names them returns."""
         in_chunks = SMALL < self.wire.bytes <= MAX_INLINE and self.forecast.is_active
         results = 1 + chunks_of(self.wire.bytes) if in_chunks else 1
+        waits = waiting > 0
         actor.call(
-            partial(self._handle_messages, actor), "exchange", self.common.run, self._exchanges, commands, waiting,
-            results, *chunks, results=results, group=EXCHANGE,
+            partial(self._handle_messages, actor, waits), "exchange", self.common.run, self._exchanges, commands,
+            waiting, results, *chunks, results=results, group=EXCHANGE,
         )  # fmt: skip
         self._exchanges += 1
-        self._unanswered += 1
+        self._waiting += waits
 
     def expected(self, parts: Parts, ends: Sequence[int]) -> Received | None:
         """A sum that is wanted now, if it came along with the news of an arrival."""
@@ -304,7 +307,7 @@ class AgentClient:
                 self._controls += [("start", worker, each.start) for worker, each in self._processes.items()]
                 self.flush()
 
-    def _handle_messages(self, actor: ActorHandle, results: list[Any] | ActorGone) -> None:
+    def _handle_messages(self, actor: ActorHandle, waited: bool, results: list[Any] | ActorGone) -> None:
         if isinstance(results, ActorGone):
             self._handle_gone(actor, results.reason)
             return
@@ -312,7 +315,7 @@ class AgentClient:
         with self._lock:
             if actor is not self._actor:
                 return
-            self._unanswered -= 1
+            self._waiting -= waited
             records = b"".join(filter(None, [self._handle(each, chunks) for each in messages]))
             for begin in range(0, len(records), 128 * RECORD.size):  # no more than a pipe takes as a whole
                 os.write(self.common.results, records[begin : begin + 128 * RECORD.size])
@@ -387,7 +390,7 @@ class AgentClient:
             self.incarnation += 1
             self._actor, self._opened = None, False
             self._commands, self._chunks, self._controls = [], [], []
-            self._exchanges = self._unanswered = self._written_by = 0
+            self._exchanges = self._waiting = self._written_by = 0
             self.forecast.clear()
             processes, self._processes = self._processes, {}
         for process in processes.values():
