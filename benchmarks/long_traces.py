@@ -9,7 +9,7 @@ page     paceline report RUN --out FILE
 The aim is three times the time of reading, for both. Of a what-if, reading and surveying the trace takes 1.2 times as
 long as reading alone; the simulator's workers, the coordinator and the loop 1.1 for the same number of updates; and
 following what happens, with its measures, 0.4. It is followed in batches of 10,000 facts: one by one, between the steps
-of a simulation, the same takes twice as long, since each finds the processor's caches full of the other.
+of a simulation, the same takes twice as long (presumably for the processor's caches).
 """
 
 import json
