@@ -2,14 +2,15 @@
 
     python tools/pictures.py [NAME...]      draws docs/images/NAME.png: readme, ticket, round, staleness, ...
 
-The picture of the README is drawn from what ``benchmarks/who_waits.py``, ``stragglers.py`` and ``unequal_batches.py``
-found; the ideas are simulated here, so that a picture shows what a rule does.
+The picture of the README is drawn from what ``benchmarks/who_waits.py`` found; the ideas are simulated here, so that a
+picture shows what a rule does.
 """
 
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -160,62 +161,52 @@ def descend(rate: float, momentum: float, delay: int, updates: int = 150) -> lis
     return [abs(value) for value in seen]
 
 
-NAMES = {
-    "DDP": "DDP (gloo)",
-    "Synchronous": "Synchronous",
-    "LiveCompensation": "Live compensation, 3 of 4",
-    "UnequalBatches": "Unequal batches",
-    "Grouped": "Groups: 3 fast, 1 slow",
-    "Asynchronous": "Asynchronous",
+# Of each rule: its text on the command line, its name in the picture, and what it does.
+RULES: dict[str, tuple[str, str, str]] = {
+    "DDP": ("ddp", "DDP (gloo)", "everybody waits for the slow one"),
+    "Synchronous": ("ssgd", "Synchronous SGD", "the same, in Paceline"),
+    "FastestK": ("k-sgd:quorum=3", "K-SGD, 3 of 4", "does without the last one"),
+    "LiveCompensation": ("lgc:quorum=3", "LGC-SGD, 3 of 4", "uses the work of the last one an update later"),
+    "UnequalBatches": ("unequal:total=128", "Unequal batches", "the slow one gets fewer samples"),
+    "Grouped": ("gsgd:groups=0-2/3", "Group SGD", "the slow one makes updates of its own"),
+    "Asynchronous": ("asgd", "Asynchronous SGD", "nobody waits"),
 }
 
 
-def readme(shown: float = 0.5) -> None:
-    """Timelines one above the other, and beside each how many times as fast as DDP it was to the same training loss."""
-    results = ROOT / "benchmarks/results"
-    timelines, stragglers, unequal = (
-        json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("who_waits", "stragglers", "unequal_batches")
-    )
-    gains = {RESULTS_OF[name]: value for name, value in stragglers["convolutions"]["times as fast as DDP"].items()
-             if name in RESULTS_OF}  # fmt: skip
-    gains["UnequalBatches"] = unequal["computing"]["times as fast as DDP"]["sizes by measured speed"]
-    gains["DDP"] = 1.0
-    figure = Figure(figsize=(11, 1.15 * len(NAMES) + 0.9), dpi=110, layout="constrained")
-    panels = figure.subplots(len(NAMES), 2, width_ratios=[2.6, 1], sharex="col")
-    for (left, right), (name, words) in zip(panels, NAMES.items(), strict=True):
-        spans = [span for span in timelines[name]["spans"] if span[1] < shown and span[3] != "pending"]
-        bars(
-            left, [(who, begin, min(end, shown), kind, "") for who, begin, end, kind in spans], 4, height=0.8, edge=0.4
-        )
+def readme(shown: float = 0.4) -> None:
+    """Timelines one above the other, and beside each the time to the same test accuracy."""
+    found = json.loads((ROOT / "benchmarks/results/who_waits.json").read_text(encoding="utf-8"))
+    seconds = {name: median(found["seconds"][name].values()) for name in RULES}
+    gains = found["times as fast as DDP"]
+    figure = Figure(figsize=(11, 1.12 * len(RULES) + 0.9), dpi=110, layout="constrained")
+    panels = figure.subplots(len(RULES), 2, width_ratios=[2.6, 1], sharex="col")
+    for (left, right), (name, (rule, words, does)) in zip(panels, RULES.items(), strict=True):
+        told = found["timelines"][name]
+        spans = [span for span in told["spans"] if span[1] < shown and span[3] != "pending"]
+        rows = [(who, begin, min(end, shown), kind, "") for who, begin, end, kind in spans]
+        bars(left, rows, 4, height=0.8, edge=0.4)
         left.set_yticks([0, 3], ["fast", "slow"], fontsize=8)
-        left.set_title(words, loc="left", fontsize=11, fontweight="bold", pad=4)
-        for at in timelines[name]["updates"]:
+        title = left.set_title(words, loc="left", fontsize=11, fontweight="bold", pad=4)
+        left.annotate(f"  {does}", (1, 0), xycoords=title, fontsize=10, color=look.DIM, va="bottom")
+        for at in told["updates"]:
             left.plot([at, at], [-0.5, 3.45], color=INK, linewidth=0.7)
         left.set_xlim(0, shown)
-        right.barh(0, gains[name], height=0.5, color=look.OTHER.light if name == "DDP" else look.colour(RULES[name]))
-        right.text(gains[name] + 0.2, 0, f"{gains[name]:.2g}×", va="center", fontsize=11, color=INK)
-        right.set_xlim(0, 1.15 * max(gains.values()))
+        right.barh(0, seconds[name], height=0.5, color=look.colour(rule))
+        said = f" {seconds[name]:.1f} s" + ("" if name == "DDP" else f" ({gains[name]:.1f}×)")
+        right.text(seconds[name], 0, said, va="center", fontsize=11, color=INK)
+        right.set_xlim(0, 1.2 * max(seconds.values()))
         right.set_ylim(-0.6, 0.6)
         right.set_yticks([])
         right.spines[["top", "right", "left"]].set_visible(False)
     panels[-1][0].set_xlabel(f"{shown:g} seconds of training; a line is an update of the model")
-    panels[-1][1].set_xlabel("times as fast as DDP, to the same loss")
-    seen = {span[3] for name in NAMES for span in timelines[name]["spans"]}
+    panels[-1][1].set_xlabel(f"seconds to {found['target']:.0%} test accuracy\n(in brackets: times as fast as DDP)")
+    seen = {span[3] for name in RULES for span in found["timelines"][name]["spans"]}
     legend(figure, panels[0][0], [kind for kind in SAID if kind in seen])
-    title = "Convolutions on handwritten digits, four worker processes, the last one four times as slow"
+    title = "Convolutions on MNIST, four worker processes, the last one four times as slow, each rule tuned"
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
     look.write(figure, IMAGES / "who-waits.png")
 
 
-RESULTS_OF = {"SSGD": "Synchronous", "LGC-SGD": "LiveCompensation", "GSGD": "Grouped", "ASGD": "Asynchronous"}
-RULES: dict[str, str] = {
-    "Synchronous": "ssgd",
-    "LiveCompensation": "lgc:quorum=3",
-    "UnequalBatches": "unequal:total=128",
-    "Grouped": "gsgd:groups=0-2/3",
-    "Asynchronous": "asgd",
-}
 PICTURES: dict[str, Callable[[], None]] = {"readme": readme, "momentum": momentum, **IDEAS}
 
 
