@@ -11,6 +11,7 @@
 **Cases.** A case is a fleet, a task and its data. Simulated: the 36 cells of benchmarks/cases.py, whose grid of rules
 with tuned learning rates is that of benchmarks/map.py and is not run again; here the advice is asked, and its own
 choice and learning rate are run on the same seeds. Processes: four workers that sleep until a drawn time is over.
+Links: Ray nodes in network namespaces with a slow link between them.
 
 **Halves.** The names of the cases of each kind are sorted by the SHA-256 of their text. Those at even places (0, 2, 4)
 are for tuning the advisor; those at odd places are held out: run once, when it is ready. This rule was committed before
@@ -30,7 +31,8 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,6 +65,7 @@ REAL_FLEETS: Mapping[str, tuple[Delay, ...]] = {
     "heavy tail": (Pareto(0.63 * UNIT, 1.5),) * 4,
 }
 REAL_DATA = (("convex", "like"), ("convex", "unlike"), ("language", "like"))
+LINKS = {"equal, 10 ms": ("equal", 10), "one slow, 10 ms": ("one slow", 10), "equal, 40 ms": ("equal", 40)}
 GRID = (
     "ssgd", "unequal:total={total}", "k-sgd:quorum=3", "lgc:quorum=3,blocks=4", "quorum-grace:quorum=2,grace=0.015",
     "gsgd", "asgd", "buffered:size=2",
@@ -78,7 +81,7 @@ def _digest(name: str) -> str:
 class RecordCase:
     """One case of the record."""
 
-    kind: str  # simulated or processes
+    kind: str  # simulated, processes or links
     fleet: str
     task: str
     data: str
@@ -96,6 +99,7 @@ class RecordCase:
 ALL = (
     *(RecordCase("simulated", *case) for case in CASES),
     *(RecordCase("processes", fleet, *task) for fleet in REAL_FLEETS for task in REAL_DATA),
+    *(RecordCase("links", fleet, "convex", "like") for fleet in LINKS),
 )
 
 
@@ -157,7 +161,7 @@ def known_rate(case: RecordCase, runs: Path) -> float | None:
 
 
 def fleet_of(case: RecordCase, *, real: bool) -> pl.ProcessFleet | pl.SimulatedFleet:
-    delays = REAL_FLEETS[case.fleet]
+    delays = REAL_FLEETS[LINKS[case.fleet][0] if case.kind == "links" else case.fleet]
     if not real:
         return pl.SimulatedFleet(delays)
     return pl.ProcessFleet(WORKERS, slow=dict(enumerate(delays)), threads=1)
@@ -329,10 +333,25 @@ def done(
     if part == "advice":
         return advice_of(case, plan) if ("grid", case.name) in known else None
     if part == "grid":
-        return measured_grid(case, plan, fleet_of(case, real=True))
+        with opened(case) as fleet:
+            return measured_grid(case, plan, fleet)
     if ("advice", case.name) not in known:
         return None
-    return advised(case, plan, known["advice", case.name]["advice"], fleet_of(case, real=True))
+    with opened(case) as fleet:
+        return advised(case, plan, known["advice", case.name]["advice"], fleet)
+
+
+@contextmanager
+def opened(case: RecordCase) -> Iterator[Any]:
+    """The real workers of a case."""
+    if case.kind == "processes":
+        yield fleet_of(case, real=True)
+        return
+    from advice_links import linked
+
+    base, milliseconds = LINKS[case.fleet]
+    with linked(milliseconds, dict(enumerate(REAL_FLEETS[base]))) as fleet:
+        yield fleet
 
 
 def work(cases: Iterable[RecordCase], part: str, limit: float, runs: Path) -> None:
@@ -351,6 +370,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("part", nargs="?", choices=["simulated", "prepare", "grid", "advice", "advised"])
     parser.add_argument("--half", choices=["tuning", "held out"])
+    parser.add_argument("--kind", choices=["processes", "links"], default="processes", help="of real cases")
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no case is begun")
     parser.add_argument("--share", default="0/1", help="1/2: the second half of the cases, for two at once")
@@ -364,7 +384,7 @@ def main() -> None:
         for case in chosen:
             print(f"{case.half:8}  {case.name}")
         return
-    kind = "simulated" if asked.part == "simulated" else "processes"
+    kind = "simulated" if asked.part == "simulated" else asked.kind
     own, of = map(int, asked.share.split("/"))
     part = "prepared" if asked.part == "prepare" else asked.part
     work([case for case in chosen if case.kind == kind][own::of], part, asked.limit, asked.map)

@@ -211,7 +211,7 @@ def main() -> None:
     for half in ("held out", "tuning"):
         own = [each for each in found if each.case.half == half]
         result[half] = {"all": summary(own)}
-        for kind in ("simulated", "processes"):
+        for kind in ("simulated", "processes", "links"):
             if some := [each for each in own if each.case.kind == kind]:
                 result[half][kind] = summary(some)
     result["cases"] = [
