@@ -28,17 +28,20 @@ import hashlib
 import json
 import logging
 import math
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from advice_links import ADDRESS, linked
 from cases import AIMED, CASES, COMPARED, FLEETS, TASKS, TUNED, Case, tuned_rate
 from cases import run as run_simulated
 
@@ -331,27 +334,33 @@ def done(
     if plan is None:
         return None
     if part == "advice":
-        return advice_of(case, plan) if ("grid", case.name) in known else None
+        if ("grid", case.name) not in known or ("refused", case.name) in known:
+            return None
+        try:
+            return advice_of(case, plan)
+        except pl.PacelineError as error:  # also an answer, and told as such
+            keep(case, "refused", {"why": str(error)})
+            return None
     if part == "grid":
-        with opened(case) as fleet:
-            return measured_grid(case, plan, fleet)
+        return measured_grid(case, plan, workers_of(case))
     if ("advice", case.name) not in known:
         return None
-    with opened(case) as fleet:
-        return advised(case, plan, known["advice", case.name]["advice"], fleet)
+    return advised(case, plan, known["advice", case.name]["advice"], workers_of(case))
 
 
-@contextmanager
-def opened(case: RecordCase) -> Iterator[Any]:
+def workers_of(case: RecordCase) -> Any:
     """The real workers of a case."""
     if case.kind == "processes":
-        yield fleet_of(case, real=True)
-        return
-    from advice_links import linked
+        return fleet_of(case, real=True)
+    slow = dict(enumerate(REAL_FLEETS[LINKS[case.fleet][0]]))
+    return pl.RayFleet(WORKERS, address=os.environ[ADDRESS], slow=slow)
 
-    base, milliseconds = LINKS[case.fleet]
-    with linked(milliseconds, dict(enumerate(REAL_FLEETS[base]))) as fleet:
-        yield fleet
+
+def behind_link(case: RecordCase, part: str) -> None:
+    """The same command for one case, on the server's side of its link."""
+    command = [sys.executable, __file__, part, "--kind", "links", "--only", case.name]
+    with linked(LINKS[case.fleet][1]) as begin:
+        subprocess.run([*begin, *command], check=True)
 
 
 def work(cases: Iterable[RecordCase], part: str, limit: float, runs: Path) -> None:
@@ -361,7 +370,9 @@ def work(cases: Iterable[RecordCase], part: str, limit: float, runs: Path) -> No
         if (part, case.name) in known or time.monotonic() - begin > limit:
             continue
         at = time.monotonic()
-        if (found := done(case, part, known, runs)) is not None:
+        if case.kind == "links" and part in ("grid", "advised") and ADDRESS not in os.environ:
+            behind_link(case, part)
+        elif (found := done(case, part, known, runs)) is not None:
             keep(case, part, found)
             print(f"{part}, {case.name} ({case.half}): {time.monotonic() - at:.1f} s", flush=True)
 

@@ -183,6 +183,13 @@ def test_where_theory_does_not_reach_rules_are_tried() -> None:
     assert any("4 rules were tried on simulated workers" in note for note in advice.notes)
 
 
+def test_the_interval_of_what_is_advised_is_told_whoever_was_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rules that cannot be told apart the least stale is advised: it need not be among those with most gain."""
+    monkeypatch.setattr("paceline.prediction.answer.FINALISTS", -1)
+    advice = pl.advise(digits_task(), fleet=straggler(), batch_size=8, optimizer=adam)
+    assert advice.interval[0] < advice.gain < advice.interval[1]
+
+
 def test_where_data_differ_nobody_is_advised_to_deal_them_anew() -> None:
     advice = pl.advise(
         digits_task(), fleet=straggler(), batch_size=8, partition=pl.Pathological(3), curvature=2.0, noise=20.0,

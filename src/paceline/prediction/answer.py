@@ -47,8 +47,13 @@ def answer(question: Question) -> Advice:
     tried = _tried(question, every[0], ranked, paces)
     first = [each.option for each in sorted(tried.values(), key=lambda each: -each.gain)] or near
     finalists = [every[0], *(each for each in first[: FINALISTS + 1] if each is not every[0])]
-    drawn = contest.drawn(finalists, paces)
-    chosen, alike = _choose_tried(contest, tried, paces) if tried else _choose(contest, every, finalists, paces, drawn)
+    if tried:
+        chosen, alike = _choose_tried(contest, tried, paces)
+        finalists += [chosen] * (chosen not in finalists)  # its interval is told
+        drawn = contest.drawn(finalists, paces)
+    else:
+        drawn = contest.drawn(finalists, paces)
+        chosen, alike = _choose(contest, every, finalists, paces, drawn)
     found = _candidates(question, ranked, every[0], paces, drawn, tried=tried)
     best = next(each for each in found if each.label == chosen.label)
     assert best.gain is not None
