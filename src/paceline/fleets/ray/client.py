@@ -1,9 +1,10 @@
 """The server's side of the agent of one machine: its workers look like processes of this one, its memory can be asked.
 
-Orders and weights of a machine are collected and sent in one call, which waits at the agent and brings back what its
-workers have told: it is written to the pipe that all workers write to, so that one place decides what counts, and in
-which order. Halts and recalls do not wait for weights that are on their way. A ticket is handed in once, and only while
-it is assigned. What comes from an agent that was given up is ignored.
+Orders and weights of a machine are collected and sent in one call. It waits at the agent and brings back what its
+workers have told, unless it brings weights through the object store: then another one waits. What was told is written
+to the pipe that all workers write to, so that one place decides what counts, and in which order. Halts and recalls do
+not wait for weights that are on their way. A ticket is handed in once, and only while it is assigned. What comes from
+an agent that was given up is ignored.
 """
 
 import os

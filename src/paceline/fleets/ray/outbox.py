@@ -1,6 +1,7 @@
 """What an agent has to tell the server, until a call of the server takes it along.
 
-Every call that brings orders waits at the agent for something to tell, so one call takes orders there and news back.
+A call that brings orders waits at the agent for something to tell, so one call takes orders there and news back. One
+that brings weights through the object store returns at once, since they stay there as long as it runs, and others wait.
 Several may wait at once, so that large sums travel side by side. A sum that the server is sure to ask for, as it has
 asked for the same one before, comes with the news of the last gradient in it.
 """
