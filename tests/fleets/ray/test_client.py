@@ -403,3 +403,21 @@ def test_one_call_an_update_waits_at_the_agent(remote: Remote) -> None:
     assert [arguments[1] for arguments in calls] == [1, 2, 3, 4]  # they are numbered
     remote.tell()  # of no use to the training loop
     assert remote.last_commands() == []
+
+
+def test_a_call_with_weights_in_the_store_returns_at_once_and_another_waits() -> None:
+    """Ray keeps what a call names until the call returns: the store would fill up with versions of the model."""
+    remote = Remote(MAX_INLINE).open()
+    model = ParameterArena(remote.layout, torch.zeros(remote.layout.stride, dtype=torch.uint8))[0]
+    before = len(remote.calls.made)
+    for version in range(3):
+        remote.machine.deliver(0, version, model)
+        remote.client.flush()
+    made = [(then, arguments) for then, method, arguments in remote.calls.made if method == "exchange"]
+    assert [bool(arguments[3]) for _, arguments in made] == [True, False, False, False]  # waits for news
+    for then, _ in made[1:]:
+        then([[]])
+    assert len(remote.calls.made) == before + 3  # the first still waits
+    made[0][0]([[]])
+    assert len(remote.calls.made) == before + 4
+    remote.close()
