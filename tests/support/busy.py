@@ -1,18 +1,19 @@
 """The tests with processes, Ray and a browser, again and again beside two busy loops: none may depend on speed.
 
-    make busy TIMES=10, or in tests/: python -m support.busy [TIMES] [PATHS...] [-n PROCESSES] [--save]
+    make busy TIMES=10, or in tests/: python -m support.busy [TIMES] [PATHS...] [-n N] [--beside COMMAND] [--save]
 
 Which tests these are is found out: all that ``pytest --quick`` leaves out because they start a process. Prints a line
 for each time, with what failed, and ends with 1 if anything did. ``--save`` adds each time to tests/support/busy.json
-as soon as it is over, with the commit, so that ten times can be done in several sittings.
+as soon as it is over, with the commit, so that ten times can be done in several sittings. ``--beside`` makes the two
+loops useful: each is this command, such as a long reproduction, which has to keep a core busy all the time.
 """
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -25,23 +26,21 @@ from typing import Any
 TESTS = Path(__file__).parent.parent
 SAVED = Path(__file__).with_suffix(".json")
 LOOPS = 2
-
-
-def spin(parent: int) -> None:
-    while os.getppid() == parent:  # even one that was killed leaves no busy loop behind
-        pass
+SPIN = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"  # none is left of one that was killed
 
 
 @contextmanager
-def busy_loops() -> Iterator[None]:
-    loops = [multiprocessing.Process(target=spin, args=(os.getpid(),), daemon=True) for _ in range(LOOPS)]
-    for loop in loops:
-        loop.start()
+def busy_loops(command: Sequence[str]) -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """Two processes of a command, which end with this one."""
+    settings = os.environ | {"OMP_NUM_THREADS": "1"}
+    quiet = subprocess.DEVNULL
+    loops = [subprocess.Popen(command, env=settings, stdout=quiet, stderr=quiet) for _ in range(LOOPS)]
     try:
-        yield
+        yield loops
     finally:
         for loop in loops:
-            loop.kill()
+            loop.terminate()
+            loop.wait()
 
 
 def tested(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
@@ -90,6 +89,7 @@ def main() -> None:
     parser.add_argument("times", type=int, nargs="?", default=10)
     parser.add_argument("paths", nargs="*", default=["."], help="below tests/")
     parser.add_argument("-n", "--processes", type=int, default=4, help="of pytest; most of the tests wait")
+    parser.add_argument("--beside", metavar="COMMAND", default="", help="what keeps the cores busy; else empty loops")
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     made_at, failed = commit(), False
@@ -98,13 +98,16 @@ def main() -> None:
         names.write("\n".join(found))
         names.flush()
         print(len(found), "tests start a process", flush=True)
-        with busy_loops():
+        with busy_loops(shlex.split(asked.beside) or [sys.executable, "-c", SPIN]) as loops:
             for number in range(1, asked.times + 1):
                 done = once(Path(names.name), asked.processes)
+                if any(loop.poll() is not None for loop in loops):
+                    sys.exit(f"the cores were not busy all the time, since this ended: {loops[0].args!r}")
                 failed |= bool(done["code"])
                 print(f"{number} of {asked.times}: {done['said']}", *done["failed"], sep="\n  ", flush=True)
                 if asked.save:
-                    save({"commit": made_at, "tests": len(found), "processes": asked.processes, **done})
+                    about = {"commit": made_at, "tests": len(found), "processes": asked.processes}
+                    save({**about, "beside": asked.beside or "empty loops", **done})
     sys.exit(failed)
 
 

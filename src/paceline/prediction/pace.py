@@ -16,15 +16,14 @@ from dataclasses import dataclass, replace
 from paceline.core.coordinator import Strategy
 from paceline.core.messages import Ticket
 from paceline.engine.arguments import simulated_sizes
-from paceline.engine.loop import Loop, NoLearner, Stepped, seldom_collecting
+from paceline.engine.loop import Stepped
+from paceline.engine.measured import MeasuredSimulation
 from paceline.fleets.base import medians_at
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.unequal_batches import UnequalBatches, sizes_by_speed
 from paceline.theory.estimate import Estimate
 from paceline.theory.runtime.costs import formula_rate
 from paceline.theory.stability.net_weights import NetWeights
-from paceline.trace.measure import MeasureReader
-from paceline.trace.writing import NoTrace
 
 SETTLING = 0.2  # of the updates of a simulation, at its start, that are left out of its speed
 FEWEST_UPDATES = 30
@@ -98,43 +97,26 @@ def with_formula(pace: Pace, strategy: Strategy, case: Case, without: Sequence[i
     )
 
 
-class _Counting(NoLearner):
-    """Counts the tickets that were assigned, and which part of them came where a recall ended them early."""
-
-    def __init__(self) -> None:
-        self.started = 0
-        self.part: dict[Ticket, float] = {}
-
-    def start(self, ticket: Ticket) -> None:
-        self.started += 1
-
-    def shorten(self, ticket: Ticket, done: int) -> None:
-        self.part[ticket] = done / ticket.work.units
-
-
 def _count(
     strategy: Strategy, fleet: SimulatedFleet, case: Case, batch_size: int | Sequence[int] | None, pieces: int
 ) -> Pace:
     sizes = simulated_sizes(strategy, fleet.workers, batch_size)
-    fleet = replace(fleet, changes=())
-    workers, counter = fleet.open(case.seed, case.message_bytes, sizes=sizes), _Counting()
-    measuring = MeasureReader(workers.about)
-    trace = NoTrace(workers.about, measuring)
-    workers.announce = trace.note
+    simulation = MeasuredSimulation(
+        strategy, replace(fleet, changes=()), message_bytes=case.message_bytes, sizes=sizes, seed=case.seed
+    )
     updates: list[Stepped] = []
-    with seldom_collecting():
-        for update in Loop(strategy, workers, counter, trace, sizes=None if sizes is None else sizes.unequal):
-            updates.append(update)
-            enough = counter.started >= pieces and len(updates) >= FEWEST_UPDATES
-            if enough and update.at > updates[int(SETTLING * len(updates))].at:
-                break
-    measures = measuring.measures(trace.history)
+    for update in simulation:
+        updates.append(update)
+        enough = simulation.assigned >= pieces and len(updates) >= FEWEST_UPDATES
+        if enough and update.at > updates[int(SETTLING * len(updates))].at:
+            break
+    measures = simulation.measures()
     each = [1] * fleet.workers if batch_size is None else _each(batch_size, fleet.workers)
     life: dict[Ticket, float] = {}
     for update in (settled := updates[int(SETTLING * len(updates)) + 1 :]):
         for ticket, weight in update.step.weights.items():
             life[ticket] = life.get(ticket, 0.0) + float(weight)
-    samples = {ticket: _samples(ticket, each) * counter.part.get(ticket, 1.0) for ticket in life}
+    samples = {ticket: _samples(ticket, each) * simulation.part(ticket) for ticket in life}
     seconds = updates[-1].at - updates[-len(settled) - 1].at
     total = math.fsum(life.values())
     return Pace(
@@ -145,7 +127,7 @@ def _count(
         mean_staleness=measures.mean_staleness,
         weights=NetWeights(measures.weight_by_age, measures.weight_by_gap),
         least_say=_least_say(life, fleet.workers),
-        pieces=counter.started,
+        pieces=simulation.assigned,
     )
 
 

@@ -10,7 +10,8 @@ from paceline.core.messages import Joined, Left
 from paceline.data.sizes import BatchSizes, read_sizes
 from paceline.delays import Delay, Empirical, PerSample
 from paceline.engine.arguments import simulated_sizes
-from paceline.engine.loop import Loop, NoLearner, seldom_collecting
+from paceline.engine.loop import seldom_collecting
+from paceline.engine.measured import MeasuredSimulation
 from paceline.fleets.simulated.cluster import Machines
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
 from paceline.strategies.traits import deals_sizes
@@ -18,7 +19,6 @@ from paceline.trace.durations import DurationReader, Durations, doubts, fixed_se
 from paceline.trace.history import Observer
 from paceline.trace.measure import MeasureReader, Measures
 from paceline.trace.reading import Trace
-from paceline.trace.writing import NoTrace
 
 
 @dataclass(frozen=True)
@@ -133,12 +133,7 @@ def what_if(
 def _simulated(
     strategy: Strategy, fleet: SimulatedFleet, seconds: float, sizes: BatchSizes | None, seed: int
 ) -> Measures:
-    """Measure a simulated run while it goes on: its trace is written nowhere."""
-    workers = fleet.open(seed, sizes=sizes)
-    measuring = MeasureReader(workers.about)
-    trace = NoTrace(workers.about, measuring)
-    workers.announce = trace.note
-    with seldom_collecting():
-        for _ in Loop(strategy, workers, NoLearner(), trace, seconds, sizes=None if sizes is None else sizes.unequal):
-            pass
-    return measuring.measures(trace.history)
+    simulation = MeasuredSimulation(strategy, fleet, seconds=seconds, sizes=sizes, seed=seed)
+    for _ in simulation:
+        pass
+    return simulation.measures()

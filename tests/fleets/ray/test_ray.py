@@ -127,11 +127,12 @@ class TestRemote(OnCluster):
 
 
 class TestShards(OnCluster):
-    """The server in two pieces, on two other nodes."""
+    """The server in two pieces, on two other nodes. These start anew for every run, so there are few."""
 
     local = False
     shards = 2
     updates = 8
+    strategies = (pl.Synchronous(), pl.LiveCompensation(quorum=2, blocks=4))
 
 
 @pytest.mark.parametrize("sizes", [32, (40, 24)])

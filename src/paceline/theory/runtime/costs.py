@@ -31,10 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.coordinator import Strategy
-from paceline.core.messages import Ticket
 from paceline.data.sizes import BatchSizes
 from paceline.engine.arguments import simulated_sizes
-from paceline.engine.loop import Loop, NoLearner, Stepped, seldom_collecting
+from paceline.engine.loop import Stepped
+from paceline.engine.measured import MeasuredSimulation
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
@@ -53,9 +53,7 @@ from paceline.theory.runtime.closed_forms import (
 from paceline.theory.runtime.renewal import Clock, clocks_of, exponential_staleness, renewal_staleness
 from paceline.theory.runtime.saturation import Saturation, saturation
 from paceline.theory.stability.net_weights import NetWeights
-from paceline.trace.measure import MeasureReader
 from paceline.trace.staleness import Staleness
-from paceline.trace.writing import NoTrace
 
 PIECES_OF_WORK = 16_000  # about half a second
 PIECES_OF_A_WORKER = 20  # at least
@@ -81,20 +79,15 @@ def simulated(
 ) -> Simulated:
     """Simulate until mean times are known to about one percent. No worker leaves or joins."""
     fleet = replace(fleet, changes=())
-    counter, enough = _Counting(), max(PIECES_OF_WORK, PIECES_OF_A_WORKER * fleet.workers)
-    workers = fleet.open(seed, message_bytes, sizes=sizes)
-    unequal = None if sizes is None else sizes.unequal
-    measuring, ages = MeasureReader(workers.about), _Ages()
-    trace = NoTrace(workers.about, measuring)
-    workers.announce = trace.note
-    with seldom_collecting():
-        for update in Loop(strategy, workers, counter, trace, sizes=unequal):
-            ages.count(update)
-            if counter.started >= enough and len(ages.times) >= FEWEST_UPDATES:
-                break
+    simulation = MeasuredSimulation(strategy, fleet, message_bytes=message_bytes, sizes=sizes, seed=seed)
+    ages, enough = _Ages(), max(PIECES_OF_WORK, PIECES_OF_A_WORKER * fleet.workers)
+    for update in simulation:
+        ages.count(update)
+        if simulation.assigned >= enough and len(ages.times) >= FEWEST_UPDATES:
+            break
     begin = int(SETTLING * len(ages.times))
     gaps, means = np.diff(ages.times)[begin:], np.array(ages.means)[begin:]
-    measures = measuring.measures(trace.history)
+    measures = simulation.measures()
     return Simulated(
         updates=len(ages.times),
         seconds_per_update=_mean(gaps),
@@ -109,15 +102,6 @@ def _mean(values: NDArray[np.float64]) -> Estimate:
     """The mean, and its standard error from the means of consecutive batches, because values are correlated."""
     batches = [batch.mean() for batch in np.array_split(values, BATCHES)]
     return Estimate(float(values.mean()), "simulation", float(np.std(batches, ddof=1)) / math.sqrt(BATCHES))
-
-
-class _Counting(NoLearner):
-    """Counts the tickets that were assigned."""
-
-    started = 0
-
-    def start(self, ticket: Ticket) -> None:
-        self.started += 1
 
 
 class _Ages:
