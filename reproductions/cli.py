@@ -78,6 +78,8 @@ def reproduce(
     except CannotWrite as error:
         raise CannotWrite(f"{error}; finished runs are in {work}: the same command continues") from None
     console().print(card_table(card))
+    if options.full:
+        typer.echo(f"{name}: {card.settings['runs']}")
     if json is not None:
         card.write(json)
         typer.echo(f"Card and runs: {json}")

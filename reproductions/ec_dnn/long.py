@@ -23,7 +23,7 @@ from reproductions.ec_dnn.plan import (
 from reproductions.ec_dnn.training import Training, run_in_campaign
 from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
-from reproductions.pipeline.claims import Claim
+from reproductions.pipeline.claims import Claim, waiting
 from reproductions.pipeline.plan import Plan
 
 COMMAND = "python -m reproductions ec-dnn --full --data DIR"
@@ -52,8 +52,7 @@ def long_card(plan: LongPlan, data: str, campaign: Campaign) -> Card:
         found, own = _part(replace(part, seed=part.seed + plan.seed), data, campaign)
         told[part.name] = own
         if found is None:
-            name, note = f"{prefix}lower.ec_s_g_than_ma_g", f"{part.name}; not run yet: {own['runs']}; {COMMAND}"
-            made.append(Claim(name, "lower", None, "above 0", None, note))
+            made.append(waiting(f"{prefix}lower.ec_s_g_than_ma_g", "lower", "above 0", f"{own['runs']}; {COMMAND}"))
             continue
         made += [replace(claim, name=prefix + claim.name) for claim in claims(found)]
         rows += [{k: v for k, v in row.items() if k != "right"} for row in run_rows(found.results)]

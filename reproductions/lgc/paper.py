@@ -32,9 +32,7 @@ def make_card(plan: LgcPlan, data: str, runner: Runner) -> Card:
 def long_card(plan: LgcPlan, data: str, campaign: Campaign) -> Card:
     """What was trained so far; the times are of the paper's length in the usual card already."""
     found, tuned = _trained(plan, data, campaign)
-    done = f"{len(found.results)} of {len(found.runs.all())}, and {len(tuned)} of {len(tuning(plan, data))} to tune"
-    settings = {**_settings(plan, found.runs), "runs": done}
-    return Card("lgc", settings, accuracy_claims(found), training_rows({**tuned, **found.results}))
+    return Card("lgc", _settings(plan, found.runs), accuracy_claims(found), training_rows({**tuned, **found.results}))
 
 
 def _trained(plan: LgcPlan, data: str, runner: Runner | Campaign) -> tuple[Findings, Results]:

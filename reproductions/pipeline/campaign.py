@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import reproductions
 from paceline.comparison.pool import one_thread
@@ -77,6 +77,8 @@ class Campaign:
     runs: int | None = None
     told: list[str] = field(default_factory=list)  # files that were not used, and why
     done: list[str] = field(default_factory=list)  # runs that were made here
+    known: dict[str, "Spent"] = field(default_factory=dict)  # all runs that were asked for
+    later: list[float] = field(default_factory=list)  # the costs of runs that cannot be named yet
 
     def run(
         self,
@@ -89,12 +91,13 @@ class Campaign:
         """The result of every run that there is one of, after those were made that are missing, in their order.
 
         ``function(settings, scratch)`` makes one; ``scratch`` is a folder in which it may keep what it needs to go on
-        after an interruption.
+        after an interruption. ``cost`` is in seconds of one core, about.
         """
         entries = [Entry(function, each, cost(each)) for each in dict.fromkeys(settings)]
         found = {entry.settings: kept for entry in entries if (kept := self._kept(entry)) is not None}
         missing = [entry for entry in entries if entry.settings not in found]
-        pace = _Pace(label, entries, [self._seconds(entry) for entry in entries if entry.settings in found])
+        self.known.update({entry.file: self._spent(entry) for entry in entries})
+        pace = _Pace(label, [self.known[entry.file] for entry in entries])
         for entry in missing:
             if self.runs is not None and len(self.done) >= self.runs:
                 break
@@ -106,9 +109,22 @@ class Campaign:
                 if again is None:
                     pace.begin(entry, [other for other in missing if other.settings not in found])
                     again = self._make(entry)
-                    pace.end(entry, self._seconds(entry))
+                    pace.end(entry, self._spent(entry))
+                self.known[entry.file] = self._spent(entry)
                 found[entry.settings] = again
         return {entry.settings: found[entry.settings] for entry in entries if entry.settings in found}
+
+    def expect(self, costs: Iterable[float]) -> None:
+        """Count runs that cannot be named yet, since their settings are chosen by runs that are missing."""
+        self.later.extend(costs)
+
+    @property
+    def progress(self) -> str:
+        """How many runs there are of how many, and the time of one core that the others take at the same pace."""
+        made = [each for each in self.known.values() if each.seconds is not None]
+        rest = [each.cost for each in self.known.values() if each.seconds is None] + self.later
+        told = f"{len(made)} of {len(made) + len(rest)} runs made"
+        return f"{told}; about {_pace(made) * sum(rest) / 3600:.1f} core-hours left" if rest else told
 
     def _make(self, entry: Entry[Any]) -> Result:
         scratch = self.scratch / f"{Path(entry.file).stem}-v{entry.version}"
@@ -157,10 +173,12 @@ class Campaign:
         result: Result = content["result"]
         return result
 
-    def _seconds(self, entry: Entry[Any]) -> tuple[float, float]:
-        """The cost of a run, and the seconds that it took."""
+    def _spent(self, entry: Entry[Any]) -> "Spent":
+        """Of a run that there is a usable result of; else none."""
         content = self._read(entry) or {}
-        return entry.cost, float(content.get("made", {}).get("seconds", 0.0))
+        if content.get("version") != entry.version or not isinstance(content.get("result"), dict):
+            return Spent(entry.cost, None)
+        return Spent(entry.cost, float(content.get("made", {}).get("cpu_seconds", 0.0)))
 
     def _read(self, entry: Entry[Any]) -> dict[str, Any] | None:
         file = self.results / entry.file
@@ -201,26 +219,38 @@ class Campaign:
             os.close(handle)
 
 
-class _Pace:
-    """Tells on stderr which run begins, and how long it and the rest take at the pace of those that there are."""
+class Spent(NamedTuple):
+    """What a run was expected to take, and took, in seconds of one core; None if it was not made yet."""
 
-    def __init__(self, label: str, entries: Sequence[Entry[Any]], known: Iterable[tuple[float, float]]) -> None:
-        self._label, self._count, self._done = label, len(entries), 0
-        self._known = [(cost, seconds) for cost, seconds in known if seconds > 0]
-        self._done = len(self._known)
+    cost: float
+    seconds: float | None
+
+
+def _pace(runs: Iterable[Spent]) -> float:
+    """How many times as long as expected runs take; 1 if nothing is known."""
+    known = [(each.cost, each.seconds) for each in runs if each.seconds]
+    return sum(seconds for _, seconds in known) / sum(cost for cost, _ in known) if known else 1.0
+
+
+class _Pace:
+    """Tells on stderr which run begins, and how long it and the rest take a core at the pace of those that there are.
+
+    A core that is shared with other work takes longer.
+    """
+
+    def __init__(self, label: str, runs: Sequence[Spent]) -> None:
+        self._label, self._count = label, len(runs)
+        self._known = [each for each in runs if each.seconds is not None]
 
     def begin(self, entry: Entry[Any], rest: Sequence[Entry[Any]]) -> None:
-        told = ""
-        if self._known:
-            pace = sum(seconds for _, seconds in self._known) / sum(cost for cost, _ in self._known)
-            whole = pace * sum(each.cost for each in rest)
-            told = f"; {_time(pace * entry.cost)} at the pace so far, {_time(whole)} for all that is left"
-        self.say(f"run {self._done + 1} of {self._count}: {entry.settings.name}{told}")
+        pace = _pace(self._known)
+        own, whole = _time(pace * entry.cost), _time(pace * sum(each.cost for each in rest))
+        told = f"{own} of a free core, {whole} for all that is left"
+        self.say(f"run {len(self._known) + 1} of {self._count}: {entry.settings.name}; {told}")
 
-    def end(self, entry: Entry[Any], known: tuple[float, float]) -> None:
-        self._known.append(known)
-        self._done += 1
-        self.say(f"{entry.settings.name} took {_time(known[1])}")
+    def end(self, entry: Entry[Any], spent: Spent) -> None:
+        self._known.append(spent)
+        self.say(f"{entry.settings.name} took {_time(spent.seconds or 0.0)} of a core")
 
     def say(self, line: str) -> None:
         print(f"{self._label}: {line}", file=sys.stderr, flush=True)

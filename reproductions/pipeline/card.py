@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from paceline.files import write_atomically
-from reproductions.pipeline.claims import NOTHING, OPEN, Claim, Value
+from reproductions.pipeline.claims import NOTHING, OPEN, WAITING, Claim, Value
 from reproductions.pipeline.values import plain_values
 
 
@@ -82,11 +82,12 @@ def _cell(value: Value) -> str:
 
 
 def score(card: Card) -> str:
-    """How many of the claims that can be compared hold."""
+    """How many of the claims hold; those that wait for runs are not counted among them."""
     count = Counter(claim.verdict for claim in card.claims)
     compared = sum(count[verdict] for verdict in ("yes", "no", OPEN))
     unknown = f", {count[OPEN]} cannot be told" if count[OPEN] else ""
-    return f"{count['yes']} of {compared} claims hold, {count['no']} do not{unknown}"
+    later = f"; {count[WAITING]} not run yet" if count[WAITING] else ""
+    return f"{count['yes']} of {compared} claims hold, {count['no']} do not{unknown}{later}"
 
 
 def shown(value: Value) -> str:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 Value = float | str | None
 OPEN = "cannot be told"
+WAITING = "not run yet"
 NOTHING = "-"  # to compare with
 
 
@@ -17,7 +18,8 @@ class Claim:
     """One thing that a paper says, what we found, how far apart they may be, and whether it holds.
 
     Numbers or words: "gsgd lowest" is a claim too. ``holds`` is None where the paper gives nothing to compare with,
-    or where too little was run to tell. ``test`` says by which test that was found, with its interval.
+    or where too little was run to tell. ``test`` says by which test that was found, with its interval; ``missing``
+    names a run that the claim rests on and that was not made yet.
     """
 
     name: str
@@ -27,18 +29,21 @@ class Claim:
     holds: bool | None
     note: str = ""
     test: str = ""
+    missing: str = ""
 
     @property
     def verdict(self) -> str:
         """In words; what the paper does not say, in its words or as a control in brackets, has none."""
         if self.holds is not None:
             return "yes" if self.holds else "no"
-        return NOTHING if self.paper is None or self.tolerance is None else OPEN
+        if self.paper is None or self.tolerance is None:
+            return NOTHING
+        return WAITING if self.missing else OPEN
 
     def table(self) -> dict[str, Any]:
         """Plain values for JSON."""
         fields = {name: getattr(self, name) for name in ("name", "paper", "ours", "tolerance", "holds", "verdict")}
-        return {**fields, **{name: value for name in ("test", "note") if (value := getattr(self, name))}}
+        return {**fields, **{name: value for name in ("test", "note", "missing") if (value := getattr(self, name))}}
 
 
 def by_test(  # noqa: PLR0917 - in the order of Claim's fields
@@ -53,11 +58,16 @@ class NotRun(Exception):
 
 
 def made(name: str, paper: Value, tolerance: Value, make: Callable[[str], Claim]) -> Claim:
-    """What ``make(name)`` returns, or an open claim if a run is missing."""
+    """What ``make(name)`` returns, or a claim without a verdict if a run is missing."""
     try:
         return make(name)
     except NotRun as missing:
-        return Claim(name, paper, None, tolerance, None, f"not run yet: {missing}")
+        return waiting(name, paper, tolerance, str(missing))
+
+
+def waiting(name: str, paper: Value, tolerance: Value, missing: str) -> Claim:
+    """A claim that waits for a run."""
+    return Claim(name, paper, None, tolerance, None, f"{WAITING}: {missing}", missing=missing)
 
 
 def within(name: str, paper: float, ours: float, tolerance: float, note: str = "") -> Claim:

@@ -63,7 +63,8 @@ class Paper(Generic[P]):
             self.full.data(options.data)
         scratch = options.work or Path("runs") / f"reproduce-{self.name}"
         campaign = Campaign((options.results or RESULTS) / self.name, scratch / "full", options.runs)
-        return self.full.card(replace(self.full.plan, seed=options.seed), _folder(options), campaign)
+        card = self.full.card(replace(self.full.plan, seed=options.seed), _folder(options), campaign)
+        return replace(card, settings={**card.settings, "runs": campaign.progress})
 
     def figures(self, card: Card, directory: Path) -> list[Path]:
         """Draw the runs of a card; the files that were written."""

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from paceline.look import DIM, SERIES, series, tidy
 from paceline.theory import critical_step, discrete_stationary_variance
-from reproductions.pipeline.claims import Claim
+from reproductions.pipeline.claims import Claim, waiting
 from reproductions.pipeline.figures import blank
 from reproductions.pipeline.verdicts import over_seeds
 
@@ -21,8 +21,8 @@ GROWN = 10.0  # times the predicted deviation at nine tenths of the limit: a pat
 def network_claims(study: Study | None) -> list[Claim]:
     """The variance for each learning rate below the limit, and the limit itself."""
     if study is None:
-        note = "not run yet: python -m reproductions sdde --full --data DIR"
-        return [Claim("network.limit", "grows above, stays below", None, "one in ten", None, note)]
+        command = "python -m reproductions sdde --full --data DIR"
+        return [waiting("network.limit", "grows above, stays below", "one in ten", command)]
     below = [row for row in study["rows"] if row["share"] < 1]
     return [*(_variance(row) for row in below), _limit(study)]
 

@@ -37,7 +37,7 @@ def make_card(plan: SddePlan, data: str, runner: Runner | Campaign) -> Card:
     studied = []
     if plan.network is not None:
         study = replace(plan.network, data=data, seed=plan.network.seed + plan.seed)
-        studied = list(runner.run(run_study, [study], label="LeNet on 16 workers").values())
+        studied = list(runner.run(run_study, [study], label="LeNet on 16 workers", cost=lambda _: 180.0).values())
     ensembles = {name: ensemble(name, plan.paths, plan.seed) for name in DELAYS}
     by_grid = [error_row(updates, 1, plan.seed) for updates in plan.grids]
     by_batch = [error_row(BATCH_GRID, size, plan.seed) for size in BATCHES]

@@ -105,11 +105,19 @@ def test_progress_and_the_time_left_are_told(tmp_path: Path, capsys: pytest.Capt
     campaign(tmp_path, runs=1).run(square, numbers(tmp_path), label="squares")
     (file,) = (tmp_path / "results").iterdir()
     content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "made": {**content["made"], "seconds": 3600.0}}))
+    file.write_text(json.dumps({**content, "made": {**content["made"], "seconds": 9e9, "cpu_seconds": 3600.0}}))
     capsys.readouterr()
+    reads = campaign(tmp_path, runs=0)
+    reads.run(square, numbers(tmp_path), label="squares", cost=lambda each: 1.0 + each.number)
+    assert reads.progress == "1 of 3 runs made; about 5.0 core-hours left"  # 2 + 3 at 1 hour for 1
+    reads.expect([5.0])
+    assert reads.progress == "1 of 4 runs made; about 10.0 core-hours left"
     campaign(tmp_path, runs=1).run(square, numbers(tmp_path), label="squares")
     line = capsys.readouterr().err.splitlines()[0]
-    assert line == "squares: run 2 of 3: number-1; 1 h 00 min at the pace so far, 2 h 00 min for all that is left"
+    assert line == "squares: run 2 of 3: number-1; 1 h 00 min of a free core, 2 h 00 min for all that is left"
+    whole = campaign(tmp_path)
+    whole.run(square, numbers(tmp_path), label="squares")
+    assert whole.progress == "3 of 3 runs made"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs file locks")
@@ -208,6 +216,6 @@ def test_the_campaign_of_lgc_is_run_in_order_and_its_claims_are_made_of_what_the
     found = Findings(runs, campaign(tmp_path, runs=4).run(run_training, runs.all(), label="training"))
     claims = {claim.name: claim for claim in accuracy_claims(found)}
     assert "McNemar over 100 test samples" in claims["points_below_full.lenet.lgc.c3.h10"].test
-    assert claims["points_below_full.lenet.lgc.c3.h10.finish"].verdict == "cannot be told"
+    assert claims["points_below_full.lenet.lgc.c3.h10.finish"].verdict == "not run yet"
     assert "not run yet: lenet-lgc-c3-k7-h10-finish" in claims["points_below_full.lenet.lgc.c3.h10.finish"].note
     assert claims["time_to_full_accuracy.lenet.lgc.c3.h10.block"].test.startswith("first evaluation with")

@@ -22,7 +22,8 @@ from reproductions.fine_pruning.long import LONG, long_card
 from reproductions.fine_pruning.training import Pictures
 from reproductions.group_sgd import nonconvex
 from reproductions.pipeline.campaign import Campaign
-from reproductions.pipeline.card import Card
+from reproductions.pipeline.card import Card, score
+from reproductions.pipeline.claims import Claim, waiting
 from reproductions.sdde.curved import network_claims, network_figure
 from reproductions.sdde.network import NetworkStudy, study_of
 
@@ -46,6 +47,13 @@ def verdicts(card: Card) -> set[str]:
     return {claim.verdict for claim in card.claims if claim.paper is not None and claim.tolerance is not None}
 
 
+def test_claims_that_wait_for_runs_are_neither_counted_nor_failed() -> None:
+    waits, holds = waiting("a", "lower", "above 0", "lenet-seed0"), Claim("b", 1.0, 1.0, 0.1, True)
+    assert (waits.verdict, waits.note) == ("not run yet", "not run yet: lenet-seed0")
+    assert score(Card("x", {}, [waits, holds])) == "1 of 1 claims hold, 0 do not; 1 not run yet"
+    assert waiting("c", None, None, "lenet-seed0").verdict == "-"  # of which the paper says nothing
+
+
 def test_fine_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         pruning_training, "cifar10", lambda _folder, size: Pictures(pictures(80), pictures(size.tested))
@@ -53,7 +61,7 @@ def test_fine_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = replace(LONG.size, samples=80, epochs=20, batch=40, tested=20, last_epochs=1)
     plan = replace(LONG, size=size, seeds=(0,), schedules=("rate",))
     none, some, whole = cards(lambda campaign: long_card(plan, "", campaign), tmp_path, 2)
-    assert verdicts(none) == {"cannot be told"}
+    assert verdicts(none) == {"not run yet"}
     assert some.claim("points_lost.pruned").test.startswith("McNemar over 20 test samples")
     assert "not run yet: lenet-random-20-epochs-seed0" in some.claim("selection_helps.against_random").note
     assert {row["arm"]: round(row["saved"], 3) for row in whole.runs if row["arm"] != "soft"} == {
@@ -70,7 +78,7 @@ def test_group_sgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         nonconvex.NONCONVEX, tasks=("mnist",), rules=("gsgd", "asgd"), seeds=(0, 1), units=3.0, rates=(0.01, 0.02)
     )
     none, some, whole = cards(lambda campaign: nonconvex.nonconvex_card(plan, "", campaign), tmp_path, 3)
-    assert verdicts(none) == verdicts(some) == {"cannot be told"}
+    assert verdicts(none) == verdicts(some) == {"not run yet"}
     assert some.settings["steps"].keys() == {"mnist.gsgd"}  # whose grid is complete
     (claim,) = whole.claims
     assert claim.name == "nonconvex.mnist.gsgd_below_asgd"
@@ -92,7 +100,7 @@ def test_ec_dnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = replace(EC, size=size, learning_rates=(0.01, 0.02), averaging=(2,), compressing=(10,), grids=((4, (0,)),))
     long = replace(EC_LONG, parts={"": replace(plan, ablation=False)})
     none, some, whole = cards(lambda campaign: ec_card(long, "", campaign), tmp_path, 3)
-    assert verdicts(none) == verdicts(some) == {"cannot be told"}
+    assert verdicts(none) == verdicts(some) == {"not run yet"}
     assert "lower.ec_s_g_than_e_g" in {claim.name for claim in whole.claims}
 
 
@@ -135,7 +143,7 @@ def test_sdde() -> None:
     claims = {claim.name: claim for claim in network_claims(found)}
     assert claims["network.variance_ratio.fixed.0.5"].test.startswith("geometric mean over 2 directions")
     assert len(network_figure(found).axes) == 3
-    assert network_claims(None)[0].verdict == "cannot be told"
+    assert network_claims(None)[0].verdict == "not run yet"
 
 
 @pytest.mark.parametrize("name", PAPERS)

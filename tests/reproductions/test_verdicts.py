@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reproductions.pipeline.claims import NOTHING, OPEN, Claim, NotRun, by_test, made
+from reproductions.pipeline.claims import NOTHING, OPEN, WAITING, Claim, NotRun, by_test, made
 from reproductions.pipeline.samples import packed, unpacked
 from reproductions.pipeline.verdicts import Difference, over_counts, over_samples, over_seeds, paired
 
@@ -105,4 +105,4 @@ def test_a_claim_whose_runs_are_missing_is_open_and_names_them() -> None:
         raise NotRun("lenet-lgc-c3")
 
     claim = made("a", "above 0", 0.0, make)
-    assert (claim.verdict, claim.note) == (OPEN, "not run yet: lenet-lgc-c3")
+    assert (claim.verdict, claim.note) == (WAITING, "not run yet: lenet-lgc-c3")
