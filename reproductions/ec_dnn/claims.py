@@ -1,14 +1,26 @@
 """What the paper says of EC-DNN, set beside what the runs came to."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 from reproductions.ec_dnn.findings import CLOCKS, Findings, gains, percent, spread, violations
-from reproductions.ec_dnn.plan import COMPRESSING, FEWEST, FIRST_SEED, EcDnnPlan, Results, ablation, pooled
-from reproductions.ec_dnn.training import BATCH, DROPOUT, EVALUATIONS, GIGABIT, NIN_WIDTH, SECONDS, VALIDATED, Case
-from reproductions.pipeline.claims import Claim, by_test, listed, of_plan, seeds_in_words
+from reproductions.ec_dnn.plan import COMPRESSING, FEWEST, FIRST_SEED, EcDnnPlan, Results, ablation, pooled, sweeps
+from reproductions.ec_dnn.training import (
+    BATCH,
+    DROPOUT,
+    EVALUATIONS,
+    GIGABIT,
+    NIN_WIDTH,
+    SECONDS,
+    VALIDATED,
+    Case,
+    Swept,
+)
+from reproductions.pipeline.claims import Claim, NotRun, by_test, listed, made, of_plan, seeds_in_words
 from reproductions.pipeline.verdicts import over_seeds
 
 METHODS = ("ma", "e", *COMPRESSING)
@@ -35,23 +47,39 @@ SMALL_SHARE = 10.0  # per cent: "a very small amount compared to the training ti
 
 def claims(found: Findings) -> list[Claim]:
     """All of them, each marked with the plan that it rests on."""
-    parts = (_aggregation, _errors, _orders, _speeds, _ablation, _influence, _nin)
+    parts = (_aggregation, _errors, _orders, _speeds, _ablation, _sweeps, _influence, _nin)
     return of_plan((claim for part in parts for claim in part(found)), found.runs.plan.name)
 
 
 def _aggregation(found: Findings) -> Iterable[Claim]:
     """Figs. 1 and 2, and Eq. (4)."""
-    ensembles, averages = (gains(found.results, averaged=averaged) for averaged in (False, True))
-    of = f"points; {len(ensembles)} communications of E-DNN and EC-DNN"
-    yield Claim("diff_lg.ensemble.min", "above 0", min(ensembles), 0.0, min(ensembles) > 0, of)
-    large = 100 * fmean(gain > 5 for gain in ensembles)
-    yield Claim("diff_lg.ensemble.share_above_5", "over 20", large, None, large > 20, f"per cent above 5 {of}")
-    negative, of = 100 * fmean(gain < 0 for gain in averages), f"{len(averages)} communications of MA-DNN"
-    yield Claim("diff_lg.ma.share_negative", "over 10", negative, None, negative > 10, f"per cent of {of}")
-    yield Claim("diff_lg.ma.min", "down to -30", min(averages), None, None, f"points; {of}")
-    broken, samples = violations(found.results)
-    note = f"of {samples} losses of single samples under a simple ensemble"
-    yield Claim("jensen.violations", 0, broken, 0, broken == 0, note)
+
+    def ensembles(name: str) -> Claim:
+        gained = gains(found.results, averaged=False)
+        of = f"points; {len(gained)} communications of E-DNN and EC-DNN"
+        if name.endswith("min"):
+            return Claim(name, "above 0", min(gained), 0.0, min(gained) > 0, of)
+        large = 100 * fmean(gain > 5 for gain in gained)
+        return Claim(name, "over 20", large, None, large > 20, f"per cent above 5 {of}")
+
+    def averages(name: str) -> Claim:
+        gained = gains(found.results, averaged=True)
+        of = f"{len(gained)} communications of MA-DNN"
+        if name.endswith("min"):
+            return Claim(name, "down to -30", min(gained), None, None, f"points; {of}")
+        negative = 100 * fmean(gain < 0 for gain in gained)
+        return Claim(name, "over 10", negative, None, negative > 10, f"per cent of {of}")
+
+    def jensen(name: str) -> Claim:
+        broken, samples = violations(found.results)
+        note = f"of {samples} losses of single samples under a simple ensemble"
+        return Claim(name, 0, broken, 0, broken == 0, note)
+
+    yield made("diff_lg.ensemble.min", "above 0", 0.0, ensembles)
+    yield made("diff_lg.ensemble.share_above_5", "over 20", None, ensembles)
+    yield made("diff_lg.ma.share_negative", "over 10", None, averages)
+    yield made("diff_lg.ma.min", "down to -30", None, averages)
+    yield made("jensen.violations", 0, 0, jensen)
 
 
 def _suffix(workers: int) -> str:
@@ -60,16 +88,23 @@ def _suffix(workers: int) -> str:
 
 def _errors(found: Findings) -> Iterable[Claim]:
     """Table 2; the paper's numbers are of another network and of five times the data."""
+
+    def make(name: str, case: Case, final: str, paper: float) -> Claim:
+        values = found.errors(case, final)
+        note = f"%, {_workers(case.workers)}, {_seeds_and_spread(values)}; the paper's is of NiN on all of CIFAR-10"
+        return Claim(name, paper, fmean(values), None, None, note)
+
     for workers, _ in found.runs.plan.grids:
         for final in ("g", "l"):
             for method in METHODS:
-                case = found.case(method, workers)
-                values = found.errors(case, final)
-                note = f"%, {workers} workers, {_seeds_and_spread(values)}; the paper's is of NiN on all of CIFAR-10"
                 paper = ERRORS[final][method][COLUMN[workers]]
-                yield Claim(f"error.{method}_{final}{_suffix(workers)}", paper, fmean(values), None, None, note)
-    values = found.errors(Case("s", 1), "g")
-    yield Claim("error.s", 10.41, fmean(values), None, None, f"%, one worker, {_seeds_and_spread(values)}")
+                one = partial(make, case=found.case(method, workers), final=final, paper=paper)
+                yield made(f"error.{method}_{final}{_suffix(workers)}", paper, None, one)
+    yield made("error.s", 10.41, None, partial(make, case=Case("s", 1), final="g", paper=10.41))
+
+
+def _workers(count: int) -> str:
+    return "one worker" if count == 1 else f"{count} workers"
 
 
 def _seeds_and_spread(values: list[float]) -> str:
@@ -80,43 +115,53 @@ def _seeds_and_spread(values: list[float]) -> str:
 def _orders(found: Findings) -> Iterable[Claim]:
     for workers, _ in found.runs.plan.grids:
         for lower, higher, final in LOWER:
-            differences = found.differences(found.case(lower, workers), found.case(higher, workers), final)
+            cases = found.case(lower, workers), found.case(higher, workers)
             name = f"lower.{lower}_{final}_than_{higher}_{final}{_suffix(workers)}"
-            yield _order(name, differences, f"{workers} workers")
+            yield _order(found, name, cases, f"{workers} workers", final)
 
 
-def _order(name: str, differences: list[float], where: str) -> Claim:
-    """Lower, by a paired test over the seeds; of one seed it cannot be told."""
-    note, found = f"points, {where}; seed by seed {listed(differences)}", over_seeds(differences)
-    if found is None:
-        return Claim(name, "lower", fmean(differences), "above 0", None, note, "one seed: no test")
-    return by_test(name, "lower", found, "above 0", found.above(), note)
+def _order(found: Findings, name: str, cases: tuple[Case, Case], where: str, final: str = "g") -> Claim:
+    """Is the first case lower? By a paired test over the seeds, or over test samples."""
+
+    def make(name: str) -> Claim:
+        differences, tested = found.differences(*cases, final), found.lower(*cases, final)
+        note = f"points, {where}; seed by seed {listed(differences)}"
+        if tested is None:
+            return Claim(name, "lower", fmean(differences), "above 0", None, note, "one seed: no test")
+        return by_test(name, "lower", tested, "above 0", tested.above(), note)
+
+    return made(name, "lower", "above 0", make)
 
 
 def _speeds(found: Findings) -> Iterable[Claim]:
     for workers, _ in found.runs.plan.grids:
         for final, published in SPEEDS.items():
-            for method, paper in published.items():
-                case = found.case(method, workers)
-                values = found.speeds(case, final)
-                steps = fmean(found.speeds(case, final, "steps"))
-                note = f"{workers} workers; seed by seed {listed(values)}; {steps:.2f} if only steps are charged"
-                yield _speed(f"speed.{method}_{final}{_suffix(workers)}", paper[COLUMN[workers]], values, note)
+            for method, papers in published.items():
+                paper, case = papers[COLUMN[workers]], found.case(method, workers)
+                make = partial(_speed, found=found, case=case, final=final, paper=paper)
+                yield made(f"speed.{method}_{final}{_suffix(workers)}", paper, "above 1", make)
+    yield made("relabelling_share.ec_s", "very small", SMALL_SHARE, partial(_relabelling, found=found))
+
+
+def _relabelling(name: str, found: Findings) -> Claim:
     costs = found.costs(found.case("ec_s", FEWEST))
     share = 100 * costs["relabelling"] / sum(costs.values())
     note = f"per cent of the time of EC-DNN-S, {FEWEST} workers, tau {found.taus.compressing}"
-    yield Claim("relabelling_share.ec_s", "very small", share, SMALL_SHARE, share <= SMALL_SHARE, note)
+    return Claim(name, "very small", share, SMALL_SHARE, share <= SMALL_SHARE, note)
 
 
-def _speed(name: str, paper: float, values: list[float], note: str) -> Claim:
+def _speed(name: str, found: Findings, case: Case, final: str, paper: float) -> Claim:
     """Faster than MA-DNN? A run that never reaches its error has a speed of 0."""
-    found = over_seeds(values)
-    if found is None:
+    values = found.speeds(case, final)
+    steps = fmean(found.speeds(case, final, "steps"))
+    note = f"{case.workers} workers; seed by seed {listed(values)}; {steps:.2f} if only steps are charged"
+    tested = over_seeds(values)
+    if tested is None:
         holds = False if values == [0.0] else None
         return Claim(
             name, paper, fmean(values), "above 1", holds, note, "one seed: told only if its error is never reached"
         )
-    return by_test(name, paper, found, "above 1", found.above(1.0), note)
+    return by_test(name, paper, tested, "above 1", tested.above(1.0), note)
 
 
 def _ablation(found: Findings) -> Iterable[Claim]:
@@ -125,11 +170,27 @@ def _ablation(found: Findings) -> Iterable[Claim]:
         return
     no_local, no_diversity = ablation(found.taus)
     whole = found.case("ec_s", FEWEST)
-    yield _order("ablation.local_training", found.differences(no_diversity, no_local), "case 2 below case 1")
-    yield _order("ablation.diversity", found.differences(whole, no_diversity), "case 3 below case 2")
-    pool, own = (found.errors(case, "g", [FIRST_SEED])[0] for case in (pooled(found.taus), found.case("ec_r", FEWEST)))
-    note = f"%, one seed, regression on the samples of all workers; on each worker's own {own:.2f}"
-    yield Claim("error.ec_r_g.pooled", None, pool, None, None, note)
+    yield _order(found, "ablation.local_training", (no_diversity, no_local), "case 2 below case 1")
+    yield _order(found, "ablation.diversity", (whole, no_diversity), "case 3 below case 2")
+
+    def regression(name: str) -> Claim:
+        cases = pooled(found.taus), found.case("ec_r", FEWEST)
+        pool, own = (found.errors(case, "g", [FIRST_SEED])[0] for case in cases)
+        note = f"%, one seed, regression on the samples of all workers; on each worker's own {own:.2f}"
+        return Claim(name, None, pool, None, None, note)
+
+    yield made("error.ec_r_g.pooled", None, None, regression)
+
+
+def _sweeps(found: Findings) -> Iterable[Claim]:
+    """Table 1: p = 10 % and mu = 70 % were chosen for CIFAR-10, so others should end no lower."""
+    if not found.runs.plan.swept:
+        return
+    chosen = {"p": 0.1, "mu": 0.7}
+    whole = found.case("ec_s", FEWEST)
+    for (what, value), case in sweeps(found.taus).items():
+        name = f"chosen.{what}.{100 * chosen[what]:.0f}_below_{100 * value:.0f}"
+        yield _order(found, name, (whole, case), f"{what} = {100 * chosen[what]:.0f} % against {100 * value:.0f} %")
 
 
 def _influence(found: Findings) -> Iterable[Claim]:
@@ -139,15 +200,23 @@ def _influence(found: Findings) -> Iterable[Claim]:
         return
     cases = {f"tau {tau}": Case("ec_s", FEWEST, tau) for tau in (*plan.compressing, *plan.influence)}
     cases["E-DNN"] = Case("e", FEWEST)
-    errors = ", ".join(f"{found.errors(case, 'g', [FIRST_SEED])[0]:.2f} ({name})" for name, case in cases.items())
-    yield Claim("influence_of_tau", "worse if too large", errors, None, None, f"error in %, {FEWEST} workers, one seed")
+
+    def make(name: str) -> Claim:
+        errors = ", ".join(f"{found.errors(case, 'g', [FIRST_SEED])[0]:.2f} ({said})" for said, case in cases.items())
+        return Claim(name, "worse if too large", errors, None, None, f"error in %, {FEWEST} workers, one seed")
+
+    yield made("influence_of_tau", "worse if too large", None, make)
 
 
 def _nin(found: Findings) -> Iterable[Claim]:
+    def make(name: str, case: Case) -> Claim:
+        note = f"%, narrow NiN, {FEWEST} workers, tau {case.tau or '-'}, one seed"
+        error = percent(found.result(case, FIRST_SEED, "nin")["error_g"])
+        return Claim(name, ERRORS["g"][case.method][0], error, None, None, note)
+
     for run in found.runs.of_nin():
-        note = f"%, narrow NiN, {FEWEST} workers, tau {run.case.tau or '-'}, one seed"
-        error = percent(found.results[run]["error_g"])
-        yield Claim(f"nin.error.{run.case.method}_g", ERRORS["g"][run.case.method][0], error, None, None, note)
+        case = run.case
+        yield made(f"nin.error.{case.method}_g", ERRORS["g"][case.method][0], None, partial(make, case=case))
 
 
 def settings(found: Findings) -> dict[str, Any]:
@@ -190,19 +259,27 @@ def _learning_rate_rule(plan: EcDnnPlan) -> str:
 
 
 def table_rows(found: Findings) -> list[dict[str, Any]]:
-    """Table 2: of each number of workers and method, first the global model, then the local one; then S-DNN."""
-    made = []
-    for workers, _ in found.runs.plan.grids:
-        for final in ("g", "l"):
-            for method in METHODS:
-                case = found.case(method, workers)
-                made.append(_row(found, case, final))
-    errors = found.errors(Case("s", 1), "g")
-    return [*made, {"method": "s", "workers": 1, "final": "g", "error": fmean(errors), "spread": spread(errors)}]
+    """Table 2: of each number of workers and method, first the global model, then the local one; then S-DNN.
+
+    A row of which nothing was run is left out.
+    """
+    wanted = [
+        (found.case(method, workers), final)
+        for workers, _ in found.runs.plan.grids
+        for final in ("g", "l")
+        for method in METHODS
+    ]
+    rows = []
+    for case, final in [*wanted, (Case("s", 1), "g")]:
+        with suppress(NotRun):
+            rows.append(_row(found, case, final))
+    return rows
 
 
 def _row(found: Findings, case: Case, final: str) -> dict[str, Any]:
     errors = found.errors(case, final)
+    if case.method == "s":
+        return {"method": "s", "workers": 1, "final": "g", "error": fmean(errors), "spread": spread(errors)}
     speeds = {f"speed_{clock}": fmean(found.speeds(case, final, clock)) for clock in CLOCKS}
     row = {"method": case.method, "workers": case.workers, "final": final, "tau": case.tau or None}
     row |= {"error": fmean(errors), "spread": spread(errors), **speeds, **found.costs(case)}
@@ -216,10 +293,14 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
     return [
         {
             "model": run.model, "method": run.case.method, "workers": run.case.workers, "tau": run.case.tau or None,
-            "without": run.case.without or None, "step_size": run.lr, "seed": run.seed,
+            "without": run.case.without or None, **_swept(run.case), "step_size": run.lr, "seed": run.seed,
             "steps": run.steps,
             **{name: value for name, value in result.items() if name != "curve"},
             "curve": [{name: value for name, value in point.items() if name != "losses"} for point in result["curve"]],
         }
         for run, result in results.items()
     ]  # fmt: skip
+
+
+def _swept(case: Case) -> dict[str, float]:
+    return {"relabel": case.relabel, "compression": case.compression} if isinstance(case, Swept) else {}

@@ -15,6 +15,7 @@ from reproductions.ec_dnn.plan import (
     EcDnnPlan,
     Results,
     Runs,
+    Taus,
     choose_learning_rates,
     choose_taus,
     cost,
@@ -25,8 +26,6 @@ from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.claims import Claim, waiting
 from reproductions.pipeline.plan import Plan
-
-COMMAND = "python -m reproductions ec-dnn --full --data DIR"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,36 +45,40 @@ def read_both(data: Path | None) -> None:
 
 
 def long_card(plan: LongPlan, data: str, campaign: Campaign) -> Card:
-    """The claims of a part come when all of its runs are there; until then, how many are."""
-    made, rows, told = list[Claim](), list[dict[str, Any]](), dict[str, Any]()
+    """The claims of each part, of the runs that there are."""
+    listed, rows, told = list[Claim](), list[dict[str, Any]](), dict[str, Any]()
     for prefix, part in plan.parts.items():
-        found, own = _part(replace(part, seed=part.seed + plan.seed), data, campaign)
-        told[part.name] = own
-        if found is None:
-            made.append(waiting(f"{prefix}lower.ec_s_g_than_ma_g", "lower", "above 0", f"{own['runs']}; {COMMAND}"))
-            continue
-        made += [replace(claim, name=prefix + claim.name) for claim in claims(found)]
+        found, choosing = _part(replace(part, seed=part.seed + plan.seed), data, campaign)
+        told[part.name] = {**settings(found), "chosen": not choosing}
+        own = [_unchosen(claim, choosing) if choosing else claim for claim in claims(found)]
+        listed += [replace(claim, name=prefix + claim.name) for claim in own]
         rows += [{k: v for k, v in row.items() if k != "right"} for row in run_rows(found.results)]
-    return Card("ec-dnn", {"plan": plan.name, "parts": told}, made, rows)
+    return Card("ec-dnn", {"plan": plan.name, "parts": told}, listed, rows)
 
 
-def _part(plan: EcDnnPlan, data: str, campaign: Campaign) -> tuple[Findings | None, dict[str, Any]]:
-    """The learning rates first, then tau, then everything else; what was found, if that is all, and the settings."""
+def _unchosen(claim: Claim, choosing: str) -> Claim:
+    """Which runs it needs is not known yet."""
+    return waiting(claim.name, claim.paper, claim.tolerance, choosing)
+
+
+def _part(plan: EcDnnPlan, data: str, campaign: Campaign) -> tuple[Findings, str]:
+    """The learning rates first, then tau, then everything else: what was found, and what is still being chosen."""
 
     def run(listed: Sequence[Training], label: str) -> tuple[Results, bool]:
         found = campaign.run(run_in_campaign, listed, cost=cost, label=f"{plan.task}, {label}")
         return found, len(found) == len(set(listed))
 
+    some = Taus(plan.averaging[-1], plan.compressing[-1])  # as good as any to count what comes later
     tuned, whole = run(tuning(plan, data), "choosing learning rates")
     if not whole:
-        return None, {"runs": f"{len(tuned)} runs to choose learning rates"}
+        runs = Runs(plan, data, dict.fromkeys(plan.sizes, plan.learning_rates[0]))
+        campaign.expect(map(cost, {*runs.first(), *runs.others(some)}))
+        return Findings(runs, some, {}), f"{plan.name}: learning rates are being chosen"
     runs = Runs(plan, data, choose_learning_rates(plan, tuned))
     first, whole = run(runs.first(), "choosing tau")
     if not whole:
-        return None, {"runs": f"{len(tuned) + len(first)} runs to choose learning rates and tau"}
+        campaign.expect(map(cost, {*runs.others(some)} - {*runs.first()}))
+        return Findings(runs, some, {}), f"{plan.name}: tau is being chosen"
     taus = choose_taus(runs, first)
-    others, whole = run(runs.others(taus), "training")
-    if not whole:
-        return None, {"runs": f"{len({**tuned, **first, **others})} runs"}
-    found = Findings(runs, taus, {**first, **others})
-    return found, settings(found)
+    others, _ = run(runs.others(taus), "training")
+    return Findings(runs, taus, {**first, **others}), ""

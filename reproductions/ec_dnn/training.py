@@ -6,7 +6,7 @@ over a gigabit network.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,6 +78,14 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Swept(Case):
+    """The same with another share of samples that are relabelled (mu), or of the steps that distil (p)."""
+
+    relabel: float = 0.7
+    compression: float = 0.1
+
+
+@dataclass(frozen=True)
 class Training:
     """One run."""
 
@@ -101,6 +109,8 @@ class Training:
         case = self.case
         tau = f"-tau{case.tau}" if case.tau else ""
         without = f"-without-{case.without}" if case.without else ""
+        if isinstance(case, Swept):
+            without += f"-mu{case.relabel:g}-p{case.compression:g}"
         return (
             f"{self.model}-{case.method}-k{case.workers}{tau}{without}-{self.steps}-steps-lr{self.lr:g}-seed{self.seed}"
         )
@@ -202,7 +212,7 @@ def strategy_of(case: Case, steps: int) -> ModelAveraging | EnsembleCompression:
         return EnsembleCompression(
             every=every, steps=steps, compression_steps=0, distillation=0, diversity=0, relabel=0
         )
-    return EnsembleCompression(
+    whole = EnsembleCompression(
         every=case.tau,
         steps=steps,
         weights=WEIGHTS[case.method],  # type: ignore[arg-type]
@@ -210,6 +220,9 @@ def strategy_of(case: Case, steps: int) -> ModelAveraging | EnsembleCompression:
         diversity=0.0 if case.without else 0.6,
         pooled=case.method == "ec_r_pooled",
     )
+    if isinstance(case, Swept):
+        return replace(whole, relabel=case.relabel, compression_steps=max(1, round(case.compression * case.tau)))
+    return whole
 
 
 def fleet_of(training: Training) -> SimulatedFleet:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline import EnsembleCompression
 from reproductions.cli import PAPERS, paper_of
 from reproductions.datasets.cifar import Cifar10
 from reproductions.ec_dnn import training as ec_training
@@ -15,13 +16,14 @@ from reproductions.ec_dnn.long import LONG as EC_LONG
 from reproductions.ec_dnn.long import long_card as ec_card
 from reproductions.ec_dnn.networks import NETWORKS, PARAMETERS, Counts, counts, table, times
 from reproductions.ec_dnn.plan import FULL as EC
-from reproductions.ec_dnn.plan import Runs, rows
+from reproductions.ec_dnn.plan import Runs, rows, sweeps
 from reproductions.ec_dnn.plan import Taus as EcTaus
+from reproductions.ec_dnn.training import strategy_of
 from reproductions.fine_pruning import training as pruning_training
 from reproductions.fine_pruning.long import LONG, long_card
 from reproductions.fine_pruning.training import Pictures
 from reproductions.group_sgd import nonconvex
-from reproductions.pipeline.campaign import Campaign
+from reproductions.pipeline.campaign import Campaign, Entry
 from reproductions.pipeline.card import Card, score
 from reproductions.pipeline.claims import Claim, waiting
 from reproductions.sdde.curved import network_claims, network_figure
@@ -96,12 +98,32 @@ def test_ec_dnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return Cifar10(pictures(160), pictures(20), pictures(20))
 
     monkeypatch.setattr(ec_training, "cifar10", some_pictures)
+    monkeypatch.setattr(ec_training, "BATCH", 4)
     size = replace(EC.size, samples=160, steps=20, followed=20, tested=20)
     plan = replace(EC, size=size, learning_rates=(0.01, 0.02), averaging=(2,), compressing=(10,), grids=((4, (0,)),))
     long = replace(EC_LONG, parts={"": replace(plan, ablation=False)})
-    none, some, whole = cards(lambda campaign: ec_card(long, "", campaign), tmp_path, 3)
-    assert verdicts(none) == verdicts(some) == {"not run yet"}
-    assert "lower.ec_s_g_than_e_g" in {claim.name for claim in whole.claims}
+    none, some, whole = cards(lambda campaign: ec_card(long, "", campaign), tmp_path, 7)
+    assert verdicts(none) == {"not run yet"}
+    assert {claim.name for claim in none.claims} == {claim.name for claim in whole.claims}
+    assert "learning rates are being chosen" in none.claim("lower.ec_s_g_than_ma_g").note
+    assert some.claim("lower.ec_s_g_than_ma_g").test.startswith("McNemar over 20 test samples")  # 2 + 4 + EC-DNN-R
+    assert some.claim("lower.ec_r_g_than_ec_s_g").verdict in ("yes", "no", "cannot be told")
+    assert some.claim("lower.ec_m_g_than_ec_s_g").missing.startswith("lenet-ec_m-k4-tau10-20-steps")
+    assert {row["method"] for row in some.settings["parts"][plan.name]["table"]} == {"ma", "e", "ec_s", "ec_r", "s"}
+    assert {"chosen.p.10_below_5", "chosen.mu.70_below_30"} <= {claim.name for claim in whole.claims}
+    assert "not run yet" not in verdicts(whole)
+
+
+def test_other_p_and_mu_have_their_rule_and_leave_the_names_of_other_runs_alone() -> None:
+    swept = sweeps(EcTaus(16, 64))
+    assert strategy_of(swept["p", 0.05], 640) == EnsembleCompression(every=64, steps=640, compression_steps=3)
+    assert strategy_of(swept["mu", 0.3], 640) == EnsembleCompression(
+        every=64, steps=640, compression_steps=6, relabel=0.3
+    )
+    committed = Path(nonconvex.__file__).parents[1] / "results" / "ec-dnn"
+    digits = Runs(EC_LONG.parts["digits."], "", {"digits": 0.02})
+    files = {Entry(ec_training.run_in_campaign, run, 1.0).file for run in digits.first()}
+    assert len(files & {each.name for each in committed.iterdir()}) >= 3
 
 
 def test_as_many_steps_are_made_in_all_whatever_the_workers() -> None:
