@@ -156,7 +156,7 @@ def averaged_by_paceline(*models: nn.Module) -> nn.Module:
     averaging = Averaging(workload, pl.ModelAveraging(1).aggregation)
     tickets = [Ticket(number, number, 0, local_steps(1)) for number in range(len(models))]
     for ticket, trainer, model in zip(tickets, workers, models, strict=True):
-        averaging.started(ticket)
+        averaging.started(ticket, [])
         trainer.load([parameter.detach() for parameter in model.parameters()])
     share = Fraction(1, len(models))
     averaging.combine(dict.fromkeys(tickets, share), [], lambda ticket: list(workers[ticket.worker].values()))

@@ -9,9 +9,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.data.partition import Indices
+from paceline.data.partition import Indices, deal
 from paceline.data.samples import TensorSamples, samples
+from paceline.engine.build import launch
+from paceline.engine.loop import Loop
+from paceline.fleets.simulated.fleet import SimulatedWorkers
+from paceline.learning.models.compression import Ensembling
 from paceline.learning.models.ensemble import PASSED_AT_ONCE, NormalEquations, Weighing, as_distribution, relabel
+from paceline.learning.models.server import ModelServer
+from paceline.learning.optimizers import Recipe
+from paceline.learning.workload import workload_of
+from paceline.randomness import stream
+from paceline.trace.writing import TraceWriter
 
 N = 2 * PASSED_AT_ONCE + 7
 FIRST = PASSED_AT_ONCE + PASSED_AT_ONCE // 2  # samples of the first part
@@ -148,3 +157,85 @@ def test_labels_are_of_the_unaugmented_samples() -> None:
     with pytest.raises(pl.ConfigError, match="9 unaugmented samples for 64 training samples"):
         pl.Task(Model(), cross_entropy, train=Augmented(), unaugmented=(X[:9], Y[:9])).unaugmented_samples()
     assert len(samples(Augmented())) == 64
+
+
+def ensembling(rule: str, updates: int, *, compression_steps: int = 1) -> tuple[Ensembling, SimulatedWorkers]:
+    """After so many updates of two workers with 32 samples each: four steps a round, one of which distils."""
+    task = pl.Task(Counted(), cross_entropy, train=(X[:64], Y[:64]))
+    strategy = pl.EnsembleCompression(every=4, weights=rule, compression_steps=compression_steps, steps=400)  # type: ignore[arg-type]
+    shards = deal(pl.Equal(), task.training_samples(), 2, 8, stream(0, "partition"))
+    fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2)
+    recipe = Recipe(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    workers, server = launch(
+        strategy, fleet, workload_of(task, shards, 8), recipe, batches=pl.Shuffled().open(shards, 8, 0), seed=0
+    )
+    assert isinstance(server, ModelServer)
+    assert isinstance(workers, SimulatedWorkers)
+    assert isinstance(server.aggregation, Ensembling)
+    for update in Loop(strategy, workers, server, TraceWriter(None, workers.about)):
+        if update.version == updates - 1:
+            break
+    return server.aggregation, workers
+
+
+class Counted(nn.Module):
+    """Takes note of how many samples pass without gradients."""
+
+    passed = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if torch.is_inference_mode_enabled():
+            Counted.passed += len(inputs)
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+def passed(rule: str, updates: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
+    """How many samples passed without gradients, and the charge for it."""
+    monkeypatch.setattr(Counted, "passed", 0)
+    _, workers = ensembling(rule, updates)
+    return Counted.passed, workers.costs.relabelling
+
+
+@pytest.mark.parametrize("rule", ["simple", "margin"])
+def test_only_samples_of_the_next_mini_batches_are_labelled_and_all_chosen_ones_are_charged(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """22 of a worker's 32 samples are chosen; the step that distils has 8 of 32, the three others have 24."""
+    charge = 2 * 2 * 22 / 8 / 3  # of both workers: 22 samples through two models, a third of a mini-batch each
+    first, second, third = (passed(rule, updates, monkeypatch) for updates in (1, 2, 3))
+    assert first == (1, 0)  # the sample by which tasks without classes are refused
+    assert 1 < second[0] < 1 + 2 * 2 * 8
+    assert second[0] < third[0] < second[0] + 2 * 2 * 22
+    assert (second[1], third[1]) == pytest.approx((charge, 2 * charge))
+
+
+def test_a_regression_is_fitted_on_all_chosen_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert passed("regression", 1, monkeypatch)[0] == 1 + 2 * 2 * 22
+
+
+@pytest.mark.parametrize("rule", ["simple", "regression"])
+@pytest.mark.parametrize(("compression_steps", "updates"), [(1, 1), (1, 2), (0, 1)])
+def test_an_older_checkpoint_tells_what_comes_next(rule: str, compression_steps: int, updates: int) -> None:
+    """It had labels for all chosen samples, and those of the other kind from the round before."""
+    found, _ = ensembling(rule, updates, compression_steps=compression_steps)
+    state = found.state()
+    asked = state.pop("asked")
+    everything = [[each, torch.ones(len(each), 3) / 3] for each in state["chosen"]]
+    old = {**state, "soft": [*state["soft"], *everything], "labels": state["labels"], "centres": []}
+    places = [len(state["soft"]), len(state["soft"]) + 1]
+    if asked:
+        old[asked] = places
+    again, _ = ensembling(rule, updates, compression_steps=compression_steps)
+    again.restore(old)
+    assert again.state()["asked"] == asked
+    assert (
+        asked
+        == {(1, 1): "" if rule == "regression" else "labels", (1, 2): "centres", (0, 1): "centres"}[
+            compression_steps, updates
+        ]
+    )

@@ -13,6 +13,7 @@ from paceline.core.codec import whole
 from paceline.core.errors import IllegalDecision
 from paceline.core.messages import Ticket
 from paceline.core.stateful import State
+from paceline.data.partition import Indices
 from paceline.data.samples import to_device
 from paceline.learning.cost import Cost
 from paceline.learning.model_state import BufferChange, like
@@ -72,7 +73,7 @@ class Averaging:
     def _elastic(self) -> bool:
         return self._settings.combines == "elastic"
 
-    def started(self, ticket: Ticket) -> None:
+    def started(self, ticket: Ticket, batches: Sequence[Indices]) -> None:
         if self._elastic and ticket.worker in self._open:
             raise IllegalDecision(
                 f"cannot give worker {ticket.worker} new work before its last model is used: the elastic force pulls "

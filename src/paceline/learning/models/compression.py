@@ -124,8 +124,8 @@ class Ensembling:
         self._members: Sequence[int] = list(range(len(trainers)))
         self._coefficients: Tensor | None = None
         self._chosen: list[Indices] = []  # the samples that each worker labels
-        self._labels: list[SoftLabels] = []  # the ensemble's outputs for them
-        self._centres: list[SoftLabels] = []  # the mean outputs of the compressed models
+        self._labels: list[SoftLabels] = []  # a regression's outputs for all of them
+        self._asked = ""  # what the next work is given for the samples of its mini-batches: labels, centres or nothing
         self._owed: dict[int, Cost] = {}  # what the last exchange cost a worker, charged to its next work
         self._given: dict[Ticket, Given] = {}
         relabel(
@@ -138,11 +138,29 @@ class Ensembling:
     def model(self) -> nn.Module:
         return Ensemble([self._trainers[worker].model for worker in self._members], self._coefficients)
 
-    def started(self, ticket: Ticket) -> None:
-        worker = ticket.worker
-        self._given[ticket] = Given(
-            self._labels[worker] if self._labels else None, self._centres[worker] if self._centres else None
-        )
+    def started(self, ticket: Ticket, batches: Sequence[Indices]) -> None:
+        """Label the chosen samples of these mini-batches: nobody asks for the others.
+
+        The models are those of the last exchange until the next one.
+        """
+        labels, centres = self._labels[ticket.worker] if self._labels else None, None
+        distilled = self._distilled(ticket)
+        if self._asked == "labels":
+            labels = self._label(ticket.worker, batches[:distilled], self._settings.weights)
+        elif self._asked == "centres":
+            centres = self._label(ticket.worker, batches[distilled:], "simple")
+        self._given[ticket] = Given(labels, centres)
+
+    def _distilled(self, ticket: Ticket) -> int:
+        """How many steps of some work distil the ensemble."""
+        return self._settings.distils(ticket.work.units) if ticket.work.kind == "distilled_steps" else 0
+
+    def _label(self, worker: int, batches: Sequence[Indices], rule: str) -> SoftLabels | None:
+        if not self._settings.relabel or not batches:
+            return None
+        samples = np.intersect1d(np.concatenate(batches), self._chosen[worker])
+        (labels,) = self._relabel(rule, [samples]).labels
+        return soft_labels(samples, labels, len(self._workload.unaugmented))
 
     def cost(self, ticket: Ticket) -> Cost:
         exchange = self._owed.pop(ticket.worker, NOTHING)
@@ -155,7 +173,7 @@ class Ensembling:
     def beginning(self, ticket: Ticket) -> Beginning:
         """Every worker continues from its own model: first come the steps that distil the ensemble, then the others."""
         (labels, centres), steps, settings = self._given[ticket], ticket.work.units, self._settings
-        distilled = settings.distils(steps) if ticket.work.kind == "distilled_steps" else 0
+        distilled = self._distilled(ticket)
         label = Distillation(settings.distillation, labels) if labels else None
         apart = Diversity(settings.diversity, centres, settings.squared) if centres else None
         return Beginning(None, [label] * distilled + [apart] * (steps - distilled))
@@ -166,23 +184,27 @@ class Ensembling:
         self._reset([ticket.worker for ticket in non_finite])
         compressed = settings.exchanges_twice and self._round % 2 == 1
         self._round += 1
-        ends = self._round == settings.rounds
-        if ends:
+        self._labels, self._asked = [], ""
+        if self._round == settings.rounds:
             self._end()
         elif compressed:
-            self._labels, self._centres = [], self._soft(self._exchange("simple"))
+            self._charge()
+            self._asked = "centres"
         else:
             self._choose()
             if settings.weights == "regression" or (settings.distillation > 0 and settings.compressed != 0):
-                found = self._exchange(settings.weights)
-                self._coefficients, self._labels = found.coefficients, self._soft(found)
+                self._charge()
+                self._asked = "labels"
+            if settings.weights == "regression":
+                self._fit()
             if settings.diversity > 0 and settings.compressed == 0:  # the models stay as they are
-                self._centres = self._soft(self._exchange("simple"))
+                self._charge()
+                self._asked = "centres"
 
     def state(self) -> State:
         """Labels are kept once, however many refer to them."""
         given = [each for pair in self._given.values() for each in pair if each is not None]
-        soft = list({id(each): each for each in [*self._labels, *self._centres, *given]}.values())
+        soft = list({id(each): each for each in [*self._labels, *given]}.values())
         place = {id(each): number for number, each in enumerate(soft)}
         return {
             "round": self._round,
@@ -191,7 +213,7 @@ class Ensembling:
             "chosen": list(self._chosen),
             "soft": [[each.samples, each.labels] for each in soft],
             "labels": [place[id(each)] for each in self._labels],
-            "centres": [place[id(each)] for each in self._centres],
+            "asked": self._asked,
             "given": [
                 [plain_ticket(ticket), *(None if each is None else place[id(each)] for each in pair)]
                 for ticket, pair in self._given.items()
@@ -211,11 +233,17 @@ class Ensembling:
         for chosen in self._chosen:
             soft_labels(chosen, torch.empty(0), samples)  # refuses samples that there are not
         self._labels = [soft[whole(number)] for number in state["labels"]]
-        self._centres = [soft[whole(number)] for number in state["centres"]]
+        self._asked = str(state.get("asked", self._asked_by(state)))
         for ticket, *pair in state["given"]:
             self._given[ticket_from(ticket)] = Given(*(None if each is None else soft[whole(each)] for each in pair))
         for worker, (download, mini_batches, forwards, upload) in state["owed"].items():
             self._owed[int(worker)] = Cost(whole(download), whole(mini_batches), real(forwards), whole(upload))
+
+    def _asked_by(self, state: State) -> str:
+        """For older checkpoints, which have labels for all chosen samples."""
+        if state.get("centres") and (not state["labels"] or self._settings.compressed == 0):
+            return "centres"
+        return "labels" if state["labels"] and self._settings.weights != "regression" else ""
 
     def check_restored(self, tickets: Collection[Ticket], updates: int) -> None:
         if self._round != updates or self._given.keys() != {*tickets}:
@@ -223,10 +251,9 @@ class Ensembling:
 
     def _end(self) -> None:
         """Coefficients of the last models; there is no next work to charge this to."""
-        self._labels, self._centres = [], []
         if self._settings.weights == "regression":
             self._choose()
-            self._coefficients = self._relabel("regression").coefficients
+            self._coefficients = self._relabel("regression", self._chosen).coefficients
 
     def _admit(self, workers: Sequence[int]) -> None:
         """The ensemble is made of those that handed in a finite model; if there are none, it stays what it is."""
@@ -244,22 +271,21 @@ class Ensembling:
         pairs = zip(self._trainers, self._workload.shards, strict=True)
         self._chosen = [trainer.choose(shard, self._settings.relabel) for trainer, shard in pairs]
 
-    def _exchange(self, rule: str) -> Relabelled:
+    def _charge(self) -> None:
         """Every worker gets the members' models and passes its chosen samples through all of them."""
         for worker, chosen in enumerate(self._chosen):
             foreign = len(self._members) - (worker in self._members)
             forwards = FORWARD_SHARE * len(self._members) * len(chosen) / self._workload.batch_size
             self._owed[worker] = Cost(foreign * self._workload.state.message_bytes, 0, forwards, 0)
-        return self._relabel(rule)
 
-    def _relabel(self, rule: str) -> Relabelled:
+    def _fit(self) -> None:
+        """A regression is fitted on all chosen samples, which so have their labels at once."""
+        found = self._relabel("regression", self._chosen)
+        samples = len(self._workload.unaugmented)
+        self._coefficients, self._asked = found.coefficients, ""
+        self._labels = [soft_labels(*pair, samples) for pair in zip(self._chosen, found.labels, strict=True)]
+
+    def _relabel(self, rule: str, parts: Sequence[Indices]) -> Relabelled:
         models = [self._trainers[worker].model for worker in self._members]
         weighing = Weighing(rule, self._settings.pooled, self._settings.non_negative)
-        return relabel(models, self._workload.unaugmented, self._chosen, weighing)
-
-    def _soft(self, found: Relabelled) -> list[SoftLabels]:
-        """The labels by sample; nothing where none were chosen."""
-        if not self._settings.relabel:
-            return []
-        samples = len(self._workload.unaugmented)
-        return [soft_labels(*pair, samples) for pair in zip(self._chosen, found.labels, strict=True)]
+        return relabel(models, self._workload.unaugmented, parts, weighing)

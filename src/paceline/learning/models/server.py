@@ -14,6 +14,7 @@ from paceline.core.errors import IllegalDecision
 from paceline.core.messages import Step, Ticket
 from paceline.core.stateful import State
 from paceline.data.batches import Batches
+from paceline.data.partition import Indices
 from paceline.learning.contributions import pack_samples, share_out, unpack_samples
 from paceline.learning.cost import Cost
 from paceline.learning.learner import Server
@@ -60,8 +61,8 @@ class Aggregation(Protocol):
         """Make the next global model of what was handed in; ``models`` has the values of each ticket."""
         ...
 
-    def started(self, ticket: Ticket, /) -> None:
-        """Local work was given out."""
+    def started(self, ticket: Ticket, batches: Sequence[Indices], /) -> None:
+        """Local work was given out, on these mini-batches."""
         ...
 
     def cost(self, ticket: Ticket, /) -> Cost:
@@ -109,7 +110,7 @@ class ModelServer(Server):
         if ticket.work.kind not in self.kinds:
             raise self.refuse(ticket)
         batches = [self._batches.draw(ticket.worker) for _ in range(ticket.work.units)]
-        self.aggregation.started(ticket)
+        self.aggregation.started(ticket, batches)
         self.contributions.promise(ticket, batches, self._numbers.give(ticket))
 
     def drop(self, ticket: Ticket) -> None:
