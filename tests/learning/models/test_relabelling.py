@@ -223,7 +223,7 @@ def test_a_regression_is_fitted_on_all_chosen_samples(monkeypatch: pytest.Monkey
 def test_an_older_checkpoint_tells_what_comes_next(rule: str, compression_steps: int, updates: int) -> None:
     """It had labels for all chosen samples, and those of the other kind from the round before."""
     found, _ = ensembling(rule, updates, compression_steps=compression_steps)
-    state = found.state()
+    state = dict(found.state())
     asked = state.pop("asked")
     everything = [[each, torch.ones(len(each), 3) / 3] for each in state["chosen"]]
     old = {**state, "soft": [*state["soft"], *everything], "labels": state["labels"], "centres": []}
