@@ -12,7 +12,9 @@ import psutil
 
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "200")  # a busy machine; Ray reads it when it is loaded
 
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
+from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
 
 STORE = 120 * 2**20  # bytes; Ray wants 75 MiB at least
 SOON = {  # a node that is gone is noticed within seconds, instead of a quarter of a minute
@@ -39,6 +41,11 @@ class Nodes:
     def kill(self, node: Any) -> None:
         """The raylet of a node, without a word: its workers end with it."""
         node.kill_raylet(check_alive=False)
+
+    def drain(self, node: Any, seconds: float) -> None:
+        """As ``ray drain-node`` does, which tells that a node will be taken away, and takes nothing away."""
+        at = int((time.time() + seconds) * 1000)
+        assert GcsClient(address=self.address).drain_node(node.node_id, DRAIN_NODE_REASON_PREEMPTION, "spot", at)[0]
 
     def actors(self, kind: str = "Agent") -> list[psutil.Process]:
         """The processes of all actors of a class on all nodes."""

@@ -32,6 +32,7 @@ from paceline.fleets.base import check_number
 from paceline.fleets.processes.fleet import ProcessFleet
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.ray.fleet import RayFleet
+from paceline.fleets.ray.notices import RAY
 from paceline.fleets.simulated.cluster import Machines
 from paceline.fleets.simulated.conditions import Availability
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
@@ -55,7 +56,7 @@ PROCESS_CHOICES: Mapping[str, Any] = {
 }  # fmt: skip
 RAY_CHOICES: Mapping[str, Any] = {
     "workers": int, "address": str, "placement": str, "share_memory": bool, "shards": int, "wire": str,
-    "replace": bool, "min_workers": int, "labels": tuple[str, ...], "state": str,
+    "replace": bool, "min_workers": int, "labels": tuple[str, ...], "state": str, "notices": tuple[str, ...],
 }  # fmt: skip
 
 
@@ -252,9 +253,12 @@ def _names(devices: str | Sequence[str]) -> str | list[str]:
 
 def _ray_table(fleet: RayFleet) -> dict[str, Any]:
     resources = dict(fleet.resources_per_worker)
+    table = {**_real_table(fleet, RAY_CHOICES), "notices": list(fleet.notices)}
+    if table["notices"] == [RAY]:  # older versions do not know them
+        del table["notices"]
     return {
         "kind": "ray",
-        **_real_table(fleet, RAY_CHOICES),
+        **table,
         **({"resources_per_worker": resources} if resources else {}),
     }
 

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.core.messages import Joined, Left, Resize, local_steps
+from paceline.core.messages import Joined, Leaving, Left, Resize, Start, local_steps
+from paceline.fleets.ray.notices import METADATA
+from paceline.learning.gradients.distributed import MachineLost
 from paceline.learning.workload import workload_of
 from paceline.storage.checkpoint import read_checkpoint
 from paceline.testing import FleetContract
@@ -24,6 +26,7 @@ from paceline.testing.retraced import WrittenDown, retrace
 from paceline.trace.format import MachineWorkers
 from support import faults, hops
 from support.digits import digits_task, linear
+from support.metadata import Metadata, metadata_service
 from support.own_rules import Together
 from support.ray_cluster import HERE, Nodes, nodes
 from support.resumable import PROCESSES, replayed
@@ -125,6 +128,27 @@ class TestRemote(OnCluster):
         slowed = 2  # files more where workers are made slow
         assert 0 < len(found.calls) <= hops.FLOWS["ray"].most + slowed, sorted(found.calls)
 
+    def test_an_agent_that_answers_with_an_error_or_not_at_all_is_killed_and_another_one_comes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would keep its place for itself, and its workers would compute on."""
+        group: Any = self.fleet.launch(workload_of(digits_task(), [], 32), 0)[0]
+        with closing(group):
+            group.wait()
+            one, other = group.supervisor._launcher._clients.values()
+            kept = [client._actor for client in (one, other)]  # Ray ends whom nobody refers to, if it answers
+            agents = [psutil.Process(client._info.pid) for client in (one, other)]
+            with pytest.raises(MachineLost):
+                one.ask("finite", [10**6])()
+            agents[1].suspend()
+            monkeypatch.setattr("paceline.fleets.ray.client.ANSWERED_WITHIN", 0.2)
+            with pytest.raises(MachineLost):
+                other.ask("finite", [0])()
+            assert psutil.wait_procs(agents, timeout=60)[1] == []
+            while any(isinstance(event, Left) for event in group.wait()) or group.ready != {0, 1, 2}:
+                pass
+            assert kept
+
 
 class TestShards(OnCluster):
     """The server in two pieces, on two other nodes. These start anew for every run, so there are few."""
@@ -225,40 +249,71 @@ def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
     assert run.ended == "updates"
 
 
-def test_a_node_that_dies_is_replaced_by_one_that_joins(
-    cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+class Story:
+    """Worker 0's machine is drained, dies, and another comes. Then a cloud takes that of the others, which stays."""
+
+    def __init__(self, cluster: Nodes, cloud: Metadata, directory: Path) -> None:
+        self._cluster, self._cloud, self._trace = cluster, cloud, directory / "trace.jsonl"
+        environment = {METADATA: cloud.address}
+        self.nodes = [self._add(1, "doomed"), self._add(2, "spare", env_vars=environment)]
+        self._story = self._told()
+        self._awaited = next(self._story)
+        self.noticed_within = 0.0
+
+    def __call__(self, model: torch.nn.Module) -> dict[str, float]:
+        text = self._trace.read_text() if self._trace.exists() else ""
+        if self._awaited and all(text.count(f'["{what}"') == times for what, times in self._awaited.items()):
+            self._awaited = next(self._story, {})
+        return {"loss": 0.0, "accuracy": float(not self._awaited)}
+
+    def _add(self, cpus: int, part: str, **options: Any) -> Any:
+        return self._cluster.add(cpus, labels={"part": part}, **options)
+
+    def _told(self) -> Iterator[dict[str, int]]:
+        """What the trace has to tell before the next thing happens."""
+        yield {"joined": 3}
+        drained_at = time.monotonic()
+        self._cluster.drain(self.nodes[0], 60.0)
+        yield {"leaving": 1}
+        self.noticed_within = time.monotonic() - drained_at
+        self._cluster.kill(self.nodes[0])
+        self.nodes.append(self._add(1, "doomed"))
+        yield {"left": 1, "joined": 4}
+        self._cloud.take_on_aws(1.0)
+        yield {"leaving": 3, "left": 3, "joined": 6}
+
+
+def test_a_node_that_dies_after_a_notice_is_replaced_and_workers_of_one_that_stays_begin_anew(
+    cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker is lost; those of the others go on; it comes back where there is room."""
-    label = {"part": "doomed"}
-    doomed, spare = cluster.add(1, labels=label), cluster.add(2, labels={"part": "spare"})
-    made = [doomed, spare]
+    """Whoever is to be lost gets no more work; the others go on; the run is replayed."""
+    monkeypatch.setattr("paceline.fleets.ray.notices.GRACE", 0.5)
     fleet = pl.RayFleet(
-        3, address=cluster.address, labels=("part=doomed", "part=spare", "part=spare"),
+        3, address=cluster.address, labels=("part=doomed", "part=spare", "part=spare"), notices=("ray", "aws"),
         slow=dict.fromkeys(range(3), pl.delays.Constant(0.05)),
     )  # fmt: skip
-
-    class Striking:
-        """When all three are at work, a raylet dies and another one comes. Content when its worker is back."""
-
-        def __call__(self, model: torch.nn.Module) -> dict[str, float]:
-            trace = tmp_path / "run" / "trace.jsonl"
-            here = trace.read_text().count('["joined"') if trace.exists() else 0
-            if here == 3 and len(made) == 2:
-                cluster.kill(doomed)
-                made.append(cluster.add(1, labels=label))
-            return {"loss": 0.0, "accuracy": float(here == 4)}
-
-    task = replace(digits_task(), evaluate=Striking())
-    stop = pl.Stop(target=0.5, seconds=150.0)
-    try:
-        run = train(task, pl.Asynchronous(), fleet, stop=stop, every=pl.Every(updates=20), directory=tmp_path / "run")
-        assert run.ended == "target"
-        assert [left.worker for left in events(run, Left)] == [0]
-        assert [event.worker for event in events(run, Joined)] == [0, 1, 2, 0]
-        assert "worker 0 ended" in caplog.text
-    finally:
-        for node in made:
-            cluster.remove(node)
+    with metadata_service() as cloud:
+        story = Story(cluster, cloud, tmp_path / "run")
+        options: dict[str, Any] = {"strategy": pl.LiveCompensation(2, blocks=4), "fleet": fleet}
+        task, stop = replace(digits_task(), evaluate=story), pl.Stop(target=0.5, seconds=150.0)
+        try:
+            run = train(task, **options, stop=stop, every=pl.Every(updates=5), directory=tmp_path / "run")
+        finally:
+            for node in story.nodes:
+                cluster.remove(node)
+    assert run.ended == "target", caplog.text
+    facts = list(run.trace)
+    told = [fact for fact in facts if isinstance(fact, Leaving)]
+    assert [fact.worker for fact in told] == [0, 1, 2]
+    assert 59.9 - story.noticed_within <= told[0].by - told[0].at <= 60.1
+    for fact in told:
+        left = next(each for each in facts if isinstance(each, Left) and each.worker == fact.worker)
+        since = facts[facts.index(fact) : facts.index(left)]
+        assert not [each for each in since if isinstance(each, Start) and each.ticket.worker == fact.worker]
+    assert sorted(event.worker for event in events(run, Joined)) == [0, 0, 1, 1, 2, 2]
+    assert all(text in caplog.text for text in ("s (ray): its workers get no", "worker 0 ended", "s (aws): its"))
+    found = pl.replay(tmp_path / "run", digits_task(), **options, optimizer=sgd)
+    assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
 
 def test_a_run_begins_without_a_worker_that_finds_no_place(

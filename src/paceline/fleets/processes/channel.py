@@ -30,6 +30,8 @@ NONE, QUIT = 0, -1
 # than ``PIPE_BUF``, so writes are atomic.
 RECORD = struct.Struct("<iiq")
 FAILED, READY = -1, -2  # instead of units
+LEAVING, STAYING = -3, -4  # a machine will be gone, by a time of ``time.monotonic`` in milliseconds; or is not
+UNKNOWN = 2**62  # instead of that time
 
 
 class Order(NamedTuple):

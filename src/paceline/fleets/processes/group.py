@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.codec import real, whole
 from paceline.core.errors import TooFewWorkers, WorkerFailed
-from paceline.core.messages import Arrived, Event, Joined, Left, Rang, Ticket
+from paceline.core.messages import Arrived, Event, Joined, Leaving, Left, Rang, Ticket
 from paceline.core.stateful import State
-from paceline.fleets.processes.channel import FAILED, READY, RECORD, Channel, Order
+from paceline.fleets.processes.channel import FAILED, LEAVING, READY, RECORD, STAYING, Channel, Order
 from paceline.fleets.processes.supervisor import MAX_FAILURES, ServerChannel, Supervisor, WorkerProcess
 from paceline.fleets.processes.timeouts import DurationHistory, SilenceTimeout
 from paceline.learning.contributions import SharedContributions
@@ -28,6 +28,7 @@ from paceline.trace.format import Computed, MachineWorkers
 CHECK_INTERVAL = 0.25  # seconds between two checks for silent workers
 READ_BYTES = 256 * RECORD.size  # at most, by one call
 SEND_WITHIN = 0.001  # seconds that orders to other machines may wait for each other
+LONGEST_NOTICE = 3600.0  # seconds that a notice names at most: also if nobody knows when a machine will go
 MAX_COUNTED = 1.0  # seconds of one wait that count for timeouts at most: the server itself may have been stopped
 
 log = logging.getLogger("paceline")
@@ -56,6 +57,8 @@ class WorkerHandle:
         self.kill_reason = ""  # why the server killed it, if it did
         self.error = ""  # the traceback of what it raised
         self.failures = 0  # how often in a row it ended without handing anything in
+        self.gone_by: float | None = None  # when its machine will be gone, by ``time.monotonic``, if that is known
+        self.stays = False  # it was to be gone, and is not
 
     @property
     def overdue_at(self) -> float:
@@ -76,6 +79,11 @@ class WorkerHandle:
             self.kill_reason = f"was not ready after {silent}, and was killed"
         if self.process is not None:
             self.process.kill()
+
+    def renew(self) -> None:
+        """Let its process end, so that another one joins: who has announced to leave gets no work any more."""
+        self.stays, self.kill_reason = False, "was to be lost with its machine, and is not: it was ended"
+        self.channel.quit()
 
     def assign(self, ticket: Ticket, now: float) -> None:
         """It has a ticket from now on. If it never received the last order, its silence began with that one."""
@@ -249,7 +257,10 @@ class ProcessWorkers:
         self._zero = time.monotonic() - self._before
         left = [Left(self._before, worker) for worker in sorted(self._joined)]  # the workers before the checkpoint
         self._joined = self.ready
-        return [*left, *(Joined(self._before, worker) for worker in sorted(self._joined))]
+        joined = [Joined(self._before, worker) for worker in sorted(self._joined)]
+        known = [(worker.number, worker.gone_by) for worker in self.supervisor if worker.ready]
+        leaving = [self._leaving(self._before, number, by) for number, by in known if by is not None]
+        return [*left, *joined, *leaving]
 
     # A restored run has other processes. To the strategy all workers leave and join again at one instant: tickets that
     # they had are halted, and what they had handed in still counts.
@@ -298,7 +309,7 @@ class ProcessWorkers:
                 self._handle_end(worker)
         if now - self._checked_at >= CHECK_INTERVAL:
             self._checked_at = now
-            self._kill_silent_workers()
+            self._look_after_workers()
         if self._alarms and self._alarms[0] <= (at := self.now):
             while self._alarms and self._alarms[0] <= at:
                 heapq.heappop(self._alarms)
@@ -318,6 +329,8 @@ class ProcessWorkers:
                     self._handle_ready(worker)
                 elif done == FAILED:
                     worker.error = worker.channel.error
+                elif done in (LEAVING, STAYING):
+                    self._handle_notice(worker, serial / 1000 if done == LEAVING else None)
                 elif worker.ticket is not None and worker.ticket.serial == serial:
                     self._handle_result(worker, worker.ticket, done)
             if len(records) < READ_BYTES:
@@ -337,6 +350,19 @@ class ProcessWorkers:
         self._contributions.forget_worker(worker.number)
         self._events.append(Joined(self.now, worker.number))
 
+    def _handle_notice(self, worker: WorkerHandle, gone_by: float | None) -> None:
+        """Its machine will be gone by a time of ``time.monotonic``; or stays although it was to be gone."""
+        if not worker.ready or worker.kill_reason:
+            return  # whoever starts is told when it is ready
+        worker.gone_by, worker.stays = gone_by, gone_by is None and self._replace
+        if gone_by is not None:
+            self._events.append(self._leaving(self.now, worker.number, gone_by))
+        elif not self._replace:
+            log.warning("worker %d stays without work: to begin anew it would have to be replaced", worker.number)
+
+    def _leaving(self, at: float, worker: int, gone_by: float) -> Leaving:
+        return Leaving(at, worker, min(max(gone_by - self._zero, at), at + LONGEST_NOTICE))
+
     # Starting and replacing.
 
     def _start(self, worker: WorkerHandle) -> None:
@@ -344,11 +370,14 @@ class ProcessWorkers:
         assert worker.process is not None
         self._watch(worker.process.sentinel, worker)
 
-    def _kill_silent_workers(self) -> None:
+    def _look_after_workers(self) -> None:
+        """Kill those that are silent, and renew those that stay although they were to be gone."""
         for worker in self.supervisor:
             worker.check_heartbeat(self._waited)
             if worker.overdue_at <= self._waited and worker.process is not None and not worker.kill_reason:
                 worker.kill_silent(self._waited)
+            if worker.stays and worker.ready and worker.ticket is None:
+                worker.renew()
         self._check_enough()
 
     def _check_enough(self) -> None:

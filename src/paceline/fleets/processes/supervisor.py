@@ -153,6 +153,7 @@ class Supervisor:
         worker.channel = worker.shared_channel
         worker.channel.reset()
         worker.ready, worker.owes_answer, worker.kill_reason, worker.error = False, False, "", ""
+        worker.gone_by, worker.stays = None, False
         worker.assigned_at = worker.heard_at = now
         descriptors = [self._results, worker.shared_channel.eventfd, *self._regions.descriptors]
         worker.process = self._launcher.start(worker, descriptors)

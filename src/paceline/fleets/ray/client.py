@@ -9,16 +9,28 @@ an agent that was given up is ignored.
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
+from paceline.fleets.processes.channel import FAILED, LEAVING, READY, RECORD, STAYING, UNKNOWN, Order
 from paceline.fleets.ray.connection import CONTROL, EXCHANGE, SUMS, ActorGone, ActorHandle, kill_on
 from paceline.fleets.ray.forecast import Received, SumForecast
 from paceline.fleets.ray.machine import AgentChannel
-from paceline.fleets.ray.messages import AgentInfo, Ended, Failed, HostSettings, Message, Ready, Result, versions
+from paceline.fleets.ray.messages import (
+    AgentInfo,
+    Ended,
+    Failed,
+    HostSettings,
+    Message,
+    Notice,
+    Ready,
+    Result,
+    versions,
+)
+from paceline.fleets.ray.notices import RAY, MachineNotices
 from paceline.fleets.ray.process import RemoteProcess
 from paceline.fleets.ray.wire import MAX_INLINE, SMALL, Bytes, WireFormat, chunks_of, joined, split
 from paceline.learning.arena.arena import Layout, ParameterArena
@@ -78,6 +90,7 @@ class AgentClient:
         self._chunks: list[Bytes] = []
         self._controls: list[tuple[str, int, int]] = []
         self._pinged = False  # an answer is awaited
+        self._notices = MachineNotices("")
         self._exchanges = 0  # calls so far that brought commands, or were to bring news
         self._waiting = 0  # of these: not answered yet, and waiting for news
         self._written_by = 0  # how many of them have to be carried out before rows are complete
@@ -209,7 +222,7 @@ class AgentClient:
         def wait() -> list[Any]:
             found: list[Any] | ActorGone = answer(ANSWERED_WITHIN)
             if isinstance(found, ActorGone):
-                self._handle_gone(actor, found.reason)
+                self._handle_gone(actor, found)
                 raise MachineLost
             return found
 
@@ -232,7 +245,7 @@ class AgentClient:
         found = ActorGone("ended") if actor is None else actor.results([reference], ANSWERED_WITHIN)
         if isinstance(found, ActorGone):
             if actor is not None:
-                self._handle_gone(actor, found.reason)
+                self._handle_gone(actor, found)
             raise MachineLost
         return found[0]
 
@@ -267,6 +280,25 @@ class AgentClient:
     def is_open(self) -> bool:
         return self._opened
 
+    # On the thread that asks Ray, or on that of callbacks.
+
+    def look_for_notice(self, draining: Mapping[str, float]) -> None:
+        """Ray told which nodes are drained: maybe that of this machine. One that is not any more has ended."""
+        with self._lock:
+            if self._info is not None:
+                if self._info.node in draining:
+                    self._notices.hear(RAY, draining[self._info.node])
+                os.write(self.common.results, self._news())
+
+    def _news(self) -> bytes:
+        """For the pipe: what the training loop has to know of the machine's end, if that is something else now."""
+        changed = self._notices.changed(time.monotonic())
+        return b"".join(map(self._notice, self._processes)) if changed else b""
+
+    def _notice(self, worker: int) -> bytes:
+        by = self._notices.told
+        return RECORD.pack(worker, *((STAYING, 0) if by is None else (LEAVING, int(min(by * 1000, UNKNOWN)))))
+
     # On the callback thread.
 
     def _start_agent(self) -> None:
@@ -279,13 +311,13 @@ class AgentClient:
 
     def _handle_info(self, actor: ActorHandle, results: list[AgentInfo] | ActorGone) -> None:
         if isinstance(results, ActorGone):
-            self._handle_gone(actor, results.reason)
+            self._handle_gone(actor, results)
             return
         (info,) = results
         with self._lock:
             if actor is not self._actor:
                 return
-            self._info = info
+            self._info, self._notices = info, MachineNotices(info.host)
             for process in self._processes.values():
                 process.placed(info)
         if info.versions != versions():
@@ -297,7 +329,7 @@ class AgentClient:
 
     def _handle_opened(self, actor: ActorHandle, results: list[str] | ActorGone) -> None:
         if isinstance(results, ActorGone):
-            self._handle_gone(actor, results.reason)
+            self._handle_gone(actor, results)
         elif results[0]:
             self._refuse(actor, results[0])
         else:
@@ -310,7 +342,7 @@ class AgentClient:
 
     def _handle_messages(self, actor: ActorHandle, waited: bool, results: list[Any] | ActorGone) -> None:
         if isinstance(results, ActorGone):
-            self._handle_gone(actor, results.reason)
+            self._handle_gone(actor, results)
             return
         messages, *chunks = results
         with self._lock:
@@ -329,6 +361,13 @@ class AgentClient:
         if isinstance(message, Failed) and worker < 0:
             self._refuse_now(message.error)
             return None
+        if isinstance(message, Notice):
+            if message.problem:
+                self._notices.warn(message.cloud, message.problem)
+            else:
+                by = None if message.seconds is None else time.monotonic() + message.seconds
+                self._notices.hear(message.cloud, by)
+            return self._news()
         channel, process = self._channels.get(worker), self._processes.get(worker)
         if channel is None or process is None:
             return None
@@ -336,7 +375,8 @@ class AgentClient:
             return self._hand_in(channel, message, chunks)
         if isinstance(message, Ready):
             process.pid = message.pid
-            return RECORD.pack(worker, READY, 0)
+            told = b"" if self._notices.told is None else self._notice(worker)
+            return RECORD.pack(worker, READY, 0) + told
         if isinstance(message, Failed):
             channel.error = message.error
             return RECORD.pack(worker, FAILED, message.serial)
@@ -380,14 +420,16 @@ class AgentClient:
             self._channels[worker].error = error
             os.write(self.common.results, RECORD.pack(worker, FAILED, 0))
         if self._actor is not None:
-            self._actor.kill()
-            self._handle_gone(self._actor, "ended")
+            self._handle_gone(self._actor, ActorGone("ended"))
 
-    def _handle_gone(self, actor: ActorHandle, reason: str) -> None:
-        """The agent is lost, with its workers and all that it held."""
+    def _handle_gone(self, actor: ActorHandle, gone: ActorGone) -> None:
+        """The agent is lost, with its workers and all that it held. If it still runs, it must not keep its place."""
         with self._lock:
             if actor is not self._actor:
                 return
+            if gone.stuck and self._info is not None:
+                kill_on(self._info.node, self._info.pid)
+            actor.kill()
             self.incarnation += 1
             self._actor, self._opened = None, False
             self._commands, self._chunks, self._controls = [], [], []
@@ -395,4 +437,4 @@ class AgentClient:
             self.forecast.clear()
             processes, self._processes = self._processes, {}
         for process in processes.values():
-            process.ended(reason)
+            process.ended(gone.reason)

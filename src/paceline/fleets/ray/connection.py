@@ -43,9 +43,13 @@ Then = Callable[[Any], None]  # called on the callback thread with the list of r
 
 @dataclass(frozen=True)
 class ActorGone:
-    """Instead of results: the actor is gone, and whether it had done anything is not known."""
+    """Instead of results: the actor is gone, and whether it had done anything is not known.
+
+    stuck  it answered with an error, or not at all, so that its process may still run
+    """
 
     reason: str
+    stuck: bool = False
 
 
 class Connection:
@@ -62,6 +66,7 @@ class Connection:
             raise ConfigError(f"this process is connected to the Ray cluster at {present} already, not to {address}")
         self._callbacks = callbacks
         self._group: PlacementGroup | None = None
+        self._store: Any = None  # Ray's control store, once it was asked
         self._checked_at, self._has_capacity = -math.inf, True
 
     def nodes(self) -> list[Mapping[str, Any]]:
@@ -112,9 +117,26 @@ class Connection:
 
     def machine_here(self) -> int:
         """The number of the reserved machine that is this process's own node; -1 if it is none of them."""
-        nodes = placement_group_table(self._group)["bundles_to_node_id"]
-        here = ray.get_runtime_context().get_node_id()
+        nodes, here = placement_group_table(self._group)["bundles_to_node_id"], self.node_here()
         return next((number for number, node in sorted(nodes.items()) if node == here), -1)
+
+    def node_here(self) -> str:
+        """The id of this process's own node."""
+        here: str = ray.get_runtime_context().get_node_id()
+        return here
+
+    def draining(self, within: float) -> dict[str, float]:
+        """The nodes that are drained, by id, and when each will be gone: in seconds of ``time.monotonic``, or ``inf``.
+
+        Ray has no public function for it; this is what its own libraries use. It may take so many seconds.
+        """
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+        if self._store is None:
+            self._store = GcsClient(address=ray.get_runtime_context().gcs_address)
+        ahead = time.monotonic() - time.time()
+        found: Mapping[str, int] = self._store.get_draining_nodes(timeout=within)
+        return {node: ahead + milliseconds / 1000 if milliseconds else math.inf for node, milliseconds in found.items()}
 
     def has_capacity(self) -> bool:
         """Whether the reservation is complete. It is not while a node is gone whose share no other node can take."""
@@ -192,7 +214,7 @@ class ActorHandle:
         try:
             return ray.get(list(references), timeout=within)
         except GetTimeoutError:
-            return ActorGone(f"did not answer for {within:g} s")
+            return ActorGone(f"did not answer for {within:g} s", stuck=True)
         except Exception as error:
             return _gone(error)
 
@@ -244,7 +266,7 @@ def _results(future: "Future[Any]", rest: Sequence[Any]) -> Any:
 def _gone(error: Exception) -> ActorGone:
     line = _line(error)
     if not isinstance(error, RayActorError):
-        return ActorGone(f"ended ({type(error).__name__}: {line[-200:]})")
+        return ActorGone(f"ended ({type(error).__name__}: {line[-200:]})", stuck=True)
     if "creation task" in line:  # such as a module that its node does not have
         return ActorGone(f"could not start ({line[-200:]})")
     return ActorGone("ended with its node" if "node" in line.partition("died because")[2] else "ended")

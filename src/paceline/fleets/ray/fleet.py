@@ -11,6 +11,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields
 from paceline.delays import Delay
 from paceline.fleets.processes.timeouts import SilenceTimeout
+from paceline.fleets.ray.notices import RAY, check_notices
 from paceline.fleets.real import check_state, check_system, check_workers, medians_of, with_state
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class RayFleet:
     min_workers   the run stops when fewer workers than this are ready or starting
     deadline      how long a worker may be silent before it is killed
     state         who keeps what the optimizers of workers remember that train models: as in a ``ProcessFleet``
+    notices       who is asked whether a machine will be taken away, which becomes the event ``Leaving``: ``"ray"``, and
+                  on spot machines their cloud, ``("ray", "aws")``, ``"gcp"`` or ``"azure"``
     trust_address send this machine's Ray token to the address, if the cluster asks for it; not where a file names it
     """
 
@@ -59,6 +62,7 @@ class RayFleet:
     min_workers: int = 1
     deadline: SilenceTimeout = SilenceTimeout()
     state: Literal["server", "worker"] = "server"
+    notices: Sequence[str] = field(default=(RAY,), repr=False)  # a run may be resumed with others
     trust_address: bool = field(default=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -74,6 +78,7 @@ class RayFleet:
             )
         if self.shards < 1:
             raise ConfigError(f"shards={self.shards} leaves no server: at least 1")
+        check_notices(self.notices)
         check_system()
         if self.wire not in (None, "bfloat16"):
             raise ConfigError(f"wire={self.wire!r} is unknown: 'bfloat16', or none to send everything as it is")

@@ -23,7 +23,8 @@ from paceline.fleets.processes.memory import SharedMemory, SharedRegions
 from paceline.fleets.processes.serialization import pack, unpack
 from paceline.fleets.processes.worker import WorkerConfig
 from paceline.fleets.ray.connection import fetched, this_node
-from paceline.fleets.ray.messages import Ended, Failed, HostSettings, Message, Ready, Result, SignOfLife
+from paceline.fleets.ray.messages import Ended, Failed, HostSettings, Message, Notice, Ready, Result, SignOfLife
+from paceline.fleets.ray.notices import CloudWatch
 from paceline.fleets.ray.outbox import Outbox
 from paceline.fleets.ray.wire import Bytes, WireFormat, as_bytes, chunks_of, split
 from paceline.learning.arena.arena import ParameterArena
@@ -77,6 +78,8 @@ class Host:
         FORK_SERVER.start()
         self._thread = threading.Thread(target=self._watch, name="paceline-agent", daemon=True)
         self._thread.start()
+        self._clouds = CloudWatch(settings.clouds, lambda *notice: self._outbox.tell([Notice(*notice)]))
+        self._clouds.start()
 
     # In the actor's threads.
 
@@ -287,6 +290,7 @@ class Host:
         return found
 
     def close(self) -> None:
+        self._clouds.close()
         self._open = False
         self._outbox.close()
         self._thread.join()

@@ -1,6 +1,6 @@
 """Starts the workers of one run on the machines of a cluster, and knows which machine has which."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from paceline.fleets.processes.fork_server import FORK_SERVER
@@ -11,6 +11,7 @@ from paceline.fleets.processes.supervisor import WorkerProcess
 from paceline.fleets.ray.client import AgentClient, ServerSide
 from paceline.fleets.ray.machine import RemoteMachine, WeightSender
 from paceline.fleets.ray.messages import HostSettings
+from paceline.fleets.ray.notices import ANSWERED_WITHIN, CLOUDS, RAY, DrainWatch
 from paceline.fleets.ray.session import ClusterSession
 from paceline.fleets.ray.shards import RemoteShards, Shard
 from paceline.fleets.ray.wire import WireFormat
@@ -39,12 +40,13 @@ class MachineLauncher:
             context.arena if models else None, Blobs(context.regions.blobs) if models else None,
         )  # fmt: skip
         self._clients: dict[int, AgentClient] = {}
+        clouds = tuple(each for each in fleet.notices if each in CLOUDS)
         for number, workers in enumerate(session.machines):
             if number != session.own_machine:
                 # for models slots have the same numbers here and there: only what is used takes memory
                 slots = slots_needed(context.workload, fleet.workers if models else len(workers))
                 gpus = fleet.resources_per_worker.get("GPU", 0.0)
-                settings = HostSettings(tuple(workers), slots, models, fleet.wire_dtype, gpus)
+                settings = HostSettings(tuple(workers), slots, models, fleet.wire_dtype, gpus, clouds)
                 self._clients[number] = AgentClient(number, settings, self._common)
         self._of_worker = {
             worker: self._clients[number]
@@ -56,6 +58,10 @@ class MachineLauncher:
         self._wire = WireFormat(layout, fleet.wire_dtype)
         self._shards = fleet.shards
         self._servers: RemoteShards | None = None
+        self._watch: DrainWatch | None = None
+        if self._clients and fleet.notices:
+            ask = partial(session.connection.draining, ANSWERED_WITHIN) if RAY in fleet.notices else dict
+            self._watch = DrainWatch(ask, [*self._clients.values()], session.connection.node_here())
 
     @property
     def machines(self) -> MachineWorkers:
@@ -107,6 +113,8 @@ class MachineLauncher:
 
     def close(self) -> None:
         """Call it when all processes have ended."""
+        if self._watch is not None:
+            self._watch.close()
         for client in self._clients.values():
             client.close()
         if self._servers is not None:

@@ -35,6 +35,7 @@ class HostSettings(NamedTuple):
     models: bool  # do workers hand in models?
     wire: torch.dtype | None
     gpus: float = 0.0  # for each worker, of those that Ray made visible to the agent
+    clouds: tuple[str, ...] = ()  # that are asked whether they take the machine back
 
 
 class Expected(NamedTuple):
@@ -97,4 +98,13 @@ class SignOfLife(NamedTuple):
     received: int
 
 
-Message = Result | Ready | Failed | Ended | SignOfLife
+class Notice(NamedTuple):
+    """A cloud takes the machine back in so many seconds, or no more; or it could not be asked."""
+
+    cloud: str
+    seconds: float | None
+    problem: str = ""
+    worker: int = -1  # it is about all of them
+
+
+Message = Result | Ready | Failed | Ended | SignOfLife | Notice
