@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from paceline.learning.models.ensemble import Ensemble, as_distribution
+from paceline.learning.task import eval_mode
 from reproductions.datasets.cifar import Pictures
 
 AT_ONCE = 500
@@ -58,9 +59,8 @@ def training_losses(members: Sequence[nn.Module], pictures: Pictures) -> list[fl
 
 
 def logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    """In eval mode; who trains the model again sets its mode."""
-    model.eval()
-    with torch.inference_mode():
+    """In eval mode; afterwards the model is in the mode that it was in."""
+    with eval_mode(model), torch.inference_mode():
         return torch.cat([model(part) for part in torch.split(inputs, AT_ONCE)])
 
 

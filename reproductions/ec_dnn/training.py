@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 from paceline import EnsembleCompression, Equal, ModelAveraging, Network, Shuffled, SimulatedFleet, Task
 from paceline.config.named_tasks import lenet
 from paceline.core.errors import Diverged
+from paceline.core.stateful import check_stateful
 from paceline.data.partition import deal
 from paceline.delays import Constant
 from paceline.engine.build import launch
@@ -33,10 +34,11 @@ from paceline.trace.writing import TraceWriter
 from reproductions.datasets.cifar import ChannelsLast, Cifar10, cifar10, few_digits
 from reproductions.ec_dnn.evaluation import evaluate, training_losses
 from reproductions.models.convolutional import nin
+from reproductions.pipeline.resuming import keep, kept
 from reproductions.pipeline.samples import packed, right
 from reproductions.pipeline.values import rounded
 
-VERSION = 1  # of the campaign's runs: raise it when a change of the code changes what they come to
+VERSION = 2  # of the campaign's runs: raise it when a change of the code changes what they come to
 BATCH = 32
 VALIDATED = 2_000  # training pictures that no run trains on
 EVALUATIONS = 20  # of the global model in a run, at most: not all communications that come more often
@@ -124,10 +126,13 @@ class Communication(NamedTuple):
     costs: Costs  # of all workers together
 
 
-def run_in_campaign(training: Training, _scratch: Path | None = None) -> dict[str, Any]:
-    """The same run, with which test pictures the global model gets right, and without losses of local models."""
+def run_in_campaign(training: Training, scratch: Path | None = None) -> dict[str, Any]:
+    """The same run, with which test pictures the global model gets right, and without losses of local models.
+
+    With a ``scratch`` folder it writes a checkpoint there at each evaluation, and continues an interrupted run.
+    """
     data = data_of(training)
-    result, model = trained(training, data)
+    result, model = trained(training, data, scratch)
     curve = [{name: value for name, value in row.items() if name != "losses"} for row in result["curve"]]
     return {**result, "curve": curve, "right": packed(right(model, data.test))}
 
@@ -143,13 +148,16 @@ def data_of(training: Training) -> Cifar10:
     return read(training.data, trained=size.samples, validated=VALIDATED, tested=size.tested)
 
 
-def trained(training: Training, data: Cifar10) -> tuple[dict[str, Any], nn.Module]:
+def trained(training: Training, data: Cifar10, scratch: Path | None = None) -> tuple[dict[str, Any], nn.Module]:
     """What a run came to, and its global model."""
     size, workers = training.size, training.case.workers
     followed = data.test[0][: size.followed], data.test[1][: size.followed]
     run = Run(training, network(training), data.train)
     curve: list[dict[str, Any]] = []
     problem = None
+    if (before := kept(scratch)) is not None:
+        run.restore(before["run"])
+        curve = list(before["curve"])
     try:
         for at in run.communications():
             if at.steps * EVALUATIONS >= training.steps * (len(curve) + 1) or at.steps == training.steps:
@@ -157,6 +165,7 @@ def trained(training: Training, data: Cifar10) -> tuple[dict[str, Any], nn.Modul
                 costs = {name: rounded(getattr(at.costs, name) / workers) for name in COSTS}
                 row = {"steps": at.steps, "seconds": rounded(at.seconds), **costs, **seen._asdict()}
                 curve.append({**row, "losses": [rounded(loss) for loss in seen.losses]})
+                keep(scratch, {"run": run.state(), "curve": curve})
     except Diverged as diverged:
         problem = str(diverged)
     return {"problem": problem, "curve": curve, **_final(run, data)}, run.server.model
@@ -184,6 +193,24 @@ class Run:
         assert isinstance(server, ModelServer)
         assert isinstance(workers, SimulatedWorkers)
         self.workers, self.server = workers, server
+        self._loop = Loop(self.strategy, workers, server, TraceWriter(None, workers.about))
+        self._steps = 0
+        self._parts = check_stateful(
+            {
+                "server": server, "sampling": batches, "crew": workers, "contributions": server.contributions,
+                "loop": self._loop,
+            }
+        )  # fmt: skip
+
+    def state(self) -> dict[str, Any]:
+        """After a communication: with it another run of the same training goes on with the same bits."""
+        return {"steps": self._steps, **{name: part.state() for name, part in self._parts.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._steps = state["steps"]
+        for name, part in self._parts.items():
+            part.restore(state[name])
+        self._loop.check_restored()
 
     @property
     def members(self) -> list[nn.Module]:
@@ -194,11 +221,12 @@ class Run:
         """One after each aggregation; those that only follow a compression are left out."""
         strategy, workers = self.strategy, self.workers
         twice = isinstance(strategy, EnsembleCompression) and strategy.exchanges_twice
-        steps = 0
-        for update in Loop(strategy, workers, self.server, TraceWriter(None, workers.about)):
-            steps += strategy.work(update.version).units
+        if self.server.updates == strategy.rounds:  # it was interrupted after that
+            return
+        for update in self._loop:
+            self._steps += strategy.work(update.version).units
             if not (twice and update.version % 2):
-                yield Communication(steps, update.at, workers.costs)
+                yield Communication(self._steps, update.at, workers.costs)
             if self.server.updates == strategy.rounds:
                 return
 

@@ -26,8 +26,9 @@ from paceline.data.images import Labelled, read_cifar10
 from paceline.pruning.rules import FineRule, RandomRule, SoftRule
 from paceline.pruning.samplers import PruningSampler
 from paceline.pruning.schedule import Schedule
-from paceline.randomness import stream
+from paceline.randomness import restore_stream, stream, stream_state
 from reproductions.models.convolutional import vgg11
+from reproductions.pipeline.resuming import keep, kept
 from reproductions.pipeline.samples import packed, right
 from reproductions.pipeline.values import rounded
 
@@ -39,6 +40,7 @@ BEST = 3  # "the average of the best three accuracies"
 CURVE = 5  # epochs between evaluations before that
 EVALUATED_AT_ONCE = 1_000
 FOLLOWED = 200  # samples whose every loss is kept
+COUNTED = ("seen", "seconds", "overhead", "times_pruned", "trends")
 
 Choice = FineRule | RandomRule | SoftRule
 
@@ -78,10 +80,13 @@ class Training:
         return f"{self.model}-{kind}-{self.size.epochs}-epochs-seed{self.seed}"
 
 
-def run_in_campaign(training: Training, _scratch: Path | None = None) -> dict[str, Any]:
-    """The same run, without what single samples did, and with the test samples that the last model gets right."""
+def run_in_campaign(training: Training, scratch: Path | None = None) -> dict[str, Any]:
+    """The same run, without what single samples did, and with the test samples that the last model gets right.
+
+    With a ``scratch`` folder it writes a checkpoint there at each evaluation, and continues an interrupted run.
+    """
     pictures = cifar10(training.data, training.size)
-    result, model = trained(training, pictures)
+    result, model = trained(training, pictures, scratch)
     kept = {name: value for name, value in result.items() if name not in ("times_pruned", "trends", "sizes")}
     inputs, labels = pictures.evaluated
     shown = inputs.contiguous(memory_format=torch.channels_last), labels
@@ -93,18 +98,22 @@ def run_training(training: Training) -> dict[str, Any]:
     return trained(training, cifar10(training.data, training.size))[0]
 
 
-def trained(training: Training, pictures: "Pictures") -> tuple[dict[str, Any], nn.Module]:
+def trained(training: Training, pictures: "Pictures", scratch: Path | None = None) -> tuple[dict[str, Any], nn.Module]:
     """What a run came to, and its last model."""
     size = training.size
     torch.manual_seed(training.seed)
     model = network(training.model)
     loop = Loop(training, model, pictures.train)
-    curve: list[tuple[float, float, float]] = []
+    curve: list[tuple[float, ...]] = []
     epochs = math.ceil(size.epochs * training.share)
-    for epoch in range(epochs):
+    if (before := kept(scratch)) is not None:
+        loop.restore(before["loop"])
+        curve = [tuple(row) for row in before["curve"]]
+    for epoch in range(len(loop.sizes), epochs):
         loop.epoch(epoch)
         if epoch >= epochs - size.last_epochs or epoch % CURVE == 0:
             curve.append((loop.seen / size.samples, *evaluate(model, pictures.evaluated)))
+            keep(scratch, {"loop": loop.state(), "curve": curve})
     best = sorted((accuracy for _, _, accuracy in curve), reverse=True)[:BEST]
     result = {
         "accuracy": sum(best) / len(best),
@@ -143,6 +152,27 @@ class Loop:
         self._epochs = size.epochs * training.share
         self._most = round(self._epochs * size.samples)
         self._flips = stream(training.seed, "pruning", 1)
+
+    def state(self) -> dict[str, Any]:
+        """Between two epochs: with it another loop of the same training goes on with the same bits."""
+        counts = {name: getattr(self, name) for name in COUNTED}
+        return {
+            **counts, "sizes": self.sizes, "model": self._model.state_dict(), "random": torch.get_rng_state(),
+            "optimizer": self._optimizer.state_dict(), "sampler": self._sampler.state_dict(),
+            "flips": stream_state(self._flips),
+        }  # fmt: skip
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for name in COUNTED:
+            setattr(self, name, state[name])
+        self.sizes = list(state["sizes"])
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        for parameter, values in self._optimizer.state.items():  # laid out as the parameter is
+            values["momentum_buffer"] = torch.empty_like(parameter).copy_(values["momentum_buffer"])
+        self._sampler.load_state_dict(state["sampler"])
+        torch.set_rng_state(state["random"])
+        restore_stream(self._flips, state["flips"])
 
     def epoch(self, number: int) -> None:
         """Train for one epoch, or as far as the number of samples allows."""

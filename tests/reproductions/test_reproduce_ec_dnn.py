@@ -109,6 +109,17 @@ def test_evaluating_e_dnn_on_the_way_changes_nothing(pictures: tuple[Tensor, Ten
     assert torch.equal(vector(run.server.model), vector(same.model))
 
 
+@pytest.mark.parametrize("case", [Case("ma", 2, 4), Case("ec_s", 2, 6)], ids=str)
+def test_evaluating_models_on_the_way_changes_nothing(case: Case, pictures: tuple[Tensor, Tensor]) -> None:
+    """Their dropout and mirrored pictures go on."""
+    wanted = training(case)
+    alone, watched = (Run(wanted, network(wanted), pictures) for _ in range(2))
+    for _, _ in zip(alone.communications(), watched.communications(), strict=True):
+        evaluate(watched.server.model, watched.members, (pictures[0][:8], pictures[1][:8]))
+        assert all(member.training for member in watched.members)
+        assert torch.equal(vector(alone.server.model), vector(watched.server.model))
+
+
 def test_each_method_has_its_rule() -> None:
     assert strategy_of(Case("ma", 4, 16), 500) == pl.ModelAveraging(every=16, steps=500)
     assert strategy_of(Case("ec_m", 4, 50), 500) == pl.EnsembleCompression(every=50, steps=500, weights="margin")
