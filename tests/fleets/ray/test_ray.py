@@ -181,23 +181,20 @@ def test_local_workers_and_processes_compute_the_same_bits(cluster: Nodes, sizes
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
-def test_sizes_by_measured_speed_are_replayed_bit_for_bit(local: bool, cluster: Nodes, tmp_path: Path) -> None:
-    fleet = pl.RayFleet(2, HERE if local else {"CPU": 1.0}, address=cluster.address, slow={1: 3.0})
-    strategy = pl.UnequalBatches(total=16, window=2, margin=0.0)
-    case = replace(PROCESSES, fleet=fleet, strategy=strategy, sampling=pl.Shuffled())
-    run = case.run(tmp_path, pl.Stop(updates=15))
-    assert all(sum(fact.sizes.values()) == 16 for fact in events(run, Resize))
-    found = replayed(case, tmp_path)
-    assert (found.departure, found.differences, found.compared) == (None, {}, True)
-
-
-def test_a_rule_that_chooses_by_itself_is_replayed_bit_for_bit(cluster: Nodes, tmp_path: Path) -> None:
-    fleet = pl.RayFleet(2, {"CPU": 1.0}, address=cluster.address, slow={1: 3.0})
-    case = replace(PROCESSES, fleet=fleet, strategy=pl.Advised(total=16, window=2), sampling=pl.Shuffled())
-    run = case.run(tmp_path, pl.Stop(updates=12))
-    assert "2 workers: all are waited for, for 2 rounds" in [fact.why for fact in events(run, Resize)]
-    found = replayed(case, tmp_path)
-    assert (found.departure, found.differences, found.compared) == (None, {}, True)
+def test_rules_that_measure_speeds_are_replayed_bit_for_bit(local: bool, cluster: Nodes, tmp_path: Path) -> None:
+    described = pl.RayFleet(2, HERE if local else {"CPU": 1.0}, address=cluster.address, slow={1: 3.0})
+    with described.persistent() as fleet:
+        for strategy in (pl.UnequalBatches(total=16, window=2, margin=0.0), pl.Advised(total=16, window=2)):
+            case = replace(PROCESSES, fleet=fleet, strategy=strategy, sampling=pl.Shuffled())
+            directory = tmp_path / type(strategy).__name__
+            run = case.run(directory, pl.Stop(updates=15))
+            resized = events(run, Resize)
+            if isinstance(strategy, pl.Advised):
+                assert "2 workers: all are waited for, for 2 rounds" in [fact.why for fact in resized]
+            else:
+                assert all(sum(fact.sizes.values()) == 16 for fact in resized)
+            found = replayed(case, directory)
+            assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
 
 # Losses
@@ -386,15 +383,17 @@ def test_shards_compute_the_bits_of_one_server_and_a_lost_one_ends_the_run(clust
     """It is resumed from its last checkpoint, with another number of shards."""
     # each node has room for one worker, so that both runs have the same machines
     one, two = (pl.RayFleet(2, {"CPU": 1.5}, address=cluster.address, shards=shards) for shards in (1, 2))
-    runs = [train(digits_task(), pl.Synchronous(), fleet, 6, clip_norm=0.5) for fleet in (one, two)]
+    task = replace(digits_task(), evaluate=Killing(cluster, "Shard", 100, tmp_path / "run"))
+    options = {"directory": tmp_path / "run", "checkpoint": pl.Every(updates=4), "every": pl.Every(updates=3)}
+    runs = [train(digits_task(), pl.Synchronous(), one, 6, clip_norm=0.5)]
+    with two.persistent() as kept:
+        runs += [train(digits_task(), pl.Synchronous(), kept, 6, clip_norm=0.5)]
+        with pytest.raises(pl.PacelineError, match=r"a shard of the server ended.*: continue from the last checkpoint"):
+            train(task, pl.Synchronous(), kept, 200, **options)
     (machines,) = {fact.workers for run in runs for fact in run.trace if isinstance(fact, MachineWorkers)}
     assert len(machines) == 2
     ours, theirs = (run.model.state_dict() for run in runs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    task = replace(digits_task(), evaluate=Killing(cluster, "Shard", 100, tmp_path / "run"))
-    options = {"directory": tmp_path / "run", "checkpoint": pl.Every(updates=4), "every": pl.Every(updates=3)}
-    with pytest.raises(pl.PacelineError, match=r"a shard of the server ended.*: continue from the last checkpoint"):
-        train(task, pl.Synchronous(), two, 200, **options)
     made = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors")["loop"]["version"]
     run = train(digits_task(), pl.Synchronous(), one, made + 5, **options, resume=True)
     assert (run.ended, run.history[-1].updates) == ("updates", made + 5)

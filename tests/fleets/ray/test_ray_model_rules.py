@@ -12,8 +12,9 @@ import torch
 
 import paceline as pl
 from paceline.core.messages import Step
+from paceline.fleets.base import Fleet
 from support.digits import weights
-from support.ray_cluster import Nodes, nodes
+from support.ray_cluster import nodes
 from support.resumable import PROCESSES, replayed
 
 pytestmark = [
@@ -33,14 +34,14 @@ UPDATES = 6
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Nodes]:
-    with nodes([2], head=1) as made:
+def fleet() -> Iterator[Fleet]:
+    """Its agent, which takes seconds to start, stays from run to run."""
+    with nodes([2], head=1) as cluster, pl.RayFleet(2, {"CPU": 1.0}, address=cluster.address).persistent() as made:
         yield made
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_run_of_models_is_replayed_bit_for_bit(name: str, cluster: Nodes, tmp_path: Path) -> None:
-    fleet = pl.RayFleet(2, {"CPU": 1.0}, address=cluster.address)
+def test_a_run_of_models_is_replayed_bit_for_bit(name: str, fleet: Fleet, tmp_path: Path) -> None:
     case = replace(PROCESSES, fleet=fleet, strategy=RULES[name])
     run = case.run(tmp_path, pl.Stop(updates=UPDATES))
     taken = [fact for fact in run.trace if isinstance(fact, Step)]
