@@ -102,9 +102,16 @@ class Channel:
         self._words[RECALL] = serial + 1
 
     def quit(self) -> None:
+        self._words[HALT] = QUIT  # first: see ``send_unless_quit``
         self._words[ORDER] = QUIT
-        self._words[HALT] = QUIT
         os.eventfd_write(self.eventfd, 1)
+
+    def send_unless_quit(self, order: Order) -> None:
+        """Write an order, and wake the worker; one that another thread has told to quit meanwhile still quits."""
+        self.send(order)
+        if self._words[HALT] == QUIT:
+            self._words[ORDER] = QUIT
+        self.notify()
 
     def reset(self) -> None:
         """Remove what was sent to the last process, before another one starts."""

@@ -90,6 +90,7 @@ class AgentClient:
         self._chunks: list[Bytes] = []
         self._controls: list[tuple[str, int, int]] = []
         self._pinged = False  # an answer is awaited
+        self._quitting = False  # workers were told to quit: only their ends are awaited
         self._notices = MachineNotices("")
         self._exchanges = 0  # calls so far that brought commands, or were to bring news
         self._waiting = 0  # of these: not answered yet, and waiting for news
@@ -166,6 +167,7 @@ class AgentClient:
     def control(self, command: str, worker: int, number: int = 0) -> None:
         with self._lock:
             self._controls.append((command, worker, number))
+            self._quitting |= command == "quit"
 
     def flush(self) -> None:
         """Send what is waiting, and see to it that a call waits at the agent for what there is to tell."""
@@ -352,7 +354,7 @@ class AgentClient:
             records = b"".join(filter(None, [self._handle(each, chunks) for each in messages]))
             for begin in range(0, len(records), 128 * RECORD.size):  # no more than a pipe takes as a whole
                 os.write(self.common.results, records[begin : begin + 128 * RECORD.size])
-            if not records:  # otherwise the training loop will have something to send
+            if not records or self._quitting:  # otherwise the training loop will have something to send
                 self.flush()
 
     def _handle(self, message: Message, chunks: list[Bytes]) -> bytes | None:

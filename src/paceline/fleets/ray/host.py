@@ -174,8 +174,7 @@ class Host:
         if blob is not None:
             self._blobs.put_packed(order.source, order.serial, blob)
         self._orders[worker] = order
-        channel.send(order)
-        channel.notify()
+        channel.send_unless_quit(order)  # the order may be older than the call that brought the end
 
     def control(self, command: str, worker: int, number: int) -> None:
         channel = self._channels[worker]
