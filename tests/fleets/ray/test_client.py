@@ -1,5 +1,6 @@
 """What is handed in counts once, whatever becomes of a call: the server's side of an agent, without Ray."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -170,17 +171,44 @@ def test_an_agent_that_is_given_up_is_killed_so_that_another_one_finds_room(
 
 
 def test_a_silent_agent_is_killed_itself(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its worker is killed first; an agent that has not answered until the next time is stopped or stuck."""
+    """Its worker is killed first; one that does not say within seconds that it is alive is stopped or stuck."""
     killed: list[tuple[str, int]] = []
     monkeypatch.setattr("paceline.fleets.ray.client.kill_on", lambda node, pid: killed.append((node, pid)))
+    monkeypatch.setattr("paceline.fleets.ray.client.PING_WITHIN", 0.05)
     remote.open()
     remote.processes[7].kill()
     assert remote.calls.sent[-1] == ("control", (3, [("kill", 7, 0)]))
-    remote.calls.answer("ping", None)
-    remote.processes[9].kill()
-    assert killed == []
-    remote.processes[9].kill()
+    assert remote.processes[9].wait(time.monotonic() + 60)
+    assert remote.processes.pop(9).reap() == "did not answer for 0.05 s on 10.0.0.2"
     assert killed == [("node", 1234)]
+    assert remote.calls.sent[-1] == ("kill", ())
+
+
+def test_an_agent_whose_workers_are_killed_together_stays_if_it_answers(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.fleets.ray.client.PING_WITHIN", 3600.0)
+    remote.open()
+    remote.processes[7].kill()
+    remote.processes[9].kill()
+    assert [method for _, method, _ in remote.calls.made].count("ping") == 1
+    remote.calls.answer("ping", None)
+    assert ("kill", ()) not in remote.calls.sent
+    remote.processes[7].kill()  # it is asked again
+    assert [method for _, method, _ in remote.calls.made].count("ping") == 2
+    remote.calls.answer("ping", None)
+
+
+def test_while_workers_quit_a_call_waits_for_the_news_of_their_ends(remote: Remote) -> None:
+    """Also when results come meanwhile: the training loop, which would send the next call, is over."""
+    remote.assign(5)
+    remote.open()
+    for worker in remote.workers.values():
+        worker.channel.quit()
+    remote.client.flush()
+    before = len(remote.calls.made)
+    remote.tell(Result(7, 5, 2, REPORT, 0.1))
+    assert [method for _, method, _ in remote.calls.made[before:]] == ["exchange"]
 
 
 @pytest.mark.parametrize("wire", [None, torch.bfloat16])

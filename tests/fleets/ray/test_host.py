@@ -1,11 +1,14 @@
 """What an agent finds out about its machine before a run."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from paceline.fleets.processes.channel import Channel, ChannelLayout, Order
+from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.ray.host import devices_of, missing_memory
 from paceline.fleets.ray.messages import HostSettings
 
@@ -30,3 +33,20 @@ def test_a_machine_without_room_says_how_much_is_missing(
     found = missing_memory(HostSettings((0, 1), 20, False, None), nothing, nothing)
     line = "10.0.0.2 has 1.00 GiB free, and 2 workers need 1.50 GiB for weights, gradients and data: 0.50 GiB missing"
     assert found == (line if missing else "")
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_an_order_that_comes_after_the_end_does_not_keep_a_worker(overtaken: bool) -> None:
+    """Calls that bring orders and those that bring the end may overtake each other."""
+    layout = ChannelLayout(1, 4)
+    memory, eventfd = SharedMemory(layout.bytes), os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        channel = Channel(memory, layout, 0, eventfd)
+        order = Order(5, 2, 0, 0, np.arange(4), 0, 0.0)
+        for happens in (channel.quit, lambda: channel.send_unless_quit(order))[:: -1 if overtaken else 1]:
+            happens()
+        assert channel.receive(-1, 0.0) is None
+        assert channel.halted(5)
+    finally:
+        os.close(memory.descriptor)
+        os.close(eventfd)

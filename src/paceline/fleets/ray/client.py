@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from paceline.fleets.ray.session import ClusterSession
 
 ANSWERED_WITHIN = 120.0  # seconds that an agent may take to add up gradients
+PING_WITHIN = 10.0  # seconds that it may take to say that it is alive, when a worker of it is silent
 WAITING = 1  # calls that wait at an agent for something to tell
 LARGE_WAITING = 4  # where each brings something large: they travel side by side
 
@@ -89,7 +90,7 @@ class AgentClient:
         self._commands: list[tuple[Any, ...]] = []
         self._chunks: list[Bytes] = []
         self._controls: list[tuple[str, int, int]] = []
-        self._pinged = False  # an answer is awaited
+        self._ping: threading.Timer | None = None  # until when an answer is awaited
         self._quitting = False  # workers were told to quit: only their ends are awaited
         self._notices = MachineNotices("")
         self._exchanges = 0  # calls so far that brought commands, or were to bring news
@@ -256,27 +257,29 @@ class AgentClient:
         with self._lock:
             self.control("kill", worker)
             self.flush()
-            actor, info = self._actor, self._info
-            if actor is None:
+            actor = self._actor
+            if actor is None or self._ping is not None:
                 return
-            if self._pinged:
-                if info is not None:
-                    kill_on(info.node, info.pid)
-                actor.kill()
-                return
-            self._pinged = True
-            actor.call(self._handle_ping, "ping", group=CONTROL)
+            silent = partial(self._handle_gone, actor, ActorGone(f"did not answer for {PING_WITHIN:g} s", stuck=True))
+            self._ping = ping = threading.Timer(PING_WITHIN, silent)
+            ping.daemon = True
+            ping.start()
+            actor.call(partial(self._handle_ping, ping), "ping", group=CONTROL)
 
     def close(self) -> None:
         """The run is over: let the agent go, or stay for the next run."""
         with self._lock:
             actor, self._actor, self._opened = self._actor, None, False
-            reusable = actor is not None and self._info is not None and not self._pinged
+            info, ping = self._info, self._ping
+        if ping is not None:
+            ping.cancel()
         if actor is not None:
-            if reusable and self.common.session.keep(self._bundle, actor):
+            if info is not None and ping is None and self.common.session.keep(self._bundle, actor):
                 actor.send("close", group="")
-            else:
-                actor.kill()
+                return
+            if info is not None and ping is not None:  # it may be stopped, or stuck
+                kill_on(info.node, info.pid)
+            actor.kill()
 
     @property
     def is_open(self) -> bool:
@@ -304,12 +307,15 @@ class AgentClient:
     # On the callback thread.
 
     def _start_agent(self) -> None:
-        self._info, self._opened, self._pinged = None, False, False
+        self._info, self._opened, self._ping = None, False, None
         self._actor = self.common.session.start(self._bundle)
         self._actor.call(partial(self._handle_info, self._actor), "describe")
 
-    def _handle_ping(self, results: object) -> None:
-        self._pinged = isinstance(results, ActorGone)
+    def _handle_ping(self, ping: threading.Timer, results: object) -> None:
+        ping.cancel()
+        with self._lock:
+            if self._ping is ping:
+                self._ping = None
 
     def _handle_info(self, actor: ActorHandle, results: list[AgentInfo] | ActorGone) -> None:
         if isinstance(results, ActorGone):
