@@ -301,7 +301,7 @@ def test_without_replacement_it_stays_without_work(caplog: pytest.LogCaptureFixt
         assert isinstance(unknown, Leaving)
         assert (late.by, unknown.by) == (late.at, unknown.at + 3600)
         announce(group, 1, None)
-        group.wake_at(group.now + 0.5)
+        group.wake_at(group.now + 0.05)
         group.wait()
         assert "worker 1 stays without work: to begin anew it would have to be replaced" in caplog.text
 

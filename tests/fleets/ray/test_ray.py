@@ -251,20 +251,19 @@ class Story:
 
     def __init__(self, cluster: Nodes, cloud: Metadata, directory: Path) -> None:
         self._cluster, self._cloud, self._trace = cluster, cloud, directory / "trace.jsonl"
-        environment = {METADATA: cloud.address}
-        self.nodes = [self._add(1, "doomed"), self._add(2, "spare", env_vars=environment)]
+        self.nodes = [self._add(1, "doomed"), self._add(2, "spare", cloud.address)]
         self._story = self._told()
         self._awaited = next(self._story)
         self.noticed_within = 0.0
 
     def __call__(self, model: torch.nn.Module) -> dict[str, float]:
         text = self._trace.read_text() if self._trace.exists() else ""
-        if self._awaited and all(text.count(f'["{what}"') == times for what, times in self._awaited.items()):
+        if self._awaited and all(text.count(f'["{what}"') >= times for what, times in self._awaited.items()):
             self._awaited = next(self._story, {})
         return {"loss": 0.0, "accuracy": float(not self._awaited)}
 
-    def _add(self, cpus: int, part: str, **options: Any) -> Any:
-        return self._cluster.add(cpus, labels={"part": part}, **options)
+    def _add(self, cpus: int, part: str, cloud: str = "http://127.0.0.1:9") -> Any:  # where nobody answers
+        return self._cluster.add(cpus, labels={"part": part}, env_vars={METADATA: cloud})
 
     def _told(self) -> Iterator[dict[str, int]]:
         """What the trace has to tell before the next thing happens."""
