@@ -2,6 +2,7 @@
 
 python -m reproductions PAPER [--quick | --full [--runs N]] [--data DIR] [--json FILE] [--figures DIR] [--seed N]
                               [--work DIR]
+python -m reproductions pages [--docs DIR]
 python -m reproductions fetch mnist cifar10 --to DIR
 """
 
@@ -125,6 +126,18 @@ def _add_paper(name: str, help_text: str) -> None:
 
 for _name, _help in PAPERS.items():
     _add_paper(_name, _help)
+
+
+@app.command()
+def pages(
+    docs: Annotated[Path, typer.Option(metavar="DIR", help="The folder of evidence.md and results.")] = Path("docs"),
+) -> None:
+    """Write what the campaigns came to so far into the pages and tables of docs. Nothing is trained."""
+    from reproductions.pages import write_pages
+
+    if not (docs / "evidence.md").is_file():
+        raise ConfigError(f"--docs {docs}: there is no evidence.md; give the folder docs of a checkout")
+    typer.echo(f"Written: {', '.join(map(str, write_pages(docs)))}")
 
 
 @app.command()

@@ -2,14 +2,18 @@
 
 import json
 import re
-from collections import Counter
 from itertools import combinations
 from pathlib import Path
+from shutil import copy, copytree
 from typing import Any
 
 import pytest
 
+from paceline import ConfigError
 from reproductions.group_sgd.claims import training_claims
+from reproductions.pages import BEGIN, END, settled, with_campaign, write_pages
+from reproductions.pipeline.card import Card
+from reproductions.pipeline.claims import Claim
 from reproductions.pipeline.plan import Options
 from reproductions.sdde.paper import PAPER
 
@@ -53,11 +57,44 @@ def test_every_committed_claim_has_a_verdict_and_every_order_a_test(name: str) -
 
 def test_the_table_of_all_papers_has_the_counts_of_the_committed_cards() -> None:
     page = (RESULTS.parent / "evidence.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| \[[^]]+\]\(results/([a-z-]+)\.md\) \|[^|]*\| (\d+) \| (\d+) \| (\d+) \| (\d+) \|", page, re.MULTILINE
-    )
+    number = r" (\d+) \|"
+    rows = re.findall(rf"^\| \[[^]]+\]\(results/([a-z-]+)\.md\) \|[^|]*\|{5 * number}", page, re.MULTILINE)
     assert {name for name, *_ in rows} == set(CARDS)
     for name, *told in rows:
-        count = Counter(claim["verdict"] for claim in committed(name)["claims"])
-        found = [count[verdict] for verdict in ("yes", "no", "cannot be told")]
-        assert [int(number) for number in told] == [sum(found), *found], name
+        long = committed(f"{name}-full")["claims"] if (RESULTS / f"{name}-full.json").exists() else []
+        run = {claim["name"] for claim in long if claim["verdict"] in ("yes", "no", "cannot be told")}
+        counted = [claim for claim in long if claim["name"] in run]
+        counted += [claim for claim in committed(name)["claims"] if claim["name"] not in run]
+        found = [sum(claim["verdict"] == verdict for claim in counted) for verdict in ("yes", "no", "cannot be told")]
+        waiting = sum(claim["verdict"] == "not run yet" for claim in long)
+        assert [int(each) for each in told] == [sum(found), *found, waiting], name
+
+
+def test_pages_are_written_anew_of_what_there_is_and_nothing_else_changes(tmp_path: Path) -> None:
+    copytree(RESULTS, tmp_path / "results", ignore=lambda _, names: [name for name in names if name.endswith(".png")])
+    copy(RESULTS.parent / "evidence.md", tmp_path)
+    written = write_pages(tmp_path)
+    once = {path: path.read_bytes() for path in written}
+    assert {path: path.read_bytes() for path in write_pages(tmp_path)} == once
+    for name in ("lgc", "group-sgd", "ec-dnn", "fine-pruning"):
+        old = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+        new = (tmp_path / "results" / f"{name}.md").read_text(encoding="utf-8")
+        assert (new.split(BEGIN)[0], new.split(END)[1]) == (old.split(BEGIN)[0], old.split(END)[1])
+    (tmp_path / "results" / "lgc.md").write_text("# A page without marks\n")
+    with pytest.raises(ConfigError, match="the page of lgc has no place for its campaign"):
+        write_pages(tmp_path)
+
+
+def test_what_a_campaign_has_settled_takes_the_place_of_short_runs_and_what_waits_is_not_counted() -> None:
+    usual = [
+        {"name": name, "verdict": verdict} for name, verdict in (("a", "yes"), ("b", "cannot be told"), ("c", "-"))
+    ]
+    full = [{"name": name, "verdict": verdict} for name, verdict in (("b", "no"), ("a", "not run yet"), ("d", "yes"))]
+    count, waiting = settled(usual, full)
+    assert (count["yes"], count["no"], count["cannot be told"], waiting) == (2, 1, 0, 1)
+    card = Card("lgc", {"runs": "3 of 9 runs made"}, [Claim("b", "lower", 1.0, "above 0", False)])
+    text = with_campaign(f"before\n{BEGIN}\nformer\n{END}\nafter", card)
+    assert (text[:7], text[-6:]) == ("before\n", "\nafter")
+    assert "0 of 1 claims hold, 1 do not; 3 of 9 runs made." in text
+    assert "| `b` | lower | 1 | above 0 | **no** |" in text
+    assert "former" not in text
