@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 import paceline as pl
 from paceline.config.named_tasks import lenet
-from paceline.core.messages import Ticket, local_steps
+from paceline.core.messages import Ticket, distilled_steps, local_steps
 from paceline.learning.models.compression import Ensembling
 from paceline.learning.models.ensemble import PASSED_AT_ONCE
 from paceline.learning.models.training import LocalTrainer
@@ -50,6 +50,7 @@ class Round:
         self.trainers = [LocalTrainer(workload, worker, seed=0) for worker in range(WORKERS)]
         strategy = pl.EnsembleCompression(10, rule, compression_steps=1, diversity=0.0)  # type: ignore[arg-type]
         self.ensembling = Ensembling(replace(workload, trainers=self.trainers), strategy.aggregation)
+        self.shards, self.given = list(shards), WORKERS
         tickets = [Ticket(worker, worker, 0, local_steps(10)) for worker in range(WORKERS)]
         self.weights = dict.fromkeys(tickets, Fraction(1, WORKERS))
         chosen = [trainer.choose(shard, strategy.relabel) for trainer, shard in zip(self.trainers, shards, strict=True)]
@@ -60,7 +61,13 @@ class Round:
         ]
 
     def round(self) -> None:
-        self.ensembling.combine(self.weights, [])
+        """All chosen samples are labelled, since the next work is given every sample of its worker."""
+        self.ensembling.combine(self.weights, [], lambda ticket: ())
+        for number, shard in enumerate(self.shards):
+            ticket = Ticket(self.given, number, 0, distilled_steps(1))
+            self.given += 1
+            self.ensembling.started(ticket, [shard])
+            self.ensembling.settled(ticket)
 
     def passes(self) -> None:
         models = [trainer.model.eval() for trainer in self.trainers]

@@ -2,6 +2,7 @@
 
 python -m reproductions PAPER [--quick | --full [--runs N]] [--data DIR] [--json FILE] [--figures DIR] [--seed N]
                               [--work DIR]
+python -m reproductions seeds [--data DIR]
 python -m reproductions pages [--docs DIR]
 python -m reproductions fetch mnist cifar10 --to DIR
 """
@@ -126,6 +127,20 @@ def _add_paper(name: str, help_text: str) -> None:
 
 for _name, _help in PAPERS.items():
     _add_paper(_name, _help)
+
+
+@app.command()
+def seeds(
+    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets are.")] = None,
+    work: Annotated[Path, typer.Option(metavar="DIR", help="Keeps finished runs.")] = Path("runs") / "seeds",
+) -> None:
+    """Run --quick of all papers with two seeds, keep the verdicts, and tell what holds with one of them only."""
+    from reproductions.seeds import FILE, write_verdicts
+
+    check_parent(work / "run.json")
+    for name, claims in write_verdicts(data, work).items():
+        typer.echo(f"{name}: {', '.join(claims) or 'what holds with one seed holds with the other'}")
+    typer.echo(f"Verdicts: {FILE}")
 
 
 @app.command()

@@ -16,6 +16,7 @@ from reproductions.pipeline.card import Card
 from reproductions.pipeline.claims import Claim
 from reproductions.pipeline.plan import Options
 from reproductions.sdde.paper import PAPER
+from reproductions.seeds import FILE, differing, verdicts_of
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 CARDS = ("lgc", "group-sgd", "ec-dnn", "fine-pruning", "sdde")
@@ -41,6 +42,26 @@ def test_another_seed_of_the_delay_equations_has_the_same_verdicts() -> None:
     card = PAPER.reproduce(Options(quick=True, seed=1))
     held = {claim["name"] for claim in committed("sdde")["claims"] if claim["holds"]}
     assert {claim.name for claim in card.claims if claim.holds} == held
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_what_holds_at_reduced_scale_holds_with_another_seed(name: str) -> None:
+    """Of runs whose verdicts are committed: ``python -m reproductions seeds --data DIR`` makes them again."""
+    found = json.loads(FILE.read_text(encoding="utf-8"))[name]
+    assert found.keys() == {"0", "1"}
+    assert differing(found) == []
+    first, second = found.values()
+    assert first.keys() == second.keys()
+    assert sum(verdict == "yes" for verdict in first.values()) >= 2 - (name == "ec-dnn")
+    assert not [claim for claim in first if {first[claim], second[claim]} == {"yes", "no"}]
+
+
+def test_the_verdicts_of_seeds_are_those_of_runs(tmp_path: Path) -> None:
+    """Of the paper that needs no data."""
+    found = verdicts_of("sdde", None, tmp_path, seeds=[0])
+    assert found["0"] == json.loads(FILE.read_text(encoding="utf-8"))["sdde"]["0"]
+    turned = {"0": {"a": "yes", "b": "cannot be told"}, "1": {"a": "no", "b": "yes"}}
+    assert differing(turned) == ["a"]
 
 
 @pytest.mark.parametrize("name", CARDS)
