@@ -102,7 +102,7 @@ class AgentClient:
     def start(self, worker: "WorkerHandle") -> "RemoteProcess":
         """A process for a worker, on this machine."""
         with self._lock:
-            self._starts += 1
+            self._starts, self._quitting = self._starts + 1, False
             process = RemoteProcess(self, worker.number, self._starts, self.common)
             channel = AgentChannel(self, worker.number)
             worker.channel = self._channels[worker.number] = channel
