@@ -70,6 +70,8 @@ def reproduce(
     from reproductions.pipeline.card import card_table, markdown
 
     paper = paper_of(name)
+    if options.full and figures is not None and not (paper.full and paper.full.drawn):
+        raise ConfigError(f"--figures {figures}: the runs of {name} --full have no figure yet; --json has their curves")
     try:
         with terminable():
             card = paper.reproduce(replace(options, work=work))

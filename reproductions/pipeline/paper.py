@@ -17,11 +17,12 @@ Q = TypeVar("Q", bound=Plan)
 
 @dataclass(frozen=True)
 class AtLength(Generic[Q]):
-    """What ``--full`` runs: a plan of the paper's own length, its card, and the data set that it needs."""
+    """What ``--full`` runs: a plan of the paper's own length, its card, the data set that it needs; is it drawn?"""
 
     plan: Q
     card: Callable[[Q, str, Campaign], Card]
     data: Callable[[Path | None], object]
+    drawn: bool = False
 
 
 @dataclass(frozen=True)
