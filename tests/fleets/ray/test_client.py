@@ -10,6 +10,7 @@ import torch
 
 from paceline.fleets.processes.channel import FAILED, READY
 from paceline.fleets.ray.connection import ActorGone
+from paceline.fleets.ray.forecast import LATEST, UNFORESEEN
 from paceline.fleets.ray.messages import (
     AgentInfo,
     Ended,
@@ -23,7 +24,7 @@ from paceline.fleets.ray.messages import (
 )
 from paceline.fleets.ray.wire import CHUNK, MAX_INLINE
 from paceline.learning.arena.arena import ParameterArena, Report
-from paceline.learning.gradients.distributed import MachineLost
+from paceline.learning.gradients.distributed import MachineLost, MemoryMachine
 from paceline.learning.gradients.held import Parts
 from support.agents import Remote
 
@@ -309,6 +310,69 @@ def test_a_sum_with_a_ticket_that_was_halted_is_not_used(remote: Remote) -> None
     remote.calls.answers = [[[end_of_row(remote)] * 2, row]]
     remote.machine.ask(((0, 0.5), (1, 0.5)), [4, 5])()
     assert len(remote.calls.asked) == 3
+
+
+def unforeseen(remote: Remote) -> None:
+    """Sums with other weights than ever before."""
+    remote.open()
+    for number in range(UNFORESEEN):
+        assert not remote.client.forecast.sends_rows
+        round_of(remote, {7: 10 * number, 9: 10 * number + 1}, ((0, 0.5 + number), (1, 0.5)))
+    assert len(remote.calls.asked) == UNFORESEEN
+
+
+def handed_in(remote: Remote, gradients: dict[int, torch.Tensor], serial: int) -> None:
+    """Tickets in the slots from 4 on, and their gradients along with the news."""
+    end = end_of_row(remote)
+    for slot, worker in zip(gradients, (7, 9), strict=False):
+        remote.assign(serial + slot, worker, slot=slot)
+    remote.client.flush()
+    *_, commands = (arguments[2] for _, method, arguments in remote.calls.made if method == "exchange" and arguments[2])
+    along = {each[1].tickets[0][0]: each[1] for each in commands if each[0] == "expect"}
+    assert along.keys() == gradients.keys()
+    for slot, worker in zip(gradients, (7, 9), strict=False):
+        row = gradients[slot].numpy().view(np.uint8)
+        remote.tell(Result(worker, serial + slot, 2, REPORT, 0.1, Sum(along[slot], [end], row)))
+
+
+def test_gradients_come_along_where_sums_cannot_be_foreseen(remote: Remote) -> None:
+    """They are added up as their machine would, to the bit, and may be used again."""
+    unforeseen(remote)
+    torch.manual_seed(0)
+    there = MemoryMachine((7, 9), ParameterArena(remote.layout, torch.zeros(20 * remote.layout.stride).to(torch.uint8)))
+    for number in range(3):
+        gradients = {slot: torch.randn(10) for slot in (4, 5)}
+        handed_in(remote, gradients, 100 * (number + 1))
+        for slot, gradient in gradients.items():
+            there.arena[slot].vectors[0].copy_(gradient)
+        for parts in (((0, 1 / 3), (1, 2 / 7)), ((1, 0.1 * number),), ((0, 1.0),)):
+            (ours,), ends = remote.machine.ask(parts, [row + 4 for row, _ in parts])()
+            ((theirs,), _) = there.ask(parts, [])()
+            assert torch.equal(ours, theirs)
+            assert len(ends) == len(parts)
+    assert len(remote.calls.asked) == UNFORESEEN
+
+
+def test_a_gradient_that_did_not_come_along_is_asked_for(remote: Remote) -> None:
+    """Its ticket was given out before, or its machine was lost since."""
+    unforeseen(remote)
+    handed_in(remote, {4: torch.ones(10), 5: torch.ones(10)}, 100)
+    remote.assign(200, 9, slot=5)
+    remote.tell(Result(9, 200, 2, REPORT, 0.1))
+    remote.calls.answers = [[[end_of_row(remote)] * 2, np.zeros(40, dtype=np.uint8)]]
+    remote.machine.ask(((0, 0.5), (1, 0.25)), [4, 5])()
+    assert len(remote.calls.asked) == UNFORESEEN + 1
+    remote.calls.answer("exchange", ActorGone("ended"))
+    with pytest.raises(MachineLost):
+        remote.machine.ask(((0, 0.5),), [4])
+
+
+@pytest.mark.parametrize(("numbers", "wire"), [(50_000, None), (10, torch.bfloat16)], ids=["large", "rounded"])
+def test_large_gradients_and_rounded_ones_are_always_added_up_there(numbers: int, wire: torch.dtype | None) -> None:
+    forecast = Remote(numbers, wire).client.forecast
+    for _ in range(LATEST):
+        assert forecast.take(((0, 0.5),), [4]) is None
+    assert not forecast.sends_rows
 
 
 def test_a_row_that_was_never_used_is_not_taken_for_that_of_the_next_ticket(remote: Remote) -> None:

@@ -75,8 +75,9 @@ class AgentClient:
     def __init__(self, bundle: int, settings: HostSettings, common: ServerSide) -> None:
         self.incarnation = 0
         self.sent = self.received = 0  # bytes of weights and gradients
-        self.forecast = SumForecast(SlotBook(settings.workers).first_row)
         self.wire = WireFormat(common.layout, settings.wire)
+        small = settings.wire is None and self.wire.bytes <= SMALL  # rounded ones would have to be added up before
+        self.forecast = SumForecast(SlotBook(settings.workers).first_row, small=small)
         self.common = common
         self._bundle = bundle
         self._settings = settings
@@ -214,6 +215,12 @@ class AgentClient:
             self.forecast.note(parts, ends)
             return self.forecast.take(parts, ends)
 
+    def rows(self, parts: Parts, ends: Sequence[int]) -> Mapping[int, Received] | None:
+        """The gradients of a sum that is wanted now, by slot, if they came along with the news of their arrivals."""
+        with self._lock:
+            found = self.forecast.rows(parts, ends)
+            return None if found is None else dict(found)
+
     def ask(self, method: str, *arguments: Any, results: int = 1) -> Callable[[], list[Any]]:
         """Call a method of the agent; the results when the answer is called. ``MachineLost`` if there are none."""
         with self._lock:
@@ -284,6 +291,11 @@ class AgentClient:
     @property
     def is_open(self) -> bool:
         return self._opened
+
+    @property
+    def slots(self) -> int:
+        """Of the machine's arena."""
+        return self._settings.slots
 
     # On the thread that asks Ray, or on that of callbacks.
 

@@ -1,13 +1,16 @@
 """Another machine as the server sees it, through the machine's agent: its memory, and the channels to its workers."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from paceline.fleets.processes.channel import Order
+from paceline.fleets.ray.forecast import Received, is_whole
 from paceline.fleets.ray.wire import Bytes, WireFormat, as_bytes, chunks_of, joined
 from paceline.learning.arena.arena import EMPTY_REPORT, ParameterArena, Slot
-from paceline.learning.gradients.distributed import Partial
+from paceline.learning.gradients.distributed import MemoryMachine, Partial
 from paceline.learning.gradients.held import Parts, RowEnd
 from paceline.learning.gradients.sharding import Bounds
 
@@ -42,8 +45,30 @@ class RemoteMachine:
         found = client.expected(parts, ends)
         if found is not None:
             return lambda: self._unpacked(found.row, found.ends)
+        rows = client.rows(parts, ends)
+        if rows is not None:
+            return lambda: self._summed(rows, parts, ends)
         answer = client.ask("sum", parts, [*ends], self._chunks, results=1 + self._chunks)
         return partial(self._answered, answer)
+
+    def _summed(self, rows: Mapping[int, Received], parts: Parts, ends: Sequence[int]) -> Partial:
+        """What the machine would have answered, to the bit: of the same gradients in the same slots."""
+        ended = [self._client.common.layout.end_of(as_bytes(rows[slot].ends[0])) for slot in ends]
+        if is_whole(parts):
+            return self._client.wire.unpacked(rows[parts[0][0] + self._mirror.first_row].row), ended
+        for row, _ in parts:
+            slot = row + self._mirror.first_row
+            vectors = self._mirror.arena[slot].vectors
+            for vector, values in zip(vectors, self._client.wire.unpacked(rows[slot].row), strict=True):
+                vector.copy_(values)
+        return self._mirror.sum(parts), ended
+
+    @cached_property
+    def _mirror(self) -> MemoryMachine:
+        """Memory like that of the machine: to add up gradients here as it would there."""
+        layout = self._client.common.layout
+        memory = torch.zeros(self._client.slots * layout.stride, dtype=torch.uint8)
+        return MemoryMachine(self.workers, ParameterArena(layout, memory))
 
     def _answered(self, answer: Callable[[], list[Any]]) -> Partial:
         ends, *chunks = answer()
