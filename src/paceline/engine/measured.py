@@ -14,6 +14,7 @@ from paceline.trace.writing import NoTrace
 class MeasuredSimulation:
     """Iterate over its updates, and stop when there are enough; then ask for ``measures()``.
 
+    learner   is told of the work, and learns nothing
     seconds   of simulated time after which it ends by itself; None for never
     """
 
@@ -21,6 +22,7 @@ class MeasuredSimulation:
         self,
         strategy: Strategy,
         fleet: SimulatedFleet,
+        learner: NoLearner | None = None,
         *,
         seconds: float | None = None,
         message_bytes: int = 0,
@@ -28,39 +30,25 @@ class MeasuredSimulation:
         seed: int = 0,
     ) -> None:
         workers = fleet.open(seed, message_bytes, sizes=sizes)
-        self._assigned = _Assigned()
         self._reader = MeasureReader(workers.about)
         self._trace = NoTrace(workers.about, self._reader)
         workers.announce = self._trace.note
         unequal = None if sizes is None else sizes.unequal
-        self._loop = Loop(strategy, workers, self._assigned, self._trace, seconds, sizes=unequal)
+        self._loop = Loop(strategy, workers, learner or NoLearner(), self._trace, seconds, sizes=unequal)
 
     def __iter__(self) -> Iterator[Stepped]:
         with seldom_collecting():
             yield from self._loop
 
-    @property
-    def assigned(self) -> int:
-        """How many pieces of work were assigned so far."""
-        return self._assigned.count
-
-    def part(self, ticket: Ticket) -> float:
-        """Which part of a piece of work was done: less than 1 where a recall ended it early."""
-        return self._assigned.parts.get(ticket, 1.0)
-
     def measures(self) -> Measures:
         return self._reader.measures(self._trace.history)
 
 
-class _Assigned(NoLearner):
-    """Counts the pieces of work that were assigned, and notes what recalls left of them."""
+class CountedWork(NoLearner):
+    """Counts the pieces of work that were assigned."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.parts: dict[Ticket, float] = {}
+        self.assigned = 0
 
     def start(self, ticket: Ticket) -> None:
-        self.count += 1
-
-    def shorten(self, ticket: Ticket, done: int) -> None:
-        self.parts[ticket] = done / ticket.work.units
+        self.assigned += 1

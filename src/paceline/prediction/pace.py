@@ -17,7 +17,7 @@ from paceline.core.coordinator import Strategy
 from paceline.core.messages import Ticket
 from paceline.engine.arguments import simulated_sizes
 from paceline.engine.loop import Stepped
-from paceline.engine.measured import MeasuredSimulation
+from paceline.engine.measured import CountedWork, MeasuredSimulation
 from paceline.fleets.base import medians_at
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.unequal_batches import UnequalBatches, sizes_by_speed
@@ -97,17 +97,29 @@ def with_formula(pace: Pace, strategy: Strategy, case: Case, without: Sequence[i
     )
 
 
+class _Parts(CountedWork):
+    """Notes also which part of a piece of work was done, where a recall ended it early."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: dict[Ticket, float] = {}
+
+    def shorten(self, ticket: Ticket, done: int) -> None:
+        self.done[ticket] = done / ticket.work.units
+
+
 def _count(
     strategy: Strategy, fleet: SimulatedFleet, case: Case, batch_size: int | Sequence[int] | None, pieces: int
 ) -> Pace:
     sizes = simulated_sizes(strategy, fleet.workers, batch_size)
+    work = _Parts()
     simulation = MeasuredSimulation(
-        strategy, replace(fleet, changes=()), message_bytes=case.message_bytes, sizes=sizes, seed=case.seed
+        strategy, replace(fleet, changes=()), work, message_bytes=case.message_bytes, sizes=sizes, seed=case.seed
     )
     updates: list[Stepped] = []
     for update in simulation:
         updates.append(update)
-        enough = simulation.assigned >= pieces and len(updates) >= FEWEST_UPDATES
+        enough = work.assigned >= pieces and len(updates) >= FEWEST_UPDATES
         if enough and update.at > updates[int(SETTLING * len(updates))].at:
             break
     measures = simulation.measures()
@@ -116,7 +128,7 @@ def _count(
     for update in (settled := updates[int(SETTLING * len(updates)) + 1 :]):
         for ticket, weight in update.step.weights.items():
             life[ticket] = life.get(ticket, 0.0) + float(weight)
-    samples = {ticket: _samples(ticket, each) * simulation.part(ticket) for ticket in life}
+    samples = {ticket: _samples(ticket, each) * work.done.get(ticket, 1.0) for ticket in life}
     seconds = updates[-1].at - updates[-len(settled) - 1].at
     total = math.fsum(life.values())
     return Pace(
@@ -127,7 +139,7 @@ def _count(
         mean_staleness=measures.mean_staleness,
         weights=NetWeights(measures.weight_by_age, measures.weight_by_gap),
         least_say=_least_say(life, fleet.workers),
-        pieces=simulation.assigned,
+        pieces=work.assigned,
     )
 
 

@@ -34,7 +34,7 @@ from paceline.core.coordinator import Strategy
 from paceline.data.sizes import BatchSizes
 from paceline.engine.arguments import simulated_sizes
 from paceline.engine.loop import Stepped
-from paceline.engine.measured import MeasuredSimulation
+from paceline.engine.measured import CountedWork, MeasuredSimulation
 from paceline.fleets.simulated.fleet import SimulatedFleet
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
@@ -79,11 +79,12 @@ def simulated(
 ) -> Simulated:
     """Simulate until mean times are known to about one percent. No worker leaves or joins."""
     fleet = replace(fleet, changes=())
-    simulation = MeasuredSimulation(strategy, fleet, message_bytes=message_bytes, sizes=sizes, seed=seed)
+    work = CountedWork()
+    simulation = MeasuredSimulation(strategy, fleet, work, message_bytes=message_bytes, sizes=sizes, seed=seed)
     ages, enough = _Ages(), max(PIECES_OF_WORK, PIECES_OF_A_WORKER * fleet.workers)
     for update in simulation:
         ages.count(update)
-        if simulation.assigned >= enough and len(ages.times) >= FEWEST_UPDATES:
+        if work.assigned >= enough and len(ages.times) >= FEWEST_UPDATES:
             break
     begin = int(SETTLING * len(ages.times))
     gaps, means = np.diff(ages.times)[begin:], np.array(ages.means)[begin:]
