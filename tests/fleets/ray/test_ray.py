@@ -228,10 +228,11 @@ def test_death_is_noticed(local: bool, cluster: Nodes) -> None:
         group.wait()
         for worker in (0, 1):
             os.kill(group.pids[worker], signal.SIGKILL)
-            (left,) = group.wait()
-            assert isinstance(left, Left)
-            assert left.worker == worker
-        assert {type(event) for event in (*group.wait(), *group.wait())} == {Joined}
+        seen: list[Any] = []  # another one may come before the second death is noticed
+        while sum(isinstance(event, Joined) for event in seen) < 2:
+            seen += group.wait()
+        for worker in (0, 1):
+            assert [type(event) for event in seen if event.worker == worker] == [Left, Joined]
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
