@@ -13,9 +13,9 @@ from paceline.core.messages import Ticket, gradient
 from paceline.fleets.processes.channel import RECORD, Order
 from paceline.fleets.processes.group import WorkerHandle
 from paceline.fleets.processes.timeouts import SilenceTimeout
-from paceline.fleets.ray.client import AgentClient, ServerSide
+from paceline.fleets.ray.client import AgentClient
 from paceline.fleets.ray.connection import ActorGone
-from paceline.fleets.ray.machine import RemoteMachine, WeightSender
+from paceline.fleets.ray.machine import RemoteMachine, ServerSide, WeightSender
 from paceline.fleets.ray.messages import AgentInfo, HostSettings, Message, versions
 from paceline.fleets.ray.wire import WireFormat
 from paceline.learning.arena.arena import Layout

@@ -195,7 +195,10 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """
     if isinstance(batch, Tensor):
         return batch if batch.device == device else batch.to(device, non_blocking=True)
-    if type(batch) not in (tuple, list, dict) and callable(getattr(batch, "to", None)):
+    kind = type(batch)
+    if kind is tuple or kind is list:  # as most batches are
+        return kind([to_device(part, device) for part in batch])
+    if kind is not dict and callable(getattr(batch, "to", None)):
         return batch.to(device)
     parts = _parts(batch)
     return batch if parts is None else _like(batch, [to_device(part, device) for part in parts])

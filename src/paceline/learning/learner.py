@@ -231,7 +231,7 @@ class Server:
         before = self._loss_sum, self._loss_weight
         for each in result.passes:
             # those that were kept were computed once before
-            first = each if kept.isdisjoint(each.tickets) else each.without(kept)
+            first = each if not kept or kept.isdisjoint(each.tickets) else each.without(kept)
             self.samples += sum(map(len, first.batches))
             self._loss_sum += first.loss_sum
             self._loss_weight += first.loss_weight

@@ -315,7 +315,10 @@ class LossOfAll:
 
 def numbers(losses: Tensor) -> NDArray[Any]:
     """Losses as an array: those of half precision in floats, for numpy does not know all of their types."""
-    return losses.detach().to("cpu", torch.promote_types(losses.dtype, torch.float32)).numpy()
+    losses = losses.detach()
+    if losses.dtype is not torch.float32 or not losses.is_cpu:
+        losses = losses.to("cpu", torch.promote_types(losses.dtype, torch.float32))
+    return losses.numpy()
 
 
 def _name_in_torch(loss: Loss) -> str | None:

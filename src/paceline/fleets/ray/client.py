@@ -11,14 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paceline.fleets.processes.channel import FAILED, LEAVING, READY, RECORD, STAYING, UNKNOWN, Order
+from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
 from paceline.fleets.ray.connection import CONTROL, EXCHANGE, SUMS, ActorGone, ActorHandle, kill_on
 from paceline.fleets.ray.forecast import Received, SumForecast
-from paceline.fleets.ray.machine import AgentChannel
+from paceline.fleets.ray.machine import AgentChannel, ServerSide
 from paceline.fleets.ray.messages import (
     AgentInfo,
     Ended,
@@ -32,41 +31,18 @@ from paceline.fleets.ray.messages import (
 )
 from paceline.fleets.ray.notices import RAY, MachineNotices
 from paceline.fleets.ray.process import RemoteProcess
-from paceline.fleets.ray.wire import MAX_INLINE, SMALL, Bytes, WireFormat, chunks_of, joined, split
-from paceline.learning.arena.arena import Layout, ParameterArena
-from paceline.learning.arena.blobs import Blobs
+from paceline.fleets.ray.wire import MAX_INLINE, SMALL, Bytes, WireFormat, chunks_of, joined
 from paceline.learning.gradients.distributed import MachineLost
 from paceline.learning.gradients.held import Parts, SlotBook
 from paceline.learning.gradients.sharding import Bounds
 
 if TYPE_CHECKING:
     from paceline.fleets.processes.group import WorkerHandle
-    from paceline.fleets.ray.session import ClusterSession
 
 ANSWERED_WITHIN = 120.0  # seconds that an agent may take to add up gradients
 PING_WITHIN = 10.0  # seconds that it may take to say that it is alive, when a worker of it is silent
 WAITING = 1  # calls that wait at an agent for something to tell
 LARGE_WAITING = 4  # where each brings something large: they travel side by side
-
-
-@dataclass(frozen=True)
-class ServerSide:
-    """What the agents of a run have in common on the server."""
-
-    session: "ClusterSession"
-    run: int
-    results: int  # the writing end of the pipe on which workers tell what they have done
-    layout: Layout
-    stored: Callable[[], Sequence[object]]  # configuration and payload in the object store
-    at_first: float  # seconds that a worker may take to start
-    staging: ParameterArena | None = None  # where workers hand in models: the slots of all workers
-    blobs: Blobs | None = None
-
-    def message(self, packed: Bytes) -> object:
-        """Chunks that are sent along with orders, or a reference to the object store if they are large."""
-        if packed.nbytes <= MAX_INLINE:
-            return split(packed.copy(), chunks_of(packed.nbytes))
-        return self.session.connection.put(packed)
 
 
 class AgentClient:
@@ -305,16 +281,7 @@ class AgentClient:
             if self._info is not None:
                 if self._info.node in draining:
                     self._notices.hear(RAY, draining[self._info.node])
-                os.write(self.common.results, self._news())
-
-    def _news(self) -> bytes:
-        """For the pipe: what the training loop has to know of the machine's end, if that is something else now."""
-        changed = self._notices.changed(time.monotonic())
-        return b"".join(map(self._notice, self._processes)) if changed else b""
-
-    def _notice(self, worker: int) -> bytes:
-        by = self._notices.told
-        return RECORD.pack(worker, *((STAYING, 0) if by is None else (LEAVING, int(min(by * 1000, UNKNOWN)))))
+                os.write(self.common.results, self._notices.news_for(self._processes))
 
     # On the callback thread.
 
@@ -387,7 +354,7 @@ class AgentClient:
             else:
                 by = None if message.seconds is None else time.monotonic() + message.seconds
                 self._notices.hear(message.cloud, by)
-            return self._news()
+            return self._notices.news_for(self._processes)
         channel, process = self._channels.get(worker), self._processes.get(worker)
         if channel is None or process is None:
             return None
@@ -395,8 +362,7 @@ class AgentClient:
             return self._hand_in(channel, message, chunks)
         if isinstance(message, Ready):
             process.pid = message.pid
-            told = b"" if self._notices.told is None else self._notice(worker)
-            return RECORD.pack(worker, READY, 0) + told
+            return RECORD.pack(worker, READY, 0) + self._notices.known_to(worker)
         if isinstance(message, Failed):
             channel.error = message.error
             return RECORD.pack(worker, FAILED, message.serial)

@@ -8,8 +8,8 @@ from paceline.fleets.processes.group import WorkerHandle
 from paceline.fleets.processes.launch import SharedContext
 from paceline.fleets.processes.payload import slots_needed
 from paceline.fleets.processes.supervisor import WorkerProcess
-from paceline.fleets.ray.client import AgentClient, ServerSide
-from paceline.fleets.ray.machine import RemoteMachine, WeightSender
+from paceline.fleets.ray.client import AgentClient
+from paceline.fleets.ray.machine import RemoteMachine, ServerSide, WeightSender
 from paceline.fleets.ray.messages import HostSettings
 from paceline.fleets.ray.notices import ANSWERED_WITHIN, CLOUDS, RAY, DrainWatch
 from paceline.fleets.ray.session import ClusterSession

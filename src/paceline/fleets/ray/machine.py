@@ -1,6 +1,7 @@
 """Another machine as the server sees it, through the machine's agent: its memory, and the channels to its workers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -8,14 +9,36 @@ import torch
 
 from paceline.fleets.processes.channel import Order
 from paceline.fleets.ray.forecast import Received, is_whole
-from paceline.fleets.ray.wire import Bytes, WireFormat, as_bytes, chunks_of, joined
-from paceline.learning.arena.arena import EMPTY_REPORT, ParameterArena, Slot
+from paceline.fleets.ray.wire import MAX_INLINE, Bytes, WireFormat, as_bytes, chunks_of, joined, split
+from paceline.learning.arena.arena import EMPTY_REPORT, Layout, ParameterArena, Slot
+from paceline.learning.arena.blobs import Blobs
 from paceline.learning.gradients.distributed import MemoryMachine, Partial
 from paceline.learning.gradients.held import Parts, RowEnd
 from paceline.learning.gradients.sharding import Bounds
 
 if TYPE_CHECKING:
     from paceline.fleets.ray.client import AgentClient
+    from paceline.fleets.ray.session import ClusterSession
+
+
+@dataclass(frozen=True)
+class ServerSide:
+    """What the agents of a run have in common on the server."""
+
+    session: "ClusterSession"
+    run: int
+    results: int  # the writing end of the pipe on which workers tell what they have done
+    layout: Layout
+    stored: Callable[[], Sequence[object]]  # configuration and payload in the object store
+    at_first: float  # seconds that a worker may take to start
+    staging: ParameterArena | None = None  # where workers hand in models: the slots of all workers
+    blobs: Blobs | None = None
+
+    def message(self, packed: Bytes) -> object:
+        """Chunks that are sent along with orders, or a reference to the object store if they are large."""
+        if packed.nbytes <= MAX_INLINE:
+            return split(packed.copy(), chunks_of(packed.nbytes))
+        return self.session.connection.put(packed)
 
 
 class RemoteMachine:

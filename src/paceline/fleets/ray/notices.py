@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
@@ -24,6 +24,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from paceline.core.errors import ConfigError
 from paceline.core.fields import nearest, shown
+from paceline.fleets.processes.channel import LEAVING, RECORD, STAYING, UNKNOWN
 
 RAY = "ray"
 GRACE = 60.0  # seconds after which a machine that was to be gone counts as one that stays
@@ -69,6 +70,18 @@ class MachineNotices:
             when = "soon" if soonest == math.inf else f"in {max(0.0, soonest - now):.0f} s"
             log.warning("%s will be gone %s (%s): its workers get no more work", self._host, when, source)
         return True
+
+    def news_for(self, workers: Iterable[int]) -> bytes:
+        """For the pipe: what the training loop has to know of the machine's end, if that is something else now."""
+        return b"".join(map(self._record, workers)) if self.changed(time.monotonic()) else b""
+
+    def known_to(self, worker: int) -> bytes:
+        """For the pipe: what was told before a worker was there."""
+        return b"" if self.told is None else self._record(worker)
+
+    def _record(self, worker: int) -> bytes:
+        by = self.told
+        return RECORD.pack(worker, *((STAYING, 0) if by is None else (LEAVING, int(min(by * 1000, UNKNOWN)))))
 
     def warn(self, cloud: str, problem: str) -> None:
         log.warning("%s gives no notices of %s, as it could not be asked there (%s)", cloud, self._host, problem)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from paceline.fleets.ray.messages import AgentInfo
 
 if TYPE_CHECKING:
-    from paceline.fleets.ray.client import AgentClient, ServerSide
+    from paceline.fleets.ray.client import AgentClient
+    from paceline.fleets.ray.machine import ServerSide
 
 EXPECTED_FOR = 60.0  # seconds for which a worker whose machine finds no free resources counts as on its way
 ENDED_WITHIN = 5.0  # seconds that a process may take to end once it is killed

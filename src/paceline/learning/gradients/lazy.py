@@ -409,13 +409,18 @@ def _pass(
 def _ratio(weights: Weights, of: Weights) -> Fraction | None:
     """The factor by which ``weights`` contains ``of``, if it does."""
     ratio: Fraction | None = None
+    last: tuple[Fraction | None, Fraction | None] = None, None
     for ticket, weight in of.items():
-        if ticket not in weights or not weight:
+        now = weights.get(ticket)
+        if now is last[0] and weight is last[1]:  # equal weights are mostly one object
+            continue
+        if now is None or not weight:
             return None
         if ratio is None:
-            ratio = weights[ticket] / weight
-        elif weights[ticket] != ratio * weight:
+            ratio = now / weight
+        elif now != ratio * weight:
             return None
+        last = now, weight
     return ratio
 
 

@@ -204,7 +204,7 @@ class LocalTrainer:
                 losses.append(own.losses)
                 sums.append((own.loss_sum, own.loss_weight))
                 logged.append(own.logged)
-        self.optimizer.zero_grad(set_to_none=True)  # one gradient in memory, not one for each worker
+        self._clear_gradients()  # one gradient in memory, not one for each worker
         finite = len(losses) == len(batches) and all_finite(self._to_be_finite())
         if not finite:
             self.optimizer.state.clear()  # what is not finite may still be in its momentum
@@ -217,9 +217,14 @@ class LocalTrainer:
         """A batch, where the model is."""
         return to_device(self._workload.samples.fetch(indices), self._device)
 
+    def _clear_gradients(self) -> None:
+        """As ``Optimizer.zero_grad``, which takes as long as the step of a small model."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def _train_one(self, indices: Indices, addition: Addition | None) -> PieceLoss | None:
         """What came of one mini-batch; nothing, and no step, if the loss is not finite."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         found = self._backward(indices, addition)
         if found is None:
             return None
