@@ -1,7 +1,7 @@
 """The figures of EC-DNN and its Table 2 in the paper's own layout, from the card."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from paceline.look import SERIES, lines, series, tidy
+from reproductions.ec_dnn.long import LONG
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.figures import Drawing, blank
 
@@ -23,13 +24,18 @@ RULES = {
 }
 LOOKS = dict(zip(RULES, lines([*RULES.values()], markers=False), strict=True))
 WORSE, BETTER = SERIES[1], SERIES[0]
+NETWORKS = {"digits": "MNIST, 1,000 labels", "lenet": "LeNet"}
 CASES = {"local": "1: without local training", "diversity": "2: without diversity", None: "3: whole"}
 
 
 def draw(card: Card) -> dict[str, Drawing]:
-    """All that the card has the runs for, and the tables."""
+    """All that the card has the runs for, and the tables; at length the curves of each part that has begun."""
     runs = [row for row in card.runs if row["workers"] > 1]
     lenet = [row for row in runs if row["model"] == "lenet"]
+    if card.settings["plan"] == LONG.name:
+        return {
+            f"ec-dnn-full-{model}.png": _at_length(runs, card.settings["parts"].values(), model) for model in NETWORKS
+        }
     taus = card.settings["taus"]
     return {
         "ec-dnn-gain.png": _gains(runs),
@@ -37,6 +43,13 @@ def draw(card: Card) -> dict[str, Drawing]:
         "ec-dnn-tau-ablation.png": _tau_and_ablation(lenet, taus),
         "ec-dnn-tables.md": tables(card),
     }
+
+
+def _at_length(rows: Sequence[Row], parts: Iterable[Mapping[str, Any]], model: str) -> Figure | None:
+    """The curves of a model with the tau that was chosen for it."""
+    chosen = [part["taus"] for part in parts if part["chosen"] and model in part["step_sizes"]]
+    mine = [row for row in rows if row["model"] == model]
+    return _curves(mine, chosen[0], NETWORKS[model]) if chosen and mine else None
 
 
 def _gains(rows: Sequence[Row]) -> Figure:
@@ -64,7 +77,7 @@ def _gains(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _curves(rows: Sequence[Row], taus: Mapping[str, int]) -> Figure:
+def _curves(rows: Sequence[Row], taus: Mapping[str, int], network: str = "LeNet") -> Figure:
     """Test error of the global model against virtual time (Fig. 3): thin lines are seeds, thick ones their means."""
     workers = sorted({row["workers"] for row in rows})
     figure = blank(1 + 4.7 * len(workers), 4.2)
@@ -73,7 +86,7 @@ def _curves(rows: Sequence[Row], taus: Mapping[str, int]) -> Figure:
         for method, name in NAMES.items():
             tau = {"ma": taus["averaging"], "e": None}.get(method, taus["compressing"])
             _lines(axis, _those(rows, method, each, tau), name, LOOKS[method])
-        tidy(axis, f"LeNet, {each} workers", "virtual seconds", "" if axis is not panels[0] else "test error, %")
+        tidy(axis, f"{network}, {each} workers", "virtual seconds", "" if axis is not panels[0] else "test error, %")
     panels[0].legend(frameon=False, fontsize=9)
     return figure
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from paceline.look import SERIES, series, tidy
 from paceline.reports.pruning import contact_sheet, trends
+from reproductions.fine_pruning.long import LONG
 from reproductions.fine_pruning.pictures import COLUMNS, NAMES
-from reproductions.fine_pruning.plan import ARMS
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.figures import Drawing, blank
 
@@ -21,7 +21,9 @@ MODELS = {"lenet": "LeNet", "vgg": "VGG-11, 1/8 width"}
 
 
 def draw(card: Card) -> dict[str, Drawing]:
-    """Accuracy of the five ways, the search, and who was pruned."""
+    """Accuracy of the five ways, the search, and who was pruned; at length accuracy alone."""
+    if card.settings["plan"] == LONG.name:
+        return {"fine-pruning-full.png": _accuracy([{**row, "model": "lenet"} for row in card.runs])}
     of_kind: dict[str, list[Row]] = {}
     for row in card.runs:
         of_kind.setdefault(row["kind"], []).append(row)
@@ -34,10 +36,14 @@ def draw(card: Card) -> dict[str, Drawing]:
     }
 
 
-def _accuracy(rows: Sequence[Row]) -> Figure:
-    figure = blank(11, 4)
+def _accuracy(rows: Sequence[Row]) -> Figure | None:
+    """The curves of LeNet, means over the seeds, and how each seed ended."""
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    if not arms:
+        return None
+    figure = blank(11, 4.4)
     curves, points = figure.subplots(1, 2)
-    for number, arm in enumerate(ARMS):
+    for number, arm in enumerate(arms):
         mine = [row for row in rows if row["model"] == "lenet" and row["arm"] == arm]
         curve = np.mean([row["curve"] for row in mine], axis=0)
         curves.plot(curve[:, 0], 100 * curve[:, 2], label=arm, marker=".", **series(number))
@@ -45,13 +51,13 @@ def _accuracy(rows: Sequence[Row]) -> Figure:
     tidy(curves, "LeNet: test accuracy against samples seen", "samples seen / size of the data set", "accuracy, %")
     models = list(dict.fromkeys(row["model"] for row in rows))
     for place, model in enumerate(models):
-        for number, arm in enumerate(ARMS):
+        for number, arm in enumerate(arms):
             values = [100 * row["accuracy"] for row in rows if row["model"] == model and row["arm"] == arm]
-            at = number + place * (len(ARMS) + 1)
-            points.plot([at] * len(values), values, "o", color=SERIES[number], markersize=5)
-            points.plot([at - 0.3, at + 0.3], [fmean(values)] * 2, color=SERIES[number], linewidth=2)
-    places = [number + place * (len(ARMS) + 1) for place in range(len(models)) for number in range(len(ARMS))]
-    points.set_xticks(places, [*ARMS] * len(models), rotation=45, ha="right", fontsize=8)
+            at = number + place * (len(arms) + 1)
+            points.plot([at] * len(values), values, "o", color=SERIES[number % len(SERIES)], markersize=5)
+            points.plot([at - 0.3, at + 0.3], [fmean(values)] * 2, color=SERIES[number % len(SERIES)], linewidth=2)
+    places = [number + place * (len(arms) + 1) for place in range(len(models)) for number in range(len(arms))]
+    points.set_xticks(places, arms * len(models), rotation=45, ha="right", fontsize=8)
     title = "Mean of the best three, each seed: " + ", then ".join(MODELS[model] for model in models)
     tidy(points, title, "", "test accuracy, %")
     return figure

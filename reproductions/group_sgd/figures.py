@@ -9,20 +9,24 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, MultipleLocator, PercentFormatter
 
 from paceline import Stop
-from paceline.look import DASHES, DIM, colour, line, tidy
+from paceline.look import DASHES, DIM, colour, line, lines, tidy, words
 from reproductions.group_sgd.claims import TOY, TOY_UPDATES
+from reproductions.group_sgd.nonconvex import NONCONVEX, RULES
 from reproductions.group_sgd.theorem import Toy, theorem_3_1
-from reproductions.group_sgd.training import MODELS, STRATEGIES, updates_of
+from reproductions.group_sgd.training import MODELS, STRATEGIES, UNITS, updates_of
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.claims import seeds_in_words
 from reproductions.pipeline.figures import Drawing, blank
 
+TASK_NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 NAMES = {"svm": "smooth SVM", "logistic": "logistic regression"}
 Runs = Sequence[Mapping[str, Any]]
 
 
 def draw(card: Card) -> dict[str, Drawing]:
-    """The paper's Figs 5 to 8, the controls, and the theorem."""
+    """The paper's Figs 5 to 8, the controls, and the theorem; of the runs at length their losses and accuracies."""
+    if card.settings["plan"] == NONCONVEX.name:
+        return {"group-sgd-full.png": _nonconvex([run for run in card.runs if run["kind"] == "training"])}
     seeds = seeds_in_words(len(card.settings["seeds"]))
     filled: dict[str, Callable[[Figure], None]] = {
         "group-sgd-svm": lambda figure: _paper(figure, card.runs, "svm", seeds),
@@ -70,6 +74,36 @@ def _controls(figure: Figure, runs: Runs, seeds: str) -> None:
     for axis in axes[1]:
         axis.set_xlabel("units of time")
     _finish(figure, axes, f"Controls that the paper lacks, {seeds}: means and ranges")
+
+
+def _nonconvex(runs: Runs) -> Figure | None:
+    """Test accuracy of LeNet against time, and the training loss at the end; a line or mark for each rule."""
+    tasks = [task for task in TASK_NAMES if any(run["task"] == task for run in runs)]
+    if not tasks:
+        return None
+    figure = blank(10, 0.6 + 3.4 * len(tasks))
+    axes = figure.subplots(len(tasks), 2, squeeze=False, width_ratios=(3, 2))
+    styles = dict(zip(RULES, lines([*RULES.values()]), strict=True))
+    for (curves, ends), task in zip(axes, tasks, strict=True):
+        drawn = [rule for rule in RULES if any((run["task"], run["rule"]) == (task, rule) for run in runs)]
+        for place, rule in enumerate(drawn):
+            mine = [run for run in runs if (run["task"], run["rule"]) == (task, rule)]
+            whole = [run["curve"] for run in mine if len(run["curve"]) == max(len(each["curve"]) for each in mine)]
+            values = np.array([[100 * point[3] for point in curve] for curve in whole])
+            seconds = [point[0] for point in whole[0]]
+            label = f"{words(RULES[rule], workers=len(UNITS))} (learning rate {mine[0]['step']:g})"
+            curves.plot(seconds, values.mean(axis=0), label=label, **styles[rule])
+            curves.fill_between(
+                seconds, values.min(axis=0), values.max(axis=0), color=styles[rule]["color"], alpha=0.12, linewidth=0
+            )
+            losses = [run["train_loss"] for run in mine if run["train_loss"] is not None]
+            ends.plot(losses, [place] * len(losses), "o", color=styles[rule]["color"], markersize=5)
+        ends.set_yticks(range(len(drawn)), [words(RULES[rule], workers=len(UNITS)) for rule in drawn], fontsize=9)
+        ends.invert_yaxis()
+        curves.legend(frameon=False, fontsize=8)
+        tidy(curves, f"LeNet, {TASK_NAMES[task]}: means and ranges of the seeds", "units of time", "test accuracy, %")
+        tidy(ends, "at the end, each seed", "training loss", "")
+    return figure
 
 
 def _curves(axis: Any, runs: Runs, abscissa: str, ordinate: str) -> None:

@@ -73,4 +73,4 @@ def _learning_rate_rule(plan: LgcPlan) -> str:
     )
 
 
-PAPER = Paper("lgc", QUICK, SMALL, make_card, read_cifar10, AtLength(FULL, long_card, read_cifar10, drawn=True))
+PAPER = Paper("lgc", QUICK, SMALL, make_card, read_cifar10, AtLength(FULL, long_card, read_cifar10))

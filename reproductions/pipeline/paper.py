@@ -17,12 +17,11 @@ Q = TypeVar("Q", bound=Plan)
 
 @dataclass(frozen=True)
 class AtLength(Generic[Q]):
-    """What ``--full`` runs: a plan of the paper's own length, its card, the data set that it needs; is it drawn?"""
+    """What ``--full`` runs: a plan of the paper's own length, its card, the data set that it needs."""
 
     plan: Q
     card: Callable[[Q, str, Campaign], Card]
     data: Callable[[Path | None], object]
-    drawn: bool = False
 
 
 @dataclass(frozen=True)

@@ -55,4 +55,4 @@ def make_card(plan: SddePlan, data: str, runner: Runner | Campaign) -> Card:
     return Card("sdde", settings, claims, rows)
 
 
-PAPER = Paper("sdde", QUICK, USUAL, make_card, full=AtLength(FULL, make_card, read_cifar10, drawn=True))
+PAPER = Paper("sdde", QUICK, USUAL, make_card, full=AtLength(FULL, make_card, read_cifar10))

@@ -45,6 +45,13 @@ def cards(make: Callable[[Campaign], Card], place: Path, runs: int) -> tuple[Car
     return found[0], found[1], found[2]
 
 
+def drawn(paper: str, card: Card, place: Path) -> list[str]:
+    """The names of its figures, none of which is empty."""
+    files = paper_of(paper).figures(card, place / "figures")
+    assert all(file.stat().st_size > 10_000 for file in files)
+    return [file.name for file in files]
+
+
 def verdicts(card: Card) -> set[str]:
     return {claim.verdict for claim in card.claims if claim.paper is not None and claim.tolerance is not None}
 
@@ -69,6 +76,8 @@ def test_fine_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {row["arm"]: round(row["saved"], 3) for row in whole.runs if row["arm"] != "soft"} == {
         "regular": 0, "pruned": 0.15, "random": 0.15, "shortened": 0.15,
     }  # fmt: skip
+    assert drawn("fine-pruning", none, tmp_path) == []
+    assert drawn("fine-pruning", some, tmp_path) == ["fine-pruning-full.png"]
     assert {claim.name for claim in long_card(LONG, "", Campaign(tmp_path / "no", tmp_path / "s", 0)).claims} >= {
         "selection_helps.against_random.late", "selection_helps.against_shortened.blocks", "accuracy.soft",
     }  # fmt: skip
@@ -85,6 +94,7 @@ def test_group_sgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (claim,) = whole.claims
     assert claim.name == "nonconvex.mnist.gsgd_below_asgd"
     assert claim.test.startswith("paired over 2 seeds")
+    assert (drawn("group-sgd", some, tmp_path), drawn("group-sgd", whole, tmp_path)) == ([], ["group-sgd-full.png"])
 
 
 @pytest.mark.parametrize("rule", nonconvex.RULES)
@@ -112,6 +122,7 @@ def test_ec_dnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {row["method"] for row in some.settings["parts"][plan.name]["table"]} == {"ma", "e", "ec_s", "ec_m", "s"}
     assert {"chosen.p.10_below_5", "chosen.mu.70_below_30"} <= {claim.name for claim in whole.claims}
     assert "not run yet" not in verdicts(whole)
+    assert (drawn("ec-dnn", none, tmp_path), drawn("ec-dnn", whole, tmp_path)) == ([], ["ec-dnn-full-lenet.png"])
 
 
 def test_other_p_and_mu_have_their_rule_and_leave_the_names_of_other_runs_alone() -> None:

@@ -34,7 +34,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["sdde", "--full", "--data", "/nowhere"], "python -m reproductions fetch cifar10 --to /nowhere"),
         (["lgc", "--quick", "--full"], "--quick and --full cannot both be"),
         (["lgc", "--runs", "2"], "--runs 2 needs --full"),
-        (["ec-dnn", "--full", "--figures", "new"], "the runs of ec-dnn --full have no figure yet"),
         (["lgc", "--table", "folder"], "folder"),
         (["group-sgd", "--json", "/"], "it is a directory"),
         (["sdde", "--json", "folder"], "folder"),
