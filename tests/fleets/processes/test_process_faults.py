@@ -27,8 +27,10 @@ from paceline.trace.reading import Trace
 from support import faults
 from support.digits import digits_task, linear
 from support.processes import reaped
+from support.until import Until, UntilAll
 
 TESTS = Path(__file__).parents[2]
+LATE = pl.Stop(seconds=100.0)
 SOON = pl.SilenceTimeout(factor=5.0, at_least=2.0, at_first=60.0)
 STRATEGIES = [
     pl.Synchronous(),
@@ -102,17 +104,16 @@ def test_a_killed_worker_is_replaced(
     fault: faults.Fault, strategy: pl.strategy.Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task, written = struck(fault, tmp_path / "marks"), WrittenDown()
-    stop = pl.Stop(seconds=60.0, updates=60)
     fleet = pl.ProcessFleet(3, slow={worker: pl.delays.Constant(0.005) for worker in range(3)})
-    run = train(task, strategy, fleet, sampling=written, stop=stop)
-    assert run.ended == "updates"
+    run = train(task, strategy, fleet, sampling=written, stop=LATE, callbacks=[Until("left", updates=40)])
+    assert run.ended == "seen"
     assert run.non_finite == []  # nothing half-written was used
     (left,) = of_type(run.trace, Left)
     assert [joined.worker for joined in of_type(run.trace, Joined)[3:]] in ([left.worker], [])
     check_conserved(run.trace)
     assert f"worker {left.worker} was killed by SIGKILL while it" in caplog.text
     assert "a replacement is on its way" in caplog.text
-    expected = retrace(run.trace, written.draws, replace(task, model=linear()), 0.1, 60)
+    expected = retrace(run.trace, written.draws, replace(task, model=linear()), 0.1, run.history[-1].updates)
     for one, other in zip(run.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
 
@@ -153,11 +154,6 @@ def test_all_workers_at_once(tmp_path: Path) -> None:
 # Those that are stopped, stuck, or broken
 
 
-class EndWhenOneLeaves(pl.Callback):
-    def on_worker(self, event: pl.callbacks.WorkerEvent) -> str | None:
-        return "a worker left" if event.kind == "left" else None
-
-
 @pytest.mark.parametrize("fault", [faults.stop, faults.hang], ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize(
     "strategy", [pl.Synchronous(), pl.Asynchronous(), pl.FastestK(1)], ids=lambda s: type(s).__name__
@@ -169,11 +165,11 @@ def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
     slow = {0: pl.delays.Empirical([0.01, 0.06], in_order=True), 1: pl.delays.Empirical([0.06, 0.01], in_order=True)}
     fleet = pl.ProcessFleet(2, slow=slow, deadline=SOON)
     task = struck(fault, tmp_path / "marks", at=9)
-    run = train(task, strategy, fleet, stop=pl.Stop(seconds=100.0), callbacks=[EndWhenOneLeaves()])
+    run = train(task, strategy, fleet, stop=LATE, callbacks=[Until("left")])
     left, *_ = of_type(run.trace, Left)  # on a machine that stands still now and then, others may be given up too
     assert f"worker {left.worker} was silent for" in caplog.text
     assert ": the slowest of its last" in caplog.text
-    assert run.ended == "a worker left"
+    assert run.ended == "seen"
     check_conserved(run.trace)
 
 
@@ -188,11 +184,12 @@ def test_a_worker_that_goes_on_in_time_is_kept(tmp_path: Path) -> None:
 def test_a_worker_that_raises_is_replaced_and_its_traceback_told(
     fault: faults.Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = train(struck(fault, tmp_path / "marks"), pl.Asynchronous(), pl.ProcessFleet(2), 60)
+    seen = Until("left", "joined", updates=20)
+    run = train(struck(fault, tmp_path / "marks"), pl.Asynchronous(), pl.ProcessFleet(2), stop=LATE, callbacks=[seen])
     (left,) = of_type(run.trace, Left)
     assert f"worker {left.worker} raised an error while it ran t" in caplog.text
     assert f"in {fault.__name__}" in caplog.text
-    assert run.ended == "updates"
+    assert run.ended == "seen"
 
 
 def test_a_worker_that_keeps_raising_is_not_replaced_for_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -236,7 +233,7 @@ def test_contributions_that_are_not_finite_are_left_out() -> None:
             return outputs
 
     task = replace(digits_task(Spoiling()), evaluate=lambda model: {"loss": 0.0})
-    run = train(task, pl.Asynchronous(), pl.ProcessFleet(3), 60)
+    run = train(task, pl.Asynchronous(), pl.ProcessFleet(3), stop=LATE, callbacks=[UntilAll(3, updates=5)])
     assert len(run.non_finite) == 3  # each worker's fourth
     assert len(of_type(run.trace, NonFinite)) == 3
     assert all(torch.isfinite(parameter).all() for parameter in run.model.parameters())

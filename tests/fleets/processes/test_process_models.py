@@ -18,6 +18,7 @@ from paceline.trace.reading import Trace
 from support import faults
 from support.digits import digits_task, weights
 from support.local_models import mlp, sgd
+from support.until import Until
 
 EC = pl.EnsembleCompression
 SOON = pl.SilenceTimeout(factor=5.0, at_least=1.5, at_first=60.0)
@@ -67,8 +68,9 @@ def test_a_killed_worker_is_replaced_and_the_run_follows_from_its_trace(
     number = STRATEGIES.index(strategy)
     fault = struck(FAULTS[number % len(FAULTS)], tmp_path / "marks", at=6)
     fleet = pl.ProcessFleet(3, threads=1, slow=dict.fromkeys(range(3), pl.delays.Constant(0.02)))
-    run = train(fault, strategy, fleet, 12, directory=tmp_path / "run")
-    assert (run.ended, run.non_finite) == ("updates", [])
+    seen = Until("left", "joined", updates=4)
+    run = train(fault, strategy, fleet, 10**6, directory=tmp_path / "run", callbacks=[seen])
+    assert (run.ended, run.non_finite) == ("seen", [])
     (left,) = of_type(run.trace, Left)
     assert [joined.worker for joined in of_type(run.trace, Joined)[3:]] == [left.worker]
     used = [ticket for step in of_type(run.trace, Step) for ticket in step.weights]

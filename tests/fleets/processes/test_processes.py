@@ -25,6 +25,7 @@ from paceline.core.messages import Arrived, Joined, Recall, Start, Ticket
 from paceline.learning.workload import workload_of
 from support.ddp import train_with_ddp
 from support.digits import Noted, digits, digits_task
+from support.until import UntilAll
 
 
 def train(
@@ -286,7 +287,8 @@ def test_workers_are_gone_after_the_run() -> None:
 
 
 def test_tickets_name_the_version_that_was_downloaded() -> None:
-    run = train(digits_task(), pl.Asynchronous(), pl.ProcessFleet(3, slow={0: 4.0}), 30)
+    fleet = pl.ProcessFleet(3, slow={0: 4.0})
+    run = train(digits_task(), pl.Asynchronous(), fleet, 10**6, callbacks=[UntilAll(3, updates=3)])
     made = 0
     for fact in run.trace:
         if isinstance(fact, Start):

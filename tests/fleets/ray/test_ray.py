@@ -31,6 +31,7 @@ from support.own_rules import Together
 from support.ray_cluster import HERE, Nodes, nodes
 from support.resumable import PROCESSES, replayed
 from support.stepping import CASES, trained
+from support.until import Until
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -207,11 +208,11 @@ def test_what_a_lost_call_did_counts_once_or_not_at_all(
     task, written = struck(fault, tmp_path / "marks"), WrittenDown()
     slow = dict.fromkeys(range(2), pl.delays.Constant(0.01))
     fleet = pl.RayFleet(2, address=cluster.address, slow=slow)
-    run = train(task, pl.Asynchronous(), fleet, 40, sampling=written)
+    run = train(task, pl.Asynchronous(), fleet, 10**6, sampling=written, callbacks=[Until("left", updates=30)])
     (left,) = events(run, Left)
     assert f"worker {left.worker} was killed by SIGKILL on " in caplog.text
     assert "a replacement is on its way" in caplog.text
-    expected = retrace(run.trace, written.draws, replace(task, model=linear()), 0.1, 40)
+    expected = retrace(run.trace, written.draws, replace(task, model=linear()), 0.1, run.history[-1].updates)
     for one, other in zip(run.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
 
