@@ -3,6 +3,7 @@
 A ticket moves from one index to the next at most once, so that following costs the same with 16 workers as with 10,000.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Set
 from types import MappingProxyType
 from typing import Any
@@ -25,11 +26,11 @@ class LedgerIndices:
     """
 
     __slots__ = (
-        "_alarms", "_behind", "_counts", "_current", "_free", "_fresh", "_given", "_handed_in", "_holding", "_idle",
-        "_kept", "_late", "_leaving", "_memory", "_recalled", "_report", "_running", "_sizes", "_tally", "_workers",
-        "alarms", "behind", "counts", "current", "free", "fresh", "handed_in", "holding", "idle", "kept", "late",
-        "least_count", "leaving", "memory", "now", "recalled", "report", "reports", "round", "running", "sizes",
-        "tally", "timing", "updated_at", "workers",
+        "_alarms", "_behind", "_counts", "_current", "_even", "_free", "_fresh", "_given", "_handed_in", "_holding",
+        "_idle", "_kept", "_late", "_least", "_leaving", "_memory", "_recalled", "_report", "_running", "_sizes",
+        "_tally", "_workers", "alarms", "behind", "counts", "current", "free", "fresh", "handed_in", "holding", "idle",
+        "kept", "late", "leaving", "memory", "now", "recalled", "report", "reports", "round", "running", "sizes",
+        "timing", "updated_at", "workers",
     )  # fmt: skip
 
     def __init__(self, sizes: dict[int, int] | None = None, *, part: bool = False) -> None:
@@ -39,7 +40,9 @@ class LedgerIndices:
         self._idle: dict[int, None] = {}
         self._free: dict[int, None] = {}
         self._counts: dict[int, int] = {}
-        self._tally: dict[int, int] = {}  # count -> how many workers have it
+        self._even = True  # nothing was used yet: all have the least count
+        self._least = 0
+        self._tally: dict[int, int] | None = None  # count -> how many workers have it
         self._report: dict[str, float] = {}
         self._running: dict[int, Ticket] = {}
         self._current: dict[Ticket, None] = {}
@@ -58,7 +61,6 @@ class LedgerIndices:
         self.idle: Set[int] = self._idle.keys()
         self.free = self._free.keys()
         self.counts: Mapping[int, int] = MappingProxyType(self._counts)
-        self.tally: Mapping[int, int] = MappingProxyType(self._tally)
         self.report: Mapping[str, float] = MappingProxyType(self._report)
         self.running: Mapping[int, Ticket] = MappingProxyType(self._running)
         self.current: Set[Ticket] = self._current.keys()
@@ -73,7 +75,7 @@ class LedgerIndices:
         self.alarms: Set[float] = self._alarms.keys()
         self.memory: Mapping[str, float] = MappingProxyType(self._memory)
         self.sizes: Mapping[int, int] = MappingProxyType(self._sizes)
-        self.round = self.reports = self.least_count = 0
+        self.round = self.reports = 0
         self.now = self.updated_at = 0.0
         self.timing: Speeds | None = None
 
@@ -84,7 +86,7 @@ class LedgerIndices:
         self._free[worker] = None
         if worker not in self._holding:
             self._idle[worker] = None
-        self._count(worker, self.least_count)
+        self._count(worker, self._least if self._even else self.least_count)
 
     def leave(self, worker: int) -> None:
         del self._workers[worker]
@@ -171,42 +173,61 @@ class LedgerIndices:
         if not busy and worker in self._workers and worker not in self._leaving:
             self._idle[worker] = None
 
-    # How many pieces of each worker were used, and the smallest of these numbers.
+    # How many pieces of each worker were used. The tally of these numbers is kept from when somebody asks for it.
+
+    @property
+    def tally(self) -> Mapping[int, int]:
+        return MappingProxyType(self._tallied())
+
+    @property
+    def least_count(self) -> int:
+        self._tallied()
+        return self._least
+
+    def _tallied(self) -> dict[int, int]:
+        if self._tally is None:
+            self._tally = dict(Counter(self._counts.values()))
+            self._least = min(self._tally, default=self._least)
+        return self._tally
 
     def _count(self, worker: int, count: int) -> None:
         self._counts[worker] = count
-        self._tally[count] = self._tally.get(count, 0) + 1
+        if self._tally is not None:
+            self._tally[count] = self._tally.get(count, 0) + 1
 
     def _uncount(self, worker: int) -> int:
         tally, count = self._tally, self._counts.pop(worker)
-        if tally[count] > 1:
+        if tally is None:
+            if not self._counts:
+                self._least = count
+        elif tally[count] > 1:
             tally[count] -= 1
         else:
             del tally[count]
-            if count == self.least_count and tally:
-                while self.least_count not in tally:  # it only rises, and no further than pieces were used
-                    self.least_count += 1
+            if count == self._least and tally:
+                while self._least not in tally:  # it only rises, and no further than pieces were used
+                    self._least += 1
         return count
 
     def _use(self, worker: int) -> None:
-        counts, tally = self._counts, self._tally
-        if worker not in counts:
-            return  # it has left
-        count = counts[worker]
-        counts[worker] = count + 1
+        count = self._counts[worker]
+        self._counts[worker] = count + 1
+        tally = self._tallied()
         tally[count + 1] = tally.get(count + 1, 0) + 1
         if tally[count] > 1:
             tally[count] -= 1
             return
         del tally[count]
-        if count == self.least_count:
-            self.least_count = count + 1
+        if count == self._least:
+            self._least = count + 1
 
     def step(self, weights: Mapping[Ticket, object], keep: Collection[Ticket]) -> None:
         """Make an update: a new round begins."""
         fresh, late, kept = self._fresh, self._late, self._kept
         keep = keep if len(keep) < 2 else frozenset(keep)
         handed_in, given = self._handed_in, self._given
+        counts, tallied = self._counts, self._tally is not None
+        self._even = False
         for ticket in weights:
             done = kept.pop(ticket, None) if kept else None
             if done is None:
@@ -214,7 +235,12 @@ class LedgerIndices:
                 done = fresh.pop(ticket, None) if fresh else None
                 if done is None:
                     done = late.pop(ticket)
-                self._use(ticket.worker)
+                worker = ticket.worker
+                if worker in counts:  # else it has left
+                    if tallied:
+                        self._use(worker)
+                    else:
+                        counts[worker] += 1
             if ticket in keep:
                 kept[ticket] = done
             elif given is not None:
@@ -304,9 +330,11 @@ class LedgerIndices:
         """What older checkpoints lack: no rule of theirs asks for it."""
         free = [worker for worker in self._workers if worker not in self._running]
         self._free.update((whole(worker), None) for worker in state.get("free", free))
-        self.least_count = whole(state.get("least_count", 0))
+        self._least, self._even = whole(state.get("least_count", 0)), False
         for worker, count in state.get("counts", [(worker, 0) for worker in self._workers]):
             self._count(whole(worker), whole(count))
+        if "least_count" in state and self._least != min(self._counts.values(), default=self._least):
+            raise ValueError("the least of the counts is another one")
         if self._given is not None:
             held = (*self._current, *self._behind, *self._fresh, *self._late, *self._kept)
             given = [(ticket_from(t), whole(n)) for t, n in state["given"]] if "given" in state else ()
