@@ -1,4 +1,4 @@
-"""Writes what the runs of the campaigns came to into docs: cards, the tables of the pages, and the table of all papers.
+"""Writes what the runs of the campaigns came to into docs: cards, figures, the tables of pages and that of all papers.
 
 ``python -m reproductions pages`` reads the results that there are, and trains nothing. Sentences are written by people;
 what it replaces lies between two marks, or in cells of numbers.
@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from paceline.core.errors import ConfigError
@@ -16,6 +17,7 @@ from paceline.files import write_atomically
 from reproductions.cli import PAPERS, paper_of
 from reproductions.pipeline.card import Card, markdown, score
 from reproductions.pipeline.claims import OPEN, WAITING
+from reproductions.pipeline.figures import Drawing, write_drawings
 from reproductions.pipeline.plan import Options
 
 BEGIN, END = "<!-- campaign: written by python -m reproductions pages -->", "<!-- end of campaign -->"
@@ -30,25 +32,31 @@ def write_pages(docs: Path, results: Path | None = None) -> list[Path]:
     for name in PAPERS:
         if name == WHOLE:
             continue
-        card = paper_of(name).reproduce(Options(full=True, runs=0, results=results))
+        paper = paper_of(name)
+        card = paper.reproduce(Options(full=True, runs=0, results=results))
         told[name] = str(card.settings["runs"])
         target, page = docs / "results" / f"{name}-full.json", docs / "results" / f"{name}.md"
         card.write(target)
-        write_atomically(page, with_campaign(page.read_text(encoding="utf-8"), card))
-        written += [target, page]
+        drawings = paper.drawings(card)
+        pictures = {file: each for file, each in drawings.items() if not isinstance(each, str)}
+        written += [target, page, *write_drawings(pictures, docs / "results")]
+        write_atomically(page, with_campaign(page.read_text(encoding="utf-8"), card, drawings))
     table = docs / "evidence.md"
     write_atomically(table, with_counts(table.read_text(encoding="utf-8"), docs / "results", told))
     return [*written, table]
 
 
-def with_campaign(text: str, card: Card) -> str:
-    """A page with the claims that the campaign has settled, or not; those that wait are only counted."""
+def with_campaign(text: str, card: Card, drawings: Mapping[str, Drawing] = MappingProxyType({})) -> str:
+    """A page with figures, tables, and the claims that the campaign has settled or not; the others are only counted."""
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ConfigError(f"the page of {card.paper} has no place for its campaign: put {BEGIN} and {END} into it")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
     made = [claim for claim in card.claims if not claim.missing]
     lines = [f"{score(card)}; {card.settings['runs']}."]
+    for name, drawing in drawings.items():
+        if drawing is not None:
+            lines += ["", drawing.rstrip("\n") if isinstance(drawing, str) else f"![At full length]({name})"]
     if made:
         lines += ["", markdown(made).rstrip("\n")]
     return f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{after}"

@@ -27,7 +27,8 @@ def draw(card: Card) -> dict[str, Drawing]:
     chosen = {model: each["step"] for model, each in card.settings["steps"].items()}
     shared = [row for row in training if row["step"] == chosen[row["model"]]]
     if card.settings["plan"] == FULL.name:
-        return {"lgc-full.png": full_figure([row for row in shared if row["epochs"] == FULL.size.epochs])}
+        whole = [row for row in shared if row["epochs"] == FULL.size.epochs]
+        return {"lgc-full.png": full_figure(whole), "lgc-full.md": full_table(whole)}
     return {
         "lgc-timing.png": _timing(timing),
         "lgc-accuracy.png": _accuracy(shared),
@@ -43,6 +44,9 @@ AT_LENGTH = {  # at c = 3, h = 10: method and what late workers do
     ("lgc", "block"): "LGC-SGD, late workers end a block",
     ("lgc", "finish"): "LGC-SGD, late workers finish their batch",
 }
+
+
+LATE = {"complete": "complete in no time", "block": "end a block", "finish": "finish"}
 
 
 def full_figure(rows: Sequence[Row]) -> Figure | None:
@@ -62,6 +66,31 @@ def full_figure(rows: Sequence[Row]) -> Figure | None:
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
+
+
+def full_table(rows: Sequence[Row]) -> str | None:
+    """What each method came to at the paper's length, the means of its seeds."""
+    kinds: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        method = LABELS[row["method"]] + ("" if row["method"] == "full" else f", {row['quorum']} of {WORKERS}")
+        if row["blocks_done"] != "4":
+            method += f", {row['blocks_done']} of 4 blocks{'' if row['scaled'] else ', not scaled'}"
+        late = "–" if row["method"] == "full" else LATE[row["late"]]
+        kinds.setdefault((row["c"], row["h"], method, late), []).append(row)
+    if not kinds:
+        return None
+    lines = [
+        "| classes a worker | h | method | late workers | seeds | virtual seconds | test accuracy, % "
+        "| training accuracy, % | training loss |",
+        "|" + "---|" * 9,
+    ]
+    for (c, h, method, late), mine in sorted(kinds.items(), key=lambda kind: (kind[0][:2], kind[0][2])):
+        means = {what: fmean(row[what] for row in mine) for what in ("seconds", "test_accuracy", "train_accuracy")}
+        cells = [c, "–" if method == LABELS["full"] else h, method, late, len(mine), f"{means['seconds']:,.0f}"]
+        cells += [f"{100 * means[what]:.1f}" for what in ("test_accuracy", "train_accuracy")]
+        cells.append(f"{fmean(row['train_loss'] for row in mine):.2f}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
 
 
 def _gaps(axis: Any, rows: Sequence[Row]) -> None:

@@ -1,15 +1,18 @@
 """A paper's reproduction, from the options of the command line to its card and its figures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from reproductions.pipeline.campaign import RESULTS, Campaign
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.plan import Options, Plan
 from reproductions.pipeline.runs import Runner
+
+if TYPE_CHECKING:
+    from reproductions.pipeline.figures import Drawing
 
 P = TypeVar("P", bound=Plan)
 Q = TypeVar("Q", bound=Plan)
@@ -70,8 +73,13 @@ class Paper(Generic[P]):
         """Draw the runs of a card; the files that were written."""
         from reproductions.pipeline.figures import write_drawings
 
+        return write_drawings(self.drawings(card), directory)
+
+    def drawings(self, card: Card) -> "Mapping[str, Drawing]":
+        """The figures and tables of a card by the names of their files."""
         module = import_module(f"reproductions.{self.name.replace('-', '_')}.figures")
-        return write_drawings(module.draw(card), directory)
+        drawn: Mapping[str, Drawing] = module.draw(card)
+        return drawn
 
 
 def _folder(options: Options) -> str:

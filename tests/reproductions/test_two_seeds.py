@@ -95,6 +95,9 @@ def test_pages_are_written_anew_of_what_there_is_and_nothing_else_changes(tmp_pa
     copytree(RESULTS, tmp_path / "results", ignore=lambda _, names: [name for name in names if name.endswith(".png")])
     copy(RESULTS.parent / "evidence.md", tmp_path)
     written = write_pages(tmp_path)
+    page = (tmp_path / "results" / "lgc.md").read_text(encoding="utf-8").split(BEGIN)[1]
+    assert "![At full length](lgc-full.png)" in page
+    assert "| 3 | – | Full-SGD | – | " in page
     once = {path: path.read_bytes() for path in written}
     assert {path: path.read_bytes() for path in write_pages(tmp_path)} == once
     for name in ("lgc", "group-sgd", "ec-dnn", "fine-pruning"):
