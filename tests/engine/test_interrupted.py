@@ -73,8 +73,11 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(tiny: Path, stub: str, ar
 
 def test_ctrl_c_while_the_processes_of_a_comparison_import_torch_is_one_line(tiny: Path) -> None:
     ended = paceline(tiny.parent, "torch", INTERRUPTED_FORK_SERVER, "compare", "tiny.toml", "--jobs", "2")
-    line = "interrupted after 0 of 20 runs; nothing was written\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", line)
+    assert (ended.returncode, ended.stdout) == (130, "")
+    assert ended.stderr in (  # the process that starts them may itself be at an import just then
+        "interrupted after 0 of 20 runs; nothing was written\n",
+        "interrupted while modules were loaded\n",
+    )
 
 
 @pytest.fixture
