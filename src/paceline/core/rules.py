@@ -102,27 +102,20 @@ def check_decisions(ledger: LedgerState, decisions: Sequence[Decision]) -> None:
     done: _Done = set()
     for decision in decisions:
         where = ledger
-        if type(decision) is Within:
-            where, decision = _inside(ledger, decision)  # noqa: PLW2901
+        while type(decision) is Within:
+            parts, number = where.parts(), decision.part
+            if not 0 <= number < len(parts):
+                raise IllegalDecision(f"no part {number}: this ledger has {len(parts)} parts")
+            where, decision = parts[number], decision.decision  # noqa: PLW2901
         kind = type(decision)
         if where.is_split and kind not in _NOT_ABOUT_ONE_PART:
             raise IllegalDecision(f"{decision} must be made within one of this ledger's {len(where.parts())} parts")
+        if kind is Resize and where is not ledger:
+            raise IllegalDecision("cannot resize within a part: sizes are those of all workers")
         check = _CHECKS.get(kind)
         if check is None:
             raise IllegalDecision(f"not a decision: {decision!r}")
         check(where, decision, done)
-
-
-def _inside(ledger: LedgerState, decision: Decision) -> tuple[LedgerState, Decision]:
-    """The part that a decision is about, and the decision."""
-    while type(decision) is Within:
-        parts = ledger.parts()
-        if not 0 <= decision.part < len(parts):
-            raise IllegalDecision(f"no part {decision.part}: this ledger has {len(parts)} parts")
-        ledger, decision = parts[decision.part], decision.decision
-    if type(decision) is Resize:
-        raise IllegalDecision("cannot resize within a part: sizes are those of all workers")
-    return ledger, decision
 
 
 def _check_assign(ledger: LedgerState, decision: Assign, done: _Done) -> None:
