@@ -114,8 +114,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> RayToge
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two more than there are cores: those that test workers, clusters and browsers wait half of the time."""
-    return usable_cores() + (0 if config.getoption("--quick") else 2)
+    """One more than there are cores: those that test workers, clusters and browsers wait half of the time."""
+    return usable_cores() + (not config.getoption("--quick"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

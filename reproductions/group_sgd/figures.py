@@ -25,7 +25,7 @@ Runs = Sequence[Mapping[str, Any]]
 
 def draw(card: Card) -> dict[str, Drawing]:
     """The paper's Figs 5 to 8, the controls, and the theorem; of the runs at length their losses and accuracies."""
-    if card.settings["plan"] == NONCONVEX.name:
+    if card.settings.get("plan") == NONCONVEX.name:
         return {"group-sgd-full.png": _nonconvex([run for run in card.runs if run["kind"] == "training"])}
     seeds = seeds_in_words(len(card.settings["seeds"]))
     filled: dict[str, Callable[[Figure], None]] = {
