@@ -98,13 +98,13 @@ def _gaps(axis: Any, rows: Sequence[Row]) -> None:
     full = {(row["c"], row["seed"]): row["test_accuracy"] for row in rows if row["method"] == "full"}
     places = sorted({(row["c"], row["h"]) for row in rows if row["method"] != "full" and row["late"] == "complete"})
     for number, method in enumerate(("k", "lgc")):
-        gaps = []
-        for c, h in places:
+        gaps: dict[float, float] = {}  # by place; what was not run has no bar
+        for place, (c, h) in enumerate(places):
             own = [r for r in rows if (r["method"], r["c"], r["h"], r["late"]) == (method, c, h, "complete")]
             paired = [100 * (full[c, r["seed"]] - r["test_accuracy"]) for r in own if (c, r["seed"]) in full]
-            gaps.append(fmean(paired) if paired else 0.0)
-        spots = [place + (number - 0.5) * 0.38 for place in range(len(places))]
-        bars = axis.bar(spots, gaps, 0.36, color=LOOKS[method]["color"], label=LABELS[method])
+            if paired:
+                gaps[place + (number - 0.5) * 0.38] = fmean(paired)
+        bars = axis.bar([*gaps], [*gaps.values()], 0.36, color=LOOKS[method]["color"], label=LABELS[method])
         axis.bar_label(bars, fmt="%.1f", fontsize=8)
     axis.set_xticks(range(len(places)), [f"c={c}\nh={h}" for c, h in places])
     tidy(axis, "how far below Full-SGD they end", "", "points of test accuracy")

@@ -317,9 +317,9 @@ class FinePruning(PruningSampler):
 
     The rule is ``FineRule``, the plan is ``Schedule``. Li et al., *Data Fine-Pruning*, 2019.
 
-    **Try it beside its controls.** The saving is as planned, but that the choice by losses helps could not be shown: on
-    CIFAR-10 it cannot be told from ``RandomPruning``, nor from training for as much shorter
-    (docs/results/fine-pruning.md). The simplest way to save 15 % is to train for 15 % fewer epochs.
+    **Try it beside its controls.** The saving is as planned. LeNet on all of CIFAR-10 ended 1.2 points above regular
+    training, and 1.5 above training for as much shorter; with 4,000 samples it cannot be told from that. That the
+    choice by losses is better than ``RandomPruning`` could not be shown (docs/results/fine-pruning.md).
     """
 
     def __init__(
