@@ -318,8 +318,8 @@ class FinePruning(PruningSampler):
     The rule is ``FineRule``, the plan is ``Schedule``. Li et al., *Data Fine-Pruning*, 2019.
 
     **Try it beside its controls.** The saving is as planned. LeNet on all of CIFAR-10 ended 1.2 points above regular
-    training, and 1.5 above training for as much shorter; with 4,000 samples it cannot be told from that. That the
-    choice by losses is better than ``RandomPruning`` could not be shown (docs/results/fine-pruning.md).
+    training, 1.4 above training for as much shorter, and 1.1 above ``RandomPruning``; with 4,000 samples it cannot be
+    told from any of them (docs/results/fine-pruning.md).
     """
 
     def __init__(
