@@ -13,6 +13,7 @@ from paceline.storage import saved_models
 from paceline.storage.checkpoint import read_checkpoint
 from support.digits import rows, weights
 from support.resumable import MODELS, PROCESSES, replayed
+from support.until import UntilAll
 
 UPDATES = 5
 
@@ -104,17 +105,16 @@ def test_a_run_on_processes_is_resumed_and_follows_from_its_trace_bit_for_bit(na
 
 def test_a_model_that_was_handed_in_and_not_used_yet_is_in_the_checkpoint(tmp_path: Path) -> None:
     """The fast group steps many times while the slow one waits for its last worker, whose fellow has handed in."""
-    slow = {2: pl.delays.Constant(0.02), 3: pl.delays.Constant(0.02), 4: pl.delays.Constant(0.5)}
-    fleet = pl.ProcessFleet(workers=5, slow=slow, threads=1)
+    seconds = dict.fromkeys(range(5), 0.02) | {4: 0.5}
+    fleet = pl.ProcessFleet(workers=5, slow={n: pl.delays.Constant(each) for n, each in seconds.items()}, threads=1)
     case = replace(MODELS["averages in groups"], fleet=fleet)
     updates = 0
     while not (handed_in := _handed_in(tmp_path)):
-        updates += 5
-        run = case.run(tmp_path, pl.Stop(updates=updates), resume=True)
-    ticket, used = handed_in[0], list[int]()
-    while ticket not in used:  # the last worker of the slow group begins again
-        run = case.run(tmp_path, pl.Stop(seconds=run.history[-1].seconds + 1.5), resume=True)
-        used = [each.serial for fact in run.trace if isinstance(fact, Step) for each in fact.weights]
+        updates = 2 * updates + 5
+        case.run(tmp_path, pl.Stop(updates=updates), resume=True)
+    ticket = handed_in[0]  # the last worker of its group begins again
+    run = case.run(tmp_path, pl.Stop(updates=10**6), resume=True, callbacks=[UntilAll(5, updates=1)])
+    used = [each.serial for fact in run.trace if isinstance(fact, Step) for each in fact.weights]
     arrived = [fact.ticket.serial for fact in run.trace if isinstance(fact, Arrived)]
     assert arrived.count(ticket) == used.count(ticket) == 1
     found = replayed(case, tmp_path)

@@ -50,7 +50,14 @@ class Case:
         return replace(self, fleet=replace(self.fleet, evaluation="exact"))
 
     def run(
-        self, directory: Path, stop: pl.Stop, *, resume: bool = False, checkpoint: pl.Every | None = None, seed: int = 3
+        self,
+        directory: Path,
+        stop: pl.Stop,
+        *,
+        resume: bool = False,
+        checkpoint: pl.Every | None = None,
+        seed: int = 3,
+        callbacks: Sequence[pl.Callback] = (),
     ) -> pl.Run:
         (x, y), (x_test, y_test) = digits()
         with torch.random.fork_rng():
@@ -75,6 +82,7 @@ class Case:
             checkpoint=checkpoint,
             resume=resume,
             progress=False,
+            callbacks=callbacks,
         )
 
 
