@@ -60,7 +60,7 @@ class Remote:
         self.stored: list[Any] = []
         self.results, self.theirs = os.pipe()
         os.set_blocking(self.results, False)
-        connection = SimpleNamespace(has_capacity=lambda: True, put=self._put)
+        connection = SimpleNamespace(has_capacity=lambda machine: True, put=self._put)
         session = SimpleNamespace(start=self._start, keep=lambda machine, actor: False, connection=connection)
         common = ServerSide(session, 3, self.theirs, self.layout, lambda: ("config", "payload"), 1.0)  # type: ignore[arg-type]
         self.client = AgentClient(0, HostSettings((7, 9), 20, False, wire), common)

@@ -1,5 +1,6 @@
 """What is handed in counts once, whatever becomes of a call: the server's side of an agent, without Ray."""
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from paceline.fleets.processes.channel import FAILED, READY
+from paceline.fleets.ray import connection
 from paceline.fleets.ray.connection import ActorGone
 from paceline.fleets.ray.forecast import LATEST, UNFORESEEN
 from paceline.fleets.ray.messages import (
@@ -22,6 +24,7 @@ from paceline.fleets.ray.messages import (
     Sum,
     versions,
 )
+from paceline.fleets.ray.process import EXPECTED_FOR
 from paceline.fleets.ray.wire import CHUNK, MAX_INLINE
 from paceline.learning.arena.arena import ParameterArena, Report
 from paceline.learning.gradients.distributed import MachineLost, MemoryMachine
@@ -197,6 +200,27 @@ def test_an_agent_whose_workers_are_killed_together_stays_if_it_answers(
     remote.processes[7].kill()  # it is asked again
     assert [method for _, method, _ in remote.calls.made].count("ping") == 2
     remote.calls.answer("ping", None)
+
+
+def test_only_a_worker_whose_own_machine_has_no_node_is_soon_not_expected_any_more(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may take longer to start, as when their data are far away."""
+    nodes = {0: "", 1: "of the other machine"}
+    monkeypatch.setattr(connection, "placement_group_table", lambda group: {"bundles_to_node_id": nodes})
+    monkeypatch.setattr(connection, "CHECK_INTERVAL", -1.0)
+    reserved = connection.Connection.__new__(connection.Connection)
+    reserved._checked_at, reserved._group = 0.0, None
+    monkeypatch.setattr(remote.client.common.session, "connection", reserved)
+    waiting = remote.client.start(remote.workers[7])
+    assert (waiting.expected_for, waiting.start_timeout) == (EXPECTED_FOR, math.inf)
+    remote.client.bundle = 1
+    starting = remote.client.start(remote.workers[7])
+    assert starting.expected_for == math.inf
+    assert starting.start_timeout < math.inf
+    assert waiting.expected_for == EXPECTED_FOR
+    nodes[0] = "of another machine"
+    assert waiting.expected_for == math.inf
 
 
 def test_while_workers_quit_a_call_waits_for_the_news_of_their_ends(remote: Remote) -> None:

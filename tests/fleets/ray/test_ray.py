@@ -317,8 +317,8 @@ def test_a_node_that_dies_after_a_notice_is_replaced_and_workers_of_one_that_sta
 def test_a_run_begins_without_a_worker_that_finds_no_place(
     cluster: Nodes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its node dies while it starts, and there is no other one."""
-    monkeypatch.setattr("paceline.fleets.ray.process.EXPECTED_FOR", 15.0)
+    """Its node dies while it starts, and there is no other one. Who has a place may take its time to start."""
+    monkeypatch.setattr("paceline.fleets.ray.process.EXPECTED_FOR", 2.0)
     doomed, spare = cluster.add(1, labels={"part": "doomed"}), cluster.add(1, labels={"part": "spare"})
     doom = [doomed]
 

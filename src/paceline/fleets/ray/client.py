@@ -55,7 +55,7 @@ class AgentClient:
         small = settings.wire is None and self.wire.bytes <= SMALL  # rounded ones would have to be added up before
         self.forecast = SumForecast(SlotBook(settings.workers).first_row, small=small)
         self.common = common
-        self._bundle = bundle
+        self.bundle = bundle
         self._settings = settings
         self._lock = threading.RLock()  # between the training loop's thread and that of callbacks
         self._actor: ActorHandle | None = None
@@ -257,7 +257,7 @@ class AgentClient:
         if ping is not None:
             ping.cancel()
         if actor is not None:
-            if info is not None and ping is None and self.common.session.keep(self._bundle, actor):
+            if info is not None and ping is None and self.common.session.keep(self.bundle, actor):
                 actor.send("close", group="")
                 return
             if info is not None and ping is not None:  # it may be stopped, or stuck
@@ -287,7 +287,7 @@ class AgentClient:
 
     def _start_agent(self) -> None:
         self._info, self._opened, self._ping = None, False, None
-        self._actor = self.common.session.start(self._bundle)
+        self._actor = self.common.session.start(self.bundle)
         self._actor.call(partial(self._handle_info, self._actor), "describe")
 
     def _handle_ping(self, ping: threading.Timer, results: object) -> None:

@@ -67,7 +67,7 @@ class Connection:
         self._callbacks = callbacks
         self._group: PlacementGroup | None = None
         self._store: Any = None  # Ray's control store, once it was asked
-        self._checked_at, self._has_capacity = -math.inf, True
+        self._checked_at, self._nodes = -math.inf, dict[int, str]()  # machine -> the id of its node
 
     def nodes(self) -> list[Mapping[str, Any]]:
         """The nodes that are alive, as Ray describes them."""
@@ -138,13 +138,13 @@ class Connection:
         found: Mapping[str, int] = self._store.get_draining_nodes(timeout=within)
         return {node: ahead + milliseconds / 1000 if milliseconds else math.inf for node, milliseconds in found.items()}
 
-    def has_capacity(self) -> bool:
-        """Whether the reservation is complete. It is not while a node is gone whose share no other node can take."""
+    def has_capacity(self, machine: int) -> bool:
+        """Whether a reserved machine has a node. It has none while its node is gone and no other one can take it."""
         now = time.monotonic()
         if now - self._checked_at > CHECK_INTERVAL:
             self._checked_at = now
-            self._has_capacity = placement_group_table(self._group)["state"] == "CREATED"
-        return self._has_capacity
+            self._nodes = placement_group_table(self._group)["bundles_to_node_id"]
+        return bool(self._nodes.get(machine))
 
     def start(self, kind: type, bundle: int) -> "ActorHandle":
         """Start an actor of a class that takes all of one bundle. It may have to wait until the bundle is free."""

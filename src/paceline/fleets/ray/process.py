@@ -4,6 +4,7 @@ import os
 import select
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.fleets.ray.messages import AgentInfo
@@ -26,7 +27,7 @@ class RemoteProcess:
         self.pid = 0
         self._client = client
         self._worker = worker
-        self._has_capacity = common.session.connection.has_capacity
+        self._has_capacity = partial(common.session.connection.has_capacity, client.bundle)
         self._at_first = common.at_first
         self._info: AgentInfo | None = None
         self._requested_at = time.monotonic()
