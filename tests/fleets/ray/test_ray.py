@@ -152,7 +152,7 @@ class TestRemote(OnCluster):
 
 
 class TestShards(OnCluster):
-    """The server in two pieces, on two other nodes. These start anew for every run, so there are few."""
+    """The server in two pieces, on two other nodes."""
 
     local = False
     shards = 2
@@ -391,10 +391,14 @@ def test_shards_compute_the_bits_of_one_server_and_a_lost_one_ends_the_run(clust
         runs += [train(digits_task(), pl.Synchronous(), kept, 6, clip_norm=0.5)]
         with pytest.raises(pl.PacelineError, match=r"a shard of the server ended.*: continue from the last checkpoint"):
             train(task, pl.Synchronous(), kept, 200, **options)
+        shards = {*cluster.actors("Shard")}
+        runs += [train(digits_task(), pl.Synchronous(), kept, 6, clip_norm=0.5) for _ in range(2)]
+        both = {*cluster.actors("Shard")}
+        assert (len(shards), len(both), shards & both) == (1, 2, set())
     (machines,) = {fact.workers for run in runs for fact in run.trace if isinstance(fact, MachineWorkers)}
     assert len(machines) == 2
-    ours, theirs = (run.model.state_dict() for run in runs)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, *others = (run.model.state_dict() for run in runs)
+    assert all(torch.equal(ours[name], theirs[name]) for theirs in others for name in ours)
     made = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors")["loop"]["version"]
     run = train(digits_task(), pl.Synchronous(), one, made + 5, **options, resume=True)
     assert (run.ended, run.history[-1].updates) == ("updates", made + 5)

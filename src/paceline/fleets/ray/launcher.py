@@ -13,7 +13,7 @@ from paceline.fleets.ray.machine import RemoteMachine, ServerSide, WeightSender
 from paceline.fleets.ray.messages import HostSettings
 from paceline.fleets.ray.notices import ANSWERED_WITHIN, CLOUDS, RAY, DrainWatch
 from paceline.fleets.ray.session import ClusterSession
-from paceline.fleets.ray.shards import RemoteShards, Shard
+from paceline.fleets.ray.shards import RemoteShards
 from paceline.fleets.ray.wire import WireFormat
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.gradients.distributed import DistributedGradients, MemoryMachine
@@ -75,7 +75,7 @@ class MachineLauncher:
         if self._shards > 1:
             bounds = bounds_of(layout, self._shards)
             where = [shard % len(machines) for shard in range(self._shards)]
-            self._servers = RemoteShards(self._session.connection.start_on(Shard, where), layout, self._wire_dtype)
+            self._servers = RemoteShards(self._session.start_shards(where), layout, self._wire_dtype)
             remote = [RemoteMachine(each, self._clients[i], send, bounds) for i, each in enumerate(machines)]
             return ShardedGradients(
                 workload.state, layout, workload.logged, remote, self._servers, levels=workload.levels
@@ -118,7 +118,7 @@ class MachineLauncher:
         for client in self._clients.values():
             client.close()
         if self._servers is not None:
-            self._servers.close()
+            self._session.end_shards(self._servers.actors)
         if self._session.persistent:
             self._session.callbacks.drain()
         else:

@@ -1,4 +1,4 @@
-"""What the runs of a Ray fleet share: a connection to the cluster, a reservation, and agents that may stay."""
+"""What the runs of a Ray fleet share: a connection to a cluster, a reservation, and agents and shards that may stay."""
 
 import logging
 from collections import Counter
@@ -10,12 +10,14 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import nearest
 from paceline.fleets.ray.agent import Agent
 from paceline.fleets.ray.callbacks import CallbackThread
-from paceline.fleets.ray.connection import ActorHandle, Connection
+from paceline.fleets.ray.connection import ActorGone, ActorHandle, Connection
 from paceline.fleets.ray.fleet import RayFleet
+from paceline.fleets.ray.shards import Shard
 
 log = logging.getLogger("paceline")
 
 RESERVED_WITHIN = 10.0  # seconds that others may take to free what is missing
+FREED_WITHIN = 10.0  # seconds that shards may take to free what they had for the last run
 NODE_ID = "ray.io/node-id"  # the label that Ray itself gives to each node
 CONDITIONS = ("!", "in(")  # how a label's value begins that is a condition
 
@@ -34,6 +36,7 @@ class ClusterSession:
         self._closed = False
         self._runs = count()
         self._idle: dict[int, ActorHandle] = {}
+        self._idle_shards: Sequence[ActorHandle] = ()
         self._connection: Connection | None = None
         try:
             total = {name: amount * fleet.workers for name, amount in fleet.resources_per_worker.items()}
@@ -67,13 +70,32 @@ class ClusterSession:
             self._idle[machine] = agent
         return self.persistent
 
+    def start_shards(self, machines: Sequence[int]) -> Sequence[ActorHandle]:
+        """An actor for a shard on each of these machines: new ones, or those that stayed after the last run."""
+        stayed, self._idle_shards = self._idle_shards, ()
+        freed = [shard.ask("free", results=1, group="") for shard in stayed]
+        if stayed and not any(isinstance(answer(FREED_WITHIN), ActorGone) for answer in freed):
+            return stayed
+        for shard in stayed:
+            shard.kill()
+        return self.connection.start_on(Shard, machines)
+
+    def end_shards(self, shards: Sequence[ActorHandle]) -> None:
+        """Keep the shards of a run for the next one, if there may be one."""
+        for shard in shards:
+            if self.persistent:
+                shard.send("free", group="")
+            else:
+                shard.kill()
+        self._idle_shards = shards if self.persistent else ()
+
     def close(self) -> None:
         """Let everything go. It may be called twice."""
         if self._closed:
             return
         self._closed = True
-        for agent in self._idle.values():
-            agent.kill()
+        for actor in (*self._idle.values(), *self._idle_shards):
+            actor.kill()
         self.callbacks.close()
         if self._connection is not None:
             self._connection.close()

@@ -49,6 +49,10 @@ class Shard:
     def optimizer_state(self) -> dict[int, dict[str, Any]]:
         return self._shard.optimizer_state()
 
+    def free(self) -> None:
+        """Free the memory, until the next run begins."""
+        self._shard = self._before = None  # type: ignore[assignment]
+
     def restore(self, values: Bytes, state: Mapping[int, Mapping[str, Any]]) -> None:
         self._shard.restore(self._exact.unpack_piece(values, self._bounds), state)
 
@@ -58,7 +62,7 @@ class RemoteShards:
 
     def __init__(self, actors: Sequence[ActorHandle], layout: Layout, wire: torch.dtype | None) -> None:
         self.number = len(actors)
-        self._actors = actors
+        self.actors = actors
         self._layout = layout
         self._dtype = wire
         self._exact = WireFormat(layout, None)
@@ -77,7 +81,7 @@ class RemoteShards:
         self, groups: Sequence[Mapping[str, Any]], scale: float | None, unused: Collection[int], check: bool
     ) -> bool:
         made = [
-            actor.ask_references("step", groups, scale, unused, check, results=2, group="") for actor in self._actors
+            actor.ask_references("step", groups, scale, unused, check, results=2, group="") for actor in self.actors
         ]
         if check and not all(self._got([finite for finite, _ in made])):
             self._ask("undo", [()] * self.number)
@@ -101,10 +105,6 @@ class RemoteShards:
         self._ask("restore", [(own, state) for own in values])
         self._present = self._references("weights")
 
-    def close(self) -> None:
-        for actor in self._actors:
-            actor.kill()
-
     def _ask(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results of a method of every shard."""
         return self._got(self._references(method, arguments))
@@ -113,11 +113,11 @@ class RemoteShards:
         every = arguments or [()] * self.number
         return [
             actor.ask_references(method, *each, results=1, group="")[0]
-            for actor, each in zip(self._actors, every, strict=True)
+            for actor, each in zip(self.actors, every, strict=True)
         ]
 
     def _got(self, references: Sequence[Any]) -> list[Any]:
-        found: list[Any] | ActorGone = self._actors[0].results(references, ANSWERED_WITHIN)
+        found: list[Any] | ActorGone = self.actors[0].results(references, ANSWERED_WITHIN)
         if isinstance(found, ActorGone):
             raise PacelineError(
                 f"a shard of the server {found.reason}, and its weights are lost: continue from the last checkpoint "
