@@ -129,7 +129,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="leave out every test that starts a process")
+    parser.addoption("--quick", action="store_true", help="leave out every test that starts a process, and long files")
+    parser.addoption("--long", action="store_true", help="with --quick: no file is too long")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -148,7 +149,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Reproductions, examples and statistics of long simulations are not quick."""
-    return True if config.getoption("--quick") and LONG.match(collection_path.name) else None
+    quick = config.getoption("--quick") and not config.getoption("--long")
+    return True if quick and LONG.match(collection_path.name) else None
 
 
 def _unless_in_a_test(start: Callable[..., Any]) -> Callable[..., Any]:

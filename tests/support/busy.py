@@ -2,7 +2,7 @@
 
     make busy TIMES=10, or in tests/: python -m support.busy [TIMES] [PATHS...] [-n N] [--beside COMMAND] [--save]
 
-Which tests these are is found out: all that ``pytest --quick`` leaves out because they start a process. Prints a line
+Which tests these are is found out: all that ``pytest --quick --long`` skips because they start a process. Prints a line
 for each time, with what failed, and ends with 1 if anything did. ``--save`` adds each time to tests/support/busy.json
 as soon as it is over, with the commit, so that ten times can be done in several sittings. ``--beside`` makes the two
 loops useful: each is this command, such as a long reproduction, which has to keep a core busy all the time.
@@ -50,9 +50,9 @@ def tested(arguments: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def with_processes(paths: Sequence[str]) -> list[str]:
-    """The names of the tests below these paths that start a process."""
-    said = tested(["--quick", "-v", "-n", "auto", *(str(TESTS / path) for path in paths)]).stdout
-    found = re.findall(r"^\[gw\d+\] \[ *\d+%\] SKIPPED (.*\S)", said, re.M)
+    """The names of the tests below these paths that start a process: without one they are skipped, or fail."""
+    said = tested(["--quick", "--long", "-v", "-n", "auto", *(str(TESTS / path) for path in paths)]).stdout
+    found = re.findall(r"^\[gw\d+\] \[ *\d+%\] (?:SKIPPED|FAILED) (.*\S)", said, re.M)
     if not found:
         sys.exit(f"no test starts a process:\n{said}")
     return sorted(found)
