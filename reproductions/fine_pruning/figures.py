@@ -37,13 +37,14 @@ def draw(card: Card) -> dict[str, Drawing]:
 
 
 def _accuracy(rows: Sequence[Row]) -> Figure | None:
-    """The curves of LeNet, means over the seeds, and how each seed ended."""
+    """The curves of LeNet, means over the seeds, and how each seed ended; of other schedules the ends only."""
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     if not arms:
         return None
     figure = blank(11, 4.4)
     curves, points = figure.subplots(1, 2)
-    for number, arm in enumerate(arms):
+    plain = list(dict.fromkeys(arm.partition(".")[0] for arm in arms))  # "pruned.late" has the colour of "pruned"
+    for number, arm in enumerate(plain):
         mine = [row for row in rows if row["model"] == "lenet" and row["arm"] == arm]
         curve = np.mean([row["curve"] for row in mine], axis=0)
         curves.plot(curve[:, 0], 100 * curve[:, 2], label=arm, marker=".", **series(number))
@@ -54,8 +55,9 @@ def _accuracy(rows: Sequence[Row]) -> Figure | None:
         for number, arm in enumerate(arms):
             values = [100 * row["accuracy"] for row in rows if row["model"] == model and row["arm"] == arm]
             at = number + place * (len(arms) + 1)
-            points.plot([at] * len(values), values, "o", color=SERIES[number % len(SERIES)], markersize=5)
-            points.plot([at - 0.3, at + 0.3], [fmean(values)] * 2, color=SERIES[number % len(SERIES)], linewidth=2)
+            colour = SERIES[plain.index(arm.partition(".")[0]) % len(SERIES)]
+            points.plot([at] * len(values), values, "o", color=colour, markersize=5)
+            points.plot([at - 0.3, at + 0.3], [fmean(values)] * 2, color=colour, linewidth=2)
     places = [number + place * (len(arms) + 1) for place in range(len(models)) for number in range(len(arms))]
     points.set_xticks(places, arms * len(models), rotation=45, ha="right", fontsize=8)
     title = "Mean of the best three, each seed: " + ", then ".join(MODELS[model] for model in models)
