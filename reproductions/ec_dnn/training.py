@@ -33,6 +33,7 @@ from paceline.randomness import stream
 from paceline.trace.writing import TraceWriter
 from reproductions.datasets.cifar import ChannelsLast, Cifar10, cifar10, few_digits
 from reproductions.ec_dnn.evaluation import evaluate, training_losses
+from reproductions.models.compiled import lenet as compiled_lenet
 from reproductions.models.convolutional import nin
 from reproductions.pipeline.resuming import keep, kept
 from reproductions.pipeline.samples import packed, right
@@ -152,7 +153,7 @@ def trained(training: Training, data: Cifar10, scratch: Path | None = None) -> t
     """What a run came to, and its global model."""
     size, workers = training.size, training.case.workers
     followed = data.test[0][: size.followed], data.test[1][: size.followed]
-    run = Run(training, network(training), data.train)
+    run = Run(training, network(training, in_campaign=scratch is not None), data.train)
     curve: list[dict[str, Any]] = []
     problem = None
     if (before := kept(scratch)) is not None:
@@ -260,12 +261,16 @@ def fleet_of(training: Training) -> SimulatedFleet:
     return SimulatedFleet(delay, workers=training.case.workers, network=Network() if alone else GIGABIT)
 
 
-def network(training: Training) -> nn.Module:
+def network(training: Training, *, in_campaign: bool = False) -> nn.Module:
     torch.manual_seed(training.seed)
-    if training.model == "digits":
-        return nn.Sequential(ChannelsLast(), lenet(DROPOUT, colours=1, pixels=28))  # mirrored digits are no digits
-    own = lenet(DROPOUT) if training.model == "lenet" else nin(NIN_WIDTH, DROPOUT)
-    return nn.Sequential(Flipped(), ChannelsLast(), own)
+    if training.model == "nin":
+        return nn.Sequential(Flipped(), ChannelsLast(), nin(NIN_WIDTH, DROPOUT))
+    colours, pixels = (1, 28) if training.model == "digits" else (3, 32)
+    if in_campaign:
+        own = compiled_lenet(DROPOUT, colours, pixels)
+    else:
+        own = nn.Sequential(ChannelsLast(), lenet(DROPOUT, colours=colours, pixels=pixels))
+    return own if training.model == "digits" else nn.Sequential(Flipped(), *own)  # mirrored digits are no digits
 
 
 class Flipped(nn.Module):

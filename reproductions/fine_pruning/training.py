@@ -27,6 +27,7 @@ from paceline.pruning.rules import FineRule, RandomRule, SoftRule
 from paceline.pruning.samplers import PruningSampler
 from paceline.pruning.schedule import Schedule
 from paceline.randomness import restore_stream, stream, stream_state
+from reproductions.models.compiled import lenet as compiled_lenet
 from reproductions.models.convolutional import vgg11
 from reproductions.pipeline.resuming import keep, kept
 from reproductions.pipeline.samples import packed, right
@@ -102,7 +103,7 @@ def trained(training: Training, pictures: "Pictures", scratch: Path | None = Non
     """What a run came to, and its last model."""
     size = training.size
     torch.manual_seed(training.seed)
-    model = network(training.model)
+    model = compiled_lenet() if scratch is not None and training.model == "lenet" else network(training.model)
     loop = Loop(training, model, pictures.train)
     curve: list[tuple[float, ...]] = []
     epochs = math.ceil(size.epochs * training.share)

@@ -15,16 +15,15 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
 from paceline import Buffered, Every, Regrouped, Stop, Task, UnequalBatches, train
-from paceline.config.named_tasks import lenet
 from paceline.data.images import Labelled, read_cifar10, read_mnist
 from paceline.strategy import Strategy
-from reproductions.datasets.cifar import ChannelsLast
 from reproductions.group_sgd.training import BATCH, FLEET, STRATEGIES, UNITS
+from reproductions.models.compiled import lenet
 from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.claims import Claim, NotRun, made, of_plan
@@ -81,7 +80,7 @@ Part = tuple[Tensor, Tensor]
 
 def trained(run: Nonconvex, examples: Part, tests: Part, scratch: Path | None = None) -> dict[str, Any]:
     torch.manual_seed(run.seed)
-    model = nn.Sequential(ChannelsLast(), lenet(colours=examples[0].shape[1], pixels=examples[0].shape[2]))
+    model = lenet(colours=examples[0].shape[1], pixels=examples[0].shape[2])
     found = train(
         Task(model, cross_entropy, examples, tests),
         strategy=RULES[run.rule],

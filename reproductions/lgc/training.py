@@ -24,6 +24,7 @@ from paceline.randomness import stream
 from paceline.strategy import Strategy
 from reproductions.datasets.cifar import ChannelsLast, cifar10
 from reproductions.lgc.timing import BLOCKS, MEAN, QUORUM, SHIFT, WORKERS
+from reproductions.models.compiled import lenet as compiled_lenet
 from reproductions.models.convolutional import vgg11
 from reproductions.pipeline.samples import packed, right
 from reproductions.pipeline.values import rounded
@@ -112,7 +113,7 @@ def run_training(training: Training, scratch: Path | None = None) -> dict[str, A
     pictures = cifar10(training.data, trained=size.samples, validated=VALIDATED, tested=size.tested)
     probe = pictures.train[0][:PROBED], pictures.train[1][:PROBED]
     torch.manual_seed(seed)
-    model = nn.Sequential(ChannelsLast(), lenet() if training.model == "lenet" else vgg11(WIDTH, "group"))
+    model = _network(training.model, in_campaign=scratch is not None)
     run = train(
         Task(model, cross_entropy, pictures.train, pictures.test if size.followed else probe),
         strategy=_strategy(training.case, size.warm_up),
@@ -139,6 +140,12 @@ def run_training(training: Training, scratch: Path | None = None) -> dict[str, A
         (row.updates, round(row.seconds, 4), rounded(row.training_loss), rounded(row.accuracy)) for row in run.history
     ]
     return {**result, "right": packed(right(run.model, pictures.test)), "curve": curve}
+
+
+def _network(name: str, *, in_campaign: bool) -> nn.Module:
+    if in_campaign and name == "lenet":
+        return compiled_lenet()
+    return nn.Sequential(ChannelsLast(), lenet() if name == "lenet" else vgg11(WIDTH, "group"))
 
 
 def _divided_half_way(optimizer: Optimizer, updates: int) -> LRScheduler:
