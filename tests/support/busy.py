@@ -1,11 +1,13 @@
 """The tests with processes, Ray and a browser, again and again beside two busy loops: none may depend on speed.
 
-    make busy TIMES=10, or in tests/: python -m support.busy [TIMES] [PATHS...] [-n N] [--beside COMMAND] [--save]
+    make busy TIMES=10, or in tests/:
+    python -m support.busy [TIMES] [PATHS...] [-n N] [--names FILE] [--beside COMMAND] [--save]
 
-Which tests these are is found out: all that ``pytest --quick --long`` skips because they start a process. Prints a line
-for each time, with what failed, and ends with 1 if anything did. ``--save`` adds each time to tests/support/busy.json
-as soon as it is over, with the commit, so that ten times can be done in several sittings. ``--beside`` makes the two
-loops useful: each is this command, such as a long reproduction, which has to keep a core busy all the time.
+Which tests these are is found out: all that ``pytest --quick --long`` skips because they start a process. That takes
+minutes; ``--names`` keeps them in a file, or reads them from there. Prints a line for each time, with what failed, and
+ends with 1 if anything did. ``--save`` adds each time to tests/support/busy.json as soon as it is over, with the
+commit, so that ten times can be done in several sittings. ``--beside`` makes the two loops useful: each is this
+command, such as a long reproduction, which has to keep a core busy all the time.
 """
 
 import argparse
@@ -58,6 +60,10 @@ def with_processes(paths: Sequence[str]) -> list[str]:
     return sorted(found)
 
 
+def known_names(file: Path | None) -> list[str]:
+    return file.read_text().splitlines() if file and file.exists() else []
+
+
 def once(names: Path, processes: int) -> dict[str, Any]:
     """Run the tests that a file names: the exit code, what failed, the last line, and how long it took."""
     began = time.monotonic()
@@ -89,12 +95,15 @@ def main() -> None:
     parser.add_argument("times", type=int, nargs="?", default=10)
     parser.add_argument("paths", nargs="*", default=["."], help="below tests/")
     parser.add_argument("-n", "--processes", type=int, default=4, help="of pytest; most of the tests wait")
+    parser.add_argument("--names", metavar="FILE", type=Path, help="of tests that start a process; made if missing")
     parser.add_argument("--beside", metavar="COMMAND", default="", help="what keeps the cores busy; else empty loops")
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     made_at, failed = commit(), False
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:
-        found = with_processes(asked.paths)
+        found = known_names(asked.names) or with_processes(asked.paths)
+        if asked.names:
+            asked.names.write_text("\n".join(found))
         names.write("\n".join(found))
         names.flush()
         print(len(found), "tests start a process", flush=True)
