@@ -10,6 +10,9 @@ from matplotlib.figure import Figure
 
 from paceline.look import SERIES, lines, series, tidy
 from reproductions.ec_dnn.long import LONG
+from reproductions.ec_dnn.networks import table as network_table
+from reproductions.ec_dnn.networks import times
+from reproductions.ec_dnn.training import COSTS
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.figures import Drawing, blank
 
@@ -25,17 +28,20 @@ RULES = {
 LOOKS = dict(zip(RULES, lines([*RULES.values()], markers=False), strict=True))
 WORSE, BETTER = SERIES[1], SERIES[0]
 NETWORKS = {"digits": "MNIST, 1,000 labels", "lenet": "LeNet"}
+NOT_RUN = " not run yet | | |"
+ON_NETWORKS = (
+    "Seconds of a whole run on other networks and for other sizes of model, 4 workers, the first seed (the errors are "
+    "those of LeNet):"
+)
 CASES = {"local": "1: without local training", "diversity": "2: without diversity", None: "3: whole"}
 
 
 def draw(card: Card) -> dict[str, Drawing]:
-    """All that the card has the runs for, and the tables; at length the curves of each part that has begun."""
+    """All that the card has the runs for, and the tables; at length those of each part whose tau is chosen."""
     runs = [row for row in card.runs if row["workers"] > 1]
     lenet = [row for row in runs if row["model"] == "lenet"]
     if card.settings["plan"] == LONG.name:
-        return {
-            f"ec-dnn-full-{model}.png": _at_length(runs, card.settings["parts"].values(), model) for model in NETWORKS
-        }
+        return _at_length(card.runs, card.settings["parts"].values())
     taus = card.settings["taus"]
     return {
         "ec-dnn-gain.png": _gains(runs),
@@ -45,11 +51,38 @@ def draw(card: Card) -> dict[str, Drawing]:
     }
 
 
-def _at_length(rows: Sequence[Row], parts: Iterable[Mapping[str, Any]], model: str) -> Figure | None:
-    """The curves of a model with the tau that was chosen for it."""
-    chosen = [part["taus"] for part in parts if part["chosen"] and model in part["step_sizes"]]
-    mine = [row for row in rows if row["model"] == model]
-    return _curves(mine, chosen[0], NETWORKS[model]) if chosen and mine else None
+def _at_length(rows: Sequence[Row], parts: Iterable[Mapping[str, Any]]) -> dict[str, Drawing]:
+    """The curves of a model with the tau that was chosen for it, what each method came to, and the time it takes."""
+    drawn: dict[str, Drawing] = {}
+    for part in parts:
+        (model,) = part["step_sizes"]
+        mine = [row for row in rows if row["model"] == model and row["workers"] > 1]
+        if part["chosen"] and mine:
+            drawn[f"ec-dnn-full-{model}.png"] = _curves(mine, part["taus"], NETWORKS[model])
+            told = [f"**{part['plan']}**, {_choices(part)}", _tables(part["table"])]
+            if model == "lenet":
+                told += [ON_NETWORKS, _on_networks(mine)]
+            drawn[f"ec-dnn-full-{model}.md"] = "\n\n".join(each.rstrip("\n") for each in told) + "\n"
+    return drawn
+
+
+def _choices(part: Mapping[str, Any]) -> str:
+    (rate,) = part["step_sizes"].values()
+    taus = part["taus"]
+    return f"learning rate {rate:g}, τ = {taus['averaging']} for MA-DNN and {taus['compressing']} for EC-DNN."
+
+
+def _on_networks(rows: Sequence[Row]) -> str:
+    """For every tau that was tried, with the error of the global model; 4 workers, the first seed."""
+    first = min(row["seed"] for row in rows)
+    tried = [row for row in rows if (row["workers"], row["seed"]) == (4, first) and not row["without"]]
+    listed = {}
+    for method, name in (("ma", "MA"), ("ec_s", "EC-S"), ("e", "E-DNN")):
+        own = [row for row in tried if row["method"] == method and "relabel" not in row]
+        for row in sorted(own, key=lambda row: row["tau"] or 0):
+            tau = f", τ = {row['tau']}" if row["tau"] else ""
+            listed[f"{name}{tau} ({100 * row['error_g']:.1f} %)"] = {cost: row["curve"][-1][cost] for cost in COSTS}
+    return network_table(times(listed))
 
 
 def _gains(rows: Sequence[Row]) -> Figure:
@@ -129,7 +162,10 @@ def _tau_and_ablation(rows: Sequence[Row], taus: Mapping[str, int]) -> Figure | 
 
 def tables(card: Card) -> str:
     """Error with its spread over the seeds, speed and tau; then what the time went into."""
-    rows = card.settings["table"]
+    return _tables(card.settings["table"])
+
+
+def _tables(rows: list[Row]) -> str:
     workers = sorted({row["workers"] for row in rows if row["workers"] > 1})
     return f"{_results_table(rows, workers)}\n{_costs_table(rows, workers)}"
 
@@ -142,16 +178,20 @@ def _results_table(rows: list[Row], workers: list[int]) -> str:
         for method, name in NAMES.items():
             cells = "".join(_cell(_entry(rows, method, final, each)) for each in workers)
             lines.append(f"| {name}_{final.upper()} |{cells}")
-    alone = next(row for row in rows if row["method"] == "s")
-    lines.append(f"| S-DNN | {_error_and_spread(alone)} |" + " |" * (3 * len(workers) - 1))
+    for alone in (row for row in rows if row["method"] == "s"):
+        lines.append(f"| S-DNN | {_error_and_spread(alone)} |" + " |" * (3 * len(workers) - 1))
     return "\n".join(lines) + "\n"
 
 
-def _entry(rows: list[Row], method: str, final: str, workers: int) -> Row:
-    return next(row for row in rows if (row["method"], row["final"], row["workers"]) == (method, final, workers))
+def _entry(rows: list[Row], method: str, final: str, workers: int) -> Row | None:
+    """None if it was not run yet."""
+    wanted = (method, final, workers)
+    return next((row for row in rows if (row["method"], row["final"], row["workers"]) == wanted), None)
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return NOT_RUN
     chosen = f" [{row['error_validated']:.2f}]" if "error_validated" in row else ""
     speed = f"{row['speed_all']:.2f} ({row['speed_steps']:.2f})"
     return f" {_error_and_spread(row)}{chosen} | {speed} | {row['tau'] or '–'} |"
@@ -167,9 +207,12 @@ def _costs_table(rows: list[Row], workers: list[int]) -> str:
     lines = ["| |" + "".join(f" K={each}: steps, s | relabelling, s | messages, s |" for each in workers)]
     lines.append("|---|" + "---|---|---|" * len(workers))
     for method, name in NAMES.items():
-        found = [_entry(rows, method, "g", each) for each in workers]
-        cells = "".join(
-            f" {row['compute']:.2f} | {row['relabelling']:.2f} | {row['communication']:.3f} |" for row in found
-        )
+        cells = "".join(_costs(_entry(rows, method, "g", each)) for each in workers)
         lines.append(f"| {name} |{cells}")
     return "\n".join(lines) + "\n"
+
+
+def _costs(row: Row | None) -> str:
+    if row is None:
+        return NOT_RUN
+    return f" {row['compute']:.2f} | {row['relabelling']:.2f} | {row['communication']:.3f} |"

@@ -74,12 +74,13 @@ def process_pool(
         workers = set(multiprocessing.active_children()) - before
         for process in workers:
             process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
         for process in workers:
             process.join(timeout=5.0)
             if process.is_alive():
                 process.kill()
                 process.join()
+        # Its thread ends here: at its own end, Python would write to a pipe that the thread may be about to close.
+        pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()
 
