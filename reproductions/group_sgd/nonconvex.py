@@ -3,7 +3,7 @@
 The workers are the paper's: 16 of three speeds. Beside its three rules are those that want the same: ``Buffered`` with
 the size of a mean group, which knows no speeds; ``Regrouped``, which finds the groups; ``UnequalBatches``, which has
 nobody wait because slow workers compute less. All have as long, and the learning rate of one grid with which they end
-with the lowest training loss on a seed of its own.
+with the lowest training loss on a seed of its own. Where that is the largest of the grid, larger ones are tried too.
 """
 
 import math
@@ -128,22 +128,35 @@ def pictures(data: str, task: str, samples: int) -> tuple[Part, Part]:
 
 @dataclass(frozen=True, kw_only=True)
 class NonconvexPlan(Plan):
-    """Tasks, rules and seeds; how long each run takes; the grid of learning rates, and the seed of the search."""
+    """Tasks, rules and seeds; how long each run takes; the grid of learning rates, and the seed of the search.
+
+    The ``further`` rates are tried one by one, while the largest that was tried is the best.
+    """
 
     tasks: tuple[str, ...] = TASKS
     rules: tuple[str, ...] = tuple(RULES)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     tuning_seed: int = 5
     rates: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2)
+    further: tuple[float, ...] = (0.5, 1.0, 2.0)
     units: float = 2_000.0
     samples: int = 0
 
     def run(self, data: str, task: str, rule: str, lr: float, seed: int) -> Nonconvex:
         return Nonconvex(data, task, rule, lr, self.seed + seed, self.units, self.samples)
 
-    def search(self, data: str, task: str, rule: str) -> list[Nonconvex]:
-        """The grid of learning rates."""
-        return [self.run(data, task, rule, lr, self.tuning_seed) for lr in self.rates]
+    def search(self, data: str, task: str, rule: str, results: Results) -> tuple[list[Nonconvex], float | None]:
+        """The grid of learning rates as far as these results call for it, and the best one if all of it was run."""
+        for more in range(len(self.further) + 1):
+            rates = (*self.rates, *self.further[:more])
+            runs = [self.run(data, task, rule, lr, self.tuning_seed) for lr in rates]
+            if any(run not in results for run in runs):
+                return runs, None
+            ends = {run.lr: results[run]["train_loss"] for run in runs}
+            best = best_learning_rate({lr: math.inf if end is None else end for lr, end in ends.items()})
+            if best < rates[-1]:
+                break
+        return runs, best
 
     @property
     def stages(self) -> list[tuple[str, tuple[str, ...]]]:
@@ -153,7 +166,7 @@ class NonconvexPlan(Plan):
         return [(task, rules) for task in self.tasks for rules in (own, others)]
 
 
-# 60 runs to choose learning rates and 60 more, of half a million pictures each: about three hours of one core.
+# Some 70 runs to choose learning rates and 60 more, of half a million pictures each: about two hours of one core.
 NONCONVEX = NonconvexPlan(name="LeNet, 2,000 units of time")
 
 
@@ -180,13 +193,17 @@ def nonconvex_card(plan: NonconvexPlan, data: str, campaign: Campaign) -> Card:
     """For some rules at a time their learning rates, each when all of its grid was run; then all seeds with them."""
     searched, results, rates = dict[Nonconvex, Any](), dict[Nonconvex, Any](), dict[tuple[str, str], float]()
     for task, rules in plan.stages:
-        grids = [run for rule in rules for run in plan.search(data, task, rule)]
-        searched |= campaign.run(run_nonconvex, grids, cost=seconds, label=f"{task}, choosing learning rates")
-        chosen = chosen_rates(plan, data, searched, [(task, rule) for rule in rules])
+        tried = -1
+        while tried < len(searched):  # each time as far as the results call for it
+            tried = len(searched)
+            grids = [run for rule in rules for run in plan.search(data, task, rule, searched)[0]]
+            searched |= campaign.run(run_nonconvex, grids, cost=seconds, label=f"{task}, choosing learning rates")
+        best = {rule: plan.search(data, task, rule, searched)[1] for rule in rules}
+        chosen = {(task, rule): lr for rule, lr in best.items() if lr is not None}
         rates |= chosen
         runs = [plan.run(data, *key, lr, seed) for seed in plan.seeds for key, lr in chosen.items()]
         results |= campaign.run(run_nonconvex, runs, cost=seconds, label=f"{task}, training")
-        unknown = [plan.search(data, task, rule)[0] for rule in rules if (task, rule) not in chosen]
+        unknown = [plan.run(data, task, rule, plan.rates[0], 0) for rule, lr in best.items() if lr is None]
         campaign.expect(seconds(run) for run in unknown for _ in plan.seeds)
     found = _Found(plan, data, rates, results)
     rows = [
@@ -196,7 +213,8 @@ def nonconvex_card(plan: NonconvexPlan, data: str, campaign: Campaign) -> Card:
     ]
     settings = {
         "plan": plan.name, "workers": len(UNITS), "units_of_time": list(UNITS), "horizon": plan.units,
-        "batch_size": BATCH, "steps_tried": list(plan.rates), "seeds": [plan.seed + seed for seed in plan.seeds],
+        "batch_size": BATCH, "steps_tried": [*plan.rates, *plan.further],
+        "seeds": [plan.seed + seed for seed in plan.seeds],
         "steps": {f"{task}.{rule}": lr for (task, rule), lr in rates.items()},
     }  # fmt: skip
     return Card("group-sgd", settings, of_plan(_claims(found), plan.name), rows)
@@ -204,19 +222,6 @@ def nonconvex_card(plan: NonconvexPlan, data: str, campaign: Campaign) -> Card:
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name != "right"}
-
-
-def chosen_rates(
-    plan: NonconvexPlan, data: str, results: Results, keys: Iterable[tuple[str, str]]
-) -> dict[tuple[str, str], float]:
-    """Of each task and rule whose grid is complete, the learning rate with the lowest training loss."""
-    rates = {}
-    for task, rule in keys:
-        runs = plan.search(data, task, rule)
-        if all(run in results for run in runs):
-            ends = {run.lr: results[run]["train_loss"] for run in runs}
-            rates[task, rule] = best_learning_rate({lr: math.inf if e is None else e for lr, e in ends.items()})
-    return rates
 
 
 def _claims(found: _Found) -> Iterable[Claim]:

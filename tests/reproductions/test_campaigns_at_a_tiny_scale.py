@@ -86,8 +86,9 @@ def test_fine_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_group_sgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonconvex, "pictures", lambda *_: (pictures(520, 1, 28), pictures(20, 1, 28)))
     plan = replace(
-        nonconvex.NONCONVEX, tasks=("mnist",), rules=("gsgd", "asgd"), seeds=(0, 1), units=3.0, rates=(0.01, 0.02)
-    )
+        nonconvex.NONCONVEX, tasks=("mnist",), rules=("gsgd", "asgd"), seeds=(0, 1), units=3.0, rates=(0.01, 0.02),
+        further=(),
+    )  # fmt: skip
     none, some, whole = cards(lambda campaign: nonconvex.nonconvex_card(plan, "", campaign), tmp_path, 3)
     assert verdicts(none) == verdicts(some) == {"not run yet"}
     assert some.settings["steps"].keys() == {"mnist.gsgd"}  # whose grid is complete
@@ -95,6 +96,23 @@ def test_group_sgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert claim.name == "nonconvex.mnist.gsgd_below_asgd"
     assert claim.test.startswith("paired over 2 seeds")
     assert (drawn("group-sgd", some, tmp_path), drawn("group-sgd", whole, tmp_path)) == ([], ["group-sgd-full.png"])
+
+
+def test_larger_learning_rates_are_tried_while_the_largest_is_the_best() -> None:
+    plan = replace(nonconvex.NONCONVEX, rates=(0.1, 0.2), further=(0.5, 1.0))
+
+    def searched(*losses: float | None) -> tuple[list[float], float | None]:
+        rates = (*plan.rates, *plan.further)
+        runs = [plan.run("", "mnist", "ssgd", lr, plan.tuning_seed) for lr in rates]
+        known = {run: {"train_loss": loss} for run, loss in zip(runs, losses, strict=False)}
+        wanted, best = plan.search("", "mnist", "ssgd", known)
+        return [run.lr for run in wanted], best
+
+    assert searched(0.3) == ([0.1, 0.2], None)
+    assert searched(0.2, 0.3) == ([0.1, 0.2], 0.1)
+    assert searched(0.3, 0.2) == ([0.1, 0.2, 0.5], None)
+    assert searched(0.3, 0.2, None) == ([0.1, 0.2, 0.5], 0.2)  # it diverged
+    assert searched(0.4, 0.3, 0.2, 0.1) == ([0.1, 0.2, 0.5, 1.0], 1.0)
 
 
 @pytest.mark.parametrize("rule", nonconvex.RULES)
