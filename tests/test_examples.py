@@ -141,7 +141,6 @@ def test_ensemble_compression_tells_errors_and_costs_and_loads_what_was_saved(
     assert f"loaded from its directory: error {errors['EC-DNN-S']}%" in printed
 
 
-@pytest.mark.timeout(300)
 def test_a_lightning_module_trains_under_two_rules() -> None:
     """As well, and in a quarter of the time."""
     output = run_example("lightning_module.py")
@@ -150,7 +149,6 @@ def test_a_lightning_module_trains_under_two_rules() -> None:
     assert all(float(accuracy) > 85 for accuracy, _ in found)
 
 
-@pytest.mark.timeout(300)
 def test_a_hugging_face_model_trains_under_two_rules() -> None:
     output = run_example("hugging_face.py")
     found = re.findall(r"^\w+: perplexity ([\d.]+) after ([\d.]+) virtual seconds$", output, re.M)
@@ -158,7 +156,6 @@ def test_a_hugging_face_model_trains_under_two_rules() -> None:
     assert all(float(perplexity) < 2 for perplexity, _ in found)
 
 
-@pytest.mark.timeout(300)
 def test_a_ddp_job_is_recorded_and_its_straggler_named(tmp_path: Path) -> None:
     """Its processes are forks, too, instead of new ones."""
     directory = str(tmp_path / "job")
@@ -179,7 +176,6 @@ def test_a_ddp_job_is_recorded_and_its_straggler_named(tmp_path: Path) -> None:
     assert all(worker.compute is not None for worker in found.workers)
 
 
-@pytest.mark.timeout(300)
 def test_a_ray_cluster_loses_a_node_and_goes_on() -> None:
     """In a new process: Ray cannot be forked."""
     command = [sys.executable, str(EXAMPLES / "ray_cluster.py")]

@@ -5,12 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from support.hops import FLOWS
 
 
-@pytest.mark.timeout(400)  # twenty seconds of work; a busy machine may take its time
 def test_a_flow_passes_through_few_files() -> None:
     """In a process of its own, where nothing was warmed up by other tests: comparing comes first."""
     flows = ["compare", "compare-alone", "simulated", "processes", "pruning"]

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 HIDE = """
 import builtins, multiprocessing.context, os, signal, types
 
@@ -111,7 +109,6 @@ resource is not there: hidden
 """
 
 
-@pytest.mark.timeout(600)  # ten seconds of work; a busy machine may take its time
 def test_all_but_worker_processes_works_without_what_only_linux_has(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HIDE, encoding="utf-8")
     (tmp_path / "use.py").write_text(USE, encoding="utf-8")

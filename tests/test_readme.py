@@ -57,7 +57,6 @@ def test_no_python_block_escapes_the_search() -> None:
     assert len(BLOCKS) == sum(page.read_text(encoding="utf-8").count("```py") for page in PAGES)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.place}:{block.line}")
 def test_the_block_runs_and_prints_what_the_page_says(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

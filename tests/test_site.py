@@ -21,7 +21,6 @@ ZENSICAL = shutil.which("zensical", path=str(Path(sys.executable).parent)) or sh
 pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium"),
     pytest.mark.skipif(ZENSICAL is None, reason="no Zensical here: pip install -e '.[docs]'"),
-    pytest.mark.timeout(240),
 ]
 PAGES = ("index.html", "howto/which-rule.html", "strategies.html")
 COMPLAINTS = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled", "Page.javascriptDialogOpening")

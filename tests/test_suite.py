@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.processes import PATIENCE
+
 TESTS = """
 import os, signal, subprocess, sys
 
@@ -33,7 +35,7 @@ def test_a_crash_costs_one_test_ctrl_c_arrives_and_what_is_left_is_told(tmp_path
         [sys.executable, "-m", "pytest", "-q", "-n", "1", "-p", "no:cacheprovider"], cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if "TEST" not in name} | {"PACELINE_TEST_PATIENCE": "0"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=100,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     left = re.search(r"left behind by the tests:\n  (\d+) .*time.sleep", result.stdout)
     assert left, result.stdout

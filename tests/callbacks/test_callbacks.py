@@ -173,7 +173,6 @@ def test_a_replay_that_a_callback_ends_compares_nothing(tmp_path: Path) -> None:
     assert (found.run.ended, found.compared, found.differences, found.departure) == ("seen enough", False, {}, None)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files open
 def test_real_workers_tell_what_simulated_ones_do(real_fleet: Fleet, tmp_path: Path) -> None:
     simulated, real, again = Told(), Told(), Told()

@@ -21,6 +21,7 @@ from torch import nn
 import paceline as pl
 from paceline.callbacks import Row
 from support.digits import digits_task, weights
+from support.processes import PATIENCE
 from support.told import Told
 
 FLEET = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(1.5)])
@@ -222,7 +223,6 @@ print(sorted(each.name for each in place.iterdir()))
 """
 
 
-@pytest.mark.timeout(180)
 def test_wandb_gets_the_configuration_the_metrics_and_the_end(tmp_path: Path) -> None:
     """In a process of its own, with which W&B's service ends."""
     here = Path(__file__).parents[1]
@@ -238,7 +238,7 @@ def test_wandb_gets_the_configuration_the_metrics_and_the_end(tmp_path: Path) ->
     (tmp_path / "home").mkdir()
     (tmp_path / "place").mkdir()
     command = [sys.executable, "-c", OFFLINE, f"{here}:{here.parent / 'src'}", str(tmp_path / "place")]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == "['run']"
     first, second = sorted((tmp_path / "place" / "run" / "wandb").glob("offline-run-*"), key=lambda each: each.name)

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.trace.reading import read_trace
+from support.processes import PATIENCE
 from support.tiny import DIVERGING, ROOT, TINY, changed, refused, tiny
 
 __all__ = ["tiny"]
@@ -173,7 +174,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
         "heavy = {'torch', 'numpy', 'ray', 'matplotlib', 'sklearn'} & set(sys.modules); assert not heavy, heavy;"
         "assert codes == (0, 0, 0), codes"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")
     assert "compare" in done.stdout
     assert "paceline 0." in done.stdout
@@ -184,7 +185,7 @@ def test_the_demo_without_scikit_learn_says_what_to_install() -> None:
         "import sys; sys.modules['sklearn'] = None; from paceline.cli.main import main;"
         "sys.exit(main(['compare', '--jobs', '1', '--figure', 'curves.png']))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith("the data set \"digits\" needs scikit-learn: pip install 'paceline[demo]'\n")
     assert done.stderr.count("\n") == 1
@@ -233,7 +234,7 @@ def test_ctrl_c_ends_with_one_line_and_130(tiny: Path, command: str) -> None:
         _wait_until_busy(command, process)
         helpers = _descendants(process.pid)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.communicate()
@@ -261,14 +262,14 @@ def test_ctrl_c_while_a_process_is_started_is_one_line_too(tiny: Path) -> None:
         "popen_forkserver.Popen._launch = interrupted\n"
         f"sys.exit(main(['compare', {str(tiny)!r}, '--jobs', '2']))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "interrupted after 0 of 20 runs; nothing was written\n"
 
 
 def _wait_until_busy(command: str, process: "subprocess.Popen[str]") -> None:
     """Until a run has made updates; of ``compare`` only the processes that it started can be seen."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + PATIENCE
     metrics = Path("run/metrics.jsonl")
     while time.monotonic() < deadline and process.poll() is None:
         if command == "train" and metrics.exists() and metrics.read_text().count("\n") > 3:
@@ -280,7 +281,7 @@ def _wait_until_busy(command: str, process: "subprocess.Popen[str]") -> None:
 
 
 def _wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while left := [pid for pid in pids if _alive(pid)]:
         assert time.monotonic() < deadline, f"processes {left} were left behind"
         time.sleep(0.05)

@@ -16,6 +16,7 @@ from test_disk import TRAIN, Failing, evaluated_by, one_line
 import paceline as pl
 from paceline.cli.main import main
 from paceline.engine.runner import Evaluator
+from support.processes import PATIENCE
 from support.resumable import Case
 from support.tiny import ROOT, tiny
 
@@ -49,7 +50,7 @@ def paceline(place: Path, stub: str, content: str, *arguments: str) -> "subproce
         env={**os.environ, "PYTHONPATH": f"{place / 'stubs'}:{ROOT / 'src'}"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
         check=False,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),

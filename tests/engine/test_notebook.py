@@ -6,6 +6,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from support.processes import PATIENCE
+
 CELLS = (
     """
 import warnings
@@ -45,7 +47,9 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
         for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
             patch.setenv(name, str(folder / name))
         notebook = nbformat.from_dict(NOTEBOOK)  # type: ignore[no-untyped-call]
-        client = NotebookClient(notebook, timeout=100, kernel_name="python3", resources={"metadata": {"path": folder}})
+        client = NotebookClient(
+            notebook, timeout=PATIENCE, kernel_name="python3", resources={"metadata": {"path": folder}}
+        )
         client.execute()
     return [cell.outputs for cell in notebook.cells]
 

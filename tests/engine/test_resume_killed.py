@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from support.processes import PATIENCE
 
 TESTS = Path(__file__).parents[1]
 # Those at random again and again until they get through between two kills; in the last two workers hand in models.
@@ -18,12 +18,11 @@ KILLED = {
 }  # fmt: skip
 
 
-@pytest.mark.timeout(600)  # twenty seconds of work; a busy machine may take its time
 def test_runs_that_were_killed_come_to_the_same_bytes(tmp_path: Path) -> None:
     """Before any of their writes, and at random moments."""
     cases = [f"{how}={case}" for how, named in KILLED.items() for case in named]
     command = [sys.executable, "-W", "error", "-m", "support.killed", str(tmp_path), *cases]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=580, check=False)
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.sub(r"\d+", "N", done.stdout) == "".join(f"{how}: N kills\n" for how in KILLED)
     before_writes, at_random = map(int, re.findall(r"\d+", done.stdout))

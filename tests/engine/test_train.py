@@ -32,6 +32,7 @@ from paceline.storage.description import describe
 from paceline.trace.format import NonFinite
 from support import repeatable
 from support.digits import Noted, digits, digits_task, linear, rows, train, weights
+from support.processes import PATIENCE
 from support.quadratic import Consecutive, half_square, quadratic
 from support.updates import update_times, updates
 
@@ -123,7 +124,10 @@ def test_the_snippet_runs_as_written_and_makes_11_updates() -> None:
 def test_one_seed_gives_the_same_bytes_here_and_in_another_process_and_another_seed_does_not(tmp_path: Path) -> None:
     runs = {name: repeatable.run(tmp_path / name, seed) for name, seed in (("one", 5), ("two", 5), ("other", 6))}
     subprocess.run(
-        [sys.executable, "-m", "support.repeatable", str(tmp_path / "process"), "5"], cwd=TESTS, check=True, timeout=100
+        [sys.executable, "-m", "support.repeatable", str(tmp_path / "process"), "5"],
+        cwd=TESTS,
+        check=True,
+        timeout=PATIENCE,
     )
     assert sorted(path.name for path in (tmp_path / "one").iterdir()) == sorted(repeatable.FILES)
     for name in repeatable.FILES:
@@ -933,13 +937,13 @@ def test_ctrl_c_leaves_a_complete_directory(tmp_path: Path) -> None:
     )
     try:
         metrics = directory / "metrics.jsonl"
-        deadline = time.monotonic() + 240  # a busy machine takes its time to import torch
+        deadline = time.monotonic() + PATIENCE
         while not (metrics.exists() and metrics.read_text().count("\n") > 5):
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.wait()

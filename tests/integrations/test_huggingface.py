@@ -28,7 +28,6 @@ def test_steps_are_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert not one.tells_waiting
 
 
-@pytest.mark.timeout(300)
 def test_two_processes_are_two_workers_that_wait_for_each_other(tmp_path: Path) -> None:
     job, output = str(tmp_path / "job"), str(tmp_path / "output")
     all_well(ranks(2, lambda: train_recorded(job, output, gradient_accumulation_steps=2, num_train_epochs=2)))

@@ -21,6 +21,7 @@ from paceline.reports.stragglers import stragglers
 from paceline.trace.format import Computed
 from paceline.trace.reading import read_trace
 from support.digits import digits, linear
+from support.processes import PATIENCE
 
 THREE = """
 batch_size = 8
@@ -135,13 +136,13 @@ def test_ctrl_c_keeps_what_was_measured(three: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + PATIENCE
         trace = Path("out/trace.jsonl")
         while not trace.exists() or trace.read_text().count('"arrived"') < 40:
             assert time.monotonic() < deadline, process.poll()
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.wait()

@@ -18,7 +18,6 @@ from support.saved_runs import save_run, with_perplexity_alone
 PROGRAM = find_chromium()
 pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium"),
-    pytest.mark.timeout(240),
 ]
 EVIL = "lgc <img src=x onerror=alert(1)>"
 LIGHT, DARK = "rgb(255, 255, 255)", "rgb(17, 21, 28)"

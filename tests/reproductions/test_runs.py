@@ -14,7 +14,7 @@ import pytest
 
 from paceline.core.errors import ConfigError
 from reproductions.pipeline.runs import Runner, Trial
-from support.processes import reaped
+from support.processes import PATIENCE, reaped
 
 NUMBERS = 4
 TESTS = Path(__file__).parents[1]
@@ -60,7 +60,7 @@ def pids(directory: Path, number: int) -> list[int]:
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    ends = time.monotonic() + 100
+    ends = time.monotonic() + PATIENCE
     while time.monotonic() < ends and not condition():
         time.sleep(0.05)
     return condition()
@@ -131,12 +131,12 @@ def test_after_an_interruption_no_process_is_left_and_the_rest_is_done_later(
     with begin(tmp_path) as process, reaped(process):
         assert until(lambda: calls(tmp_path) == [1] * NUMBERS and len(list(work.glob("*.json"))) == 2)
         process.send_signal(how)
-        assert process.wait(timeout=100) != 0
+        assert process.wait(timeout=PATIENCE) != 0
     assert until(lambda: not any(alive(pid) for number in range(NUMBERS) for pid in pids(tmp_path, number)))
     assert len(list(work.glob("*.json"))) == 2
     (tmp_path / "hold").unlink()
     with begin(tmp_path) as process, reaped(process):
-        assert process.wait(timeout=100) == 0
+        assert process.wait(timeout=PATIENCE) == 0
     assert calls(tmp_path) == [1, 1, 2, 2]
 
 
@@ -147,7 +147,7 @@ def test_a_background_job_ignores_ctrl_c_with_its_processes(tmp_path: Path) -> N
         assert until(lambda: calls(tmp_path) == [1] * NUMBERS)
         os.killpg(process.pid, signal.SIGINT)
         (tmp_path / "hold").unlink()
-        assert process.wait(timeout=100) == 0
+        assert process.wait(timeout=PATIENCE) == 0
     assert calls(tmp_path) == [1] * NUMBERS
 
 

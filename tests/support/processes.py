@@ -7,6 +7,8 @@ from typing import Any
 
 import psutil
 
+PATIENCE = 500.0  # seconds until something that hangs is given up: a busy machine may take its time
+
 
 @contextmanager
 def reaped(process: "subprocess.Popen[Any]") -> Iterator[None]:
@@ -25,4 +27,4 @@ def reaped(process: "subprocess.Popen[Any]") -> Iterator[None]:
         for each in family:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
-        psutil.wait_procs(family, timeout=60)
+        psutil.wait_procs(family, timeout=PATIENCE)

@@ -25,6 +25,7 @@ from paceline.fleets.processes.group import ProcessWorkers
 from paceline.learning.workload import workload_of
 from support import faults
 from support.digits import digits_task, linear
+from support.processes import PATIENCE
 
 TESTS = Path(__file__).parents[2]
 
@@ -57,7 +58,7 @@ def stop(pid: int) -> None:
 
 def wait_until_gone(pids: list[int]) -> None:
     """Those that are only waiting to be reaped are gone."""
-    until = time.monotonic() + 60.0
+    until = time.monotonic() + PATIENCE
     while alive := [pid for pid in pids if psutil.pid_exists(pid) and not is_zombie(pid)]:
         assert time.monotonic() < until, f"{alive} are still there"
         time.sleep(0.01)

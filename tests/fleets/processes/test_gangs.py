@@ -17,6 +17,7 @@ from paceline.core.errors import ConfigError, WorkerFailed
 from paceline.core.messages import Arrived
 from paceline.fleets.processes.fork_server import FORK_SERVER
 from support.digits import digits, digits_task, linear, weights
+from support.processes import PATIENCE
 from support.ranks import (
     StruckRank,
     Tied,
@@ -100,7 +101,7 @@ def test_a_worker_is_lost_with_any_of_its_ranks_and_replaced_as_one(fault: Calla
     (_, left), (_, joined) = until.told[-2:]
     assert until.told == [("joined", 0), ("joined", 1), ("left", left), ("joined", left)]
     assert joined == left
-    psutil.wait_procs(psutil.Process(FORK_SERVER.pid).children(recursive=True), timeout=30)
+    psutil.wait_procs(psutil.Process(FORK_SERVER.pid).children(recursive=True), timeout=PATIENCE)
     assert psutil.Process(FORK_SERVER.pid).children(recursive=True) == []
 
 

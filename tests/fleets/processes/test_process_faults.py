@@ -26,7 +26,7 @@ from paceline.trace.format import NonFinite
 from paceline.trace.reading import Trace
 from support import faults
 from support.digits import digits_task, linear
-from support.processes import reaped
+from support.processes import PATIENCE, reaped
 from support.until import Until, UntilAll
 
 TESTS = Path(__file__).parents[2]
@@ -291,7 +291,7 @@ def test_the_parent_s_death_leaves_neither_process_nor_memory(tmp_path: Path) ->
         os.kill(family[-1].pid, signal.SIGSTOP)  # even one that cannot do anything about it
         parent.kill()
         parent.wait()
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert alive == []
 
 
@@ -305,8 +305,8 @@ def test_ctrl_c_lets_the_workers_go() -> None:
         assert parent.stdout.readline() == "trained\n"
         family = psutil.Process(parent.pid).children(recursive=True)
         os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to everybody
-        _, errors = parent.communicate(timeout=60)
+        _, errors = parent.communicate(timeout=PATIENCE)
     assert "KeyboardInterrupt" in errors
     assert "worker" not in errors
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert alive == []

@@ -28,15 +28,13 @@ from support import faults, hops
 from support.digits import digits_task, linear
 from support.metadata import Metadata, metadata_service
 from support.own_rules import Together
+from support.processes import PATIENCE
 from support.ray_cluster import HERE, Nodes, nodes
 from support.resumable import PROCESSES, replayed
 from support.stepping import CASES, trained
 from support.until import Until
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
-]
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files open
 TESTS = Path(__file__).parents[2]
 FAULTS = [faults.die_before_the_answer, faults.die_around_the_answer]
 MODELS = [pl.ModelAveraging(every=4), pl.EnsembleCompression(every=4), Together(local_steps(4))]
@@ -145,7 +143,7 @@ class TestRemote(OnCluster):
             monkeypatch.setattr("paceline.fleets.ray.client.ANSWERED_WITHIN", 0.2)
             with pytest.raises(MachineLost):
                 other.ask("finite", [0])()
-            assert psutil.wait_procs(agents, timeout=60)[1] == []
+            assert psutil.wait_procs(agents, timeout=PATIENCE)[1] == []
             while any(isinstance(event, Left) for event in group.wait()) or group.ready != {0, 1, 2}:
                 pass
             assert kept
@@ -450,4 +448,4 @@ endless(Path({str(tmp_path / "run")!r}), pl.RayFleet(3, {{"CPU": 0.5}}, address=
     found = replayed(case, tmp_path / "run")
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
     assert actors
-    assert psutil.wait_procs(actors, timeout=60)[1] == []
+    assert psutil.wait_procs(actors, timeout=PATIENCE)[1] == []

@@ -21,12 +21,10 @@ from paceline.core.errors import WorkerFailed
 from paceline.learning.workload import workload_of
 from support.digits import digits_task
 from support.factory import write_experiment
+from support.processes import PATIENCE
 from support.ray_cluster import Nodes, nodes
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
-]
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files open
 TESTS = Path(__file__).parents[2]
 
 
@@ -143,7 +141,7 @@ def test_a_server_that_cannot_be_cut(shards: int, optimizer: Any, line: str, clu
 
 
 def until_gone(cluster: Nodes, kind: str) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + PATIENCE
     while cluster.actors(kind):
         assert time.monotonic() < limit, f"{kind} is left"
         time.sleep(0.05)

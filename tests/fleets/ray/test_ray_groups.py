@@ -24,10 +24,7 @@ from paceline.trace.reading import read_trace
 from support.digits import digits_task
 from support.ray_cluster import Nodes, nodes
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
-]
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files open
 FAST, SLOW = 0.1, 2.0  # seconds a mini-batch, made: noise of the machine can only bring them nearer to each other
 FILE = """
 batch_size = 8

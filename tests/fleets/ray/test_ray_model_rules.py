@@ -17,10 +17,7 @@ from support.digits import weights
 from support.ray_cluster import nodes
 from support.resumable import PROCESSES, replayed
 
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files open
-]
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files open
 RULES = {
     "DiLoCo": pl.DiLoCo(every=2),
     "Decoupled DiLoCo": pl.DecoupledDiLoCo(every=2, quorum=1, grace=0.02),

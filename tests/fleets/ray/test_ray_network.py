@@ -19,6 +19,7 @@ import paceline as pl
 from paceline.core.messages import Arrived
 from support.link import DEVICE
 from support.networked import ELSEWHERE
+from support.processes import PATIENCE
 from support.ray_cluster import SOON
 
 TESTS = Path(__file__).parents[2]
@@ -107,7 +108,7 @@ def end_family(process: "subprocess.Popen[str]") -> None:
         with suppress(psutil.NoSuchProcess):
             each.kill()
     process.communicate()
-    psutil.wait_procs(family, timeout=10)
+    psutil.wait_procs(family, timeout=PATIENCE)
 
 
 @pytest.fixture
@@ -128,7 +129,6 @@ def session() -> Iterator[Path]:
         yield Path(made)
 
 
-@pytest.mark.timeout(600)
 def test_a_node_behind_a_narrow_link_that_is_cut_and_mended(link: Link, session: Path, tmp_path: Path) -> None:
     """First two workers are behind a link of 100 Mbit/s. Then one of two is, and the link is cut."""
     link.carry(milliseconds=10)
