@@ -42,6 +42,7 @@ RULES: Mapping[str, Strategy] = {
     "unequal": UnequalBatches(total=BATCH * len(UNITS)),
 }
 SEEN = 20  # evaluations in a run
+AT_END, THROUGHOUT = "at the end", "in the mean of the whole time"
 TESTED = 10_000
 SPEED, FORWARD = 6_000, 20_000  # pictures a second that one core trains on, and passes forward
 Results = Mapping["Nonconvex", Mapping[str, Any]]
@@ -177,15 +178,17 @@ class _Found:
     rates: Mapping[tuple[str, str], float]
     results: Results
 
-    def losses(self, task: str, rule: str) -> list[float]:
-        """Of the training samples at the end, one a seed; infinite if it diverged."""
+    def losses(self, task: str, rule: str, when: str) -> list[float]:
+        """Training losses, one a seed: at the end, or the mean of the whole time; infinite if it diverged."""
         losses = []
         for seed in self.plan.seeds:
             run = self.plan.run(self.data, task, rule, self.rates.get((task, rule), math.nan), seed)
             if run not in self.results:
                 raise NotRun(f"{task}-{rule}-seed{run.seed}")
-            loss = self.results[run]["train_loss"]
-            losses.append(math.inf if loss is None else float(loss))
+            result = self.results[run]
+            on_the_way = [loss for _, _, loss, _ in result["curve"] if loss is not None]
+            loss = result["train_loss"] if when == AT_END else fmean(on_the_way)
+            losses.append(math.inf if result["train_loss"] is None else float(loss))
         return losses
 
 
@@ -228,15 +231,16 @@ def _claims(found: _Found) -> Iterable[Claim]:
     for task in found.plan.tasks:
         for other in [rule for rule in found.plan.rules if rule != "gsgd"]:
             said = "lower" if other in STRATEGIES else "(lower)"
-            make: Callable[[str], Claim] = partial(_lower, found, task, other, said)
-            yield made(f"nonconvex.{task}.gsgd_below_{other}", said, "beyond chance", make)
+            for when, suffix in ((AT_END, ""), (THROUGHOUT, ".throughout")):
+                make: Callable[[str], Claim] = partial(_lower, found, task, other, when, said)
+                yield made(f"nonconvex.{task}.gsgd_below_{other}{suffix}", said, "beyond chance", make)
 
 
-def _lower(found: _Found, task: str, other: str, said: str, name: str) -> Claim:
-    own, theirs = found.losses(task, "gsgd"), found.losses(task, other)
+def _lower(found: _Found, task: str, other: str, when: str, said: str, name: str) -> Claim:  # noqa: PLR0917
+    own, theirs = found.losses(task, "gsgd", when), found.losses(task, other, when)
     below = over_seeds([them - mine for mine, them in zip(own, theirs, strict=True)])
     rates = ", ".join(f"{rule} {found.rates[task, rule]:g}" for rule in ("gsgd", other))
-    note = f"training loss {fmean(own):.4g} against {fmean(theirs):.4g}; learning rates {rates}"
+    note = f"training loss {when} {fmean(own):.4g} against {fmean(theirs):.4g}; learning rates {rates}"
     if below is None:
         return Claim(name, said, None, "beyond chance", None, note, "a run diverged, or one seed: no test")
     return Claim(name, said, below.mean, "beyond chance", below.above(), note, below.words)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -28,6 +29,8 @@ from reproductions.pipeline.card import Card, score
 from reproductions.pipeline.claims import Claim, waiting
 from reproductions.sdde.curved import network_claims, network_figure
 from reproductions.sdde.network import NetworkStudy, study_of
+
+RULES_TRIED = ("gsgd", "asgd")
 
 
 def pictures(count: int, colours: int = 3, pixels: int = 32) -> tuple[Tensor, Tensor]:
@@ -86,15 +89,19 @@ def test_fine_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_group_sgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonconvex, "pictures", lambda *_: (pictures(520, 1, 28), pictures(20, 1, 28)))
     plan = replace(
-        nonconvex.NONCONVEX, tasks=("mnist",), rules=("gsgd", "asgd"), seeds=(0, 1), units=3.0, rates=(0.01, 0.02),
+        nonconvex.NONCONVEX, tasks=("mnist",), rules=RULES_TRIED, seeds=(0, 1), units=3.0, rates=(0.01, 0.02),
         further=(),
     )  # fmt: skip
     none, some, whole = cards(lambda campaign: nonconvex.nonconvex_card(plan, "", campaign), tmp_path, 3)
     assert verdicts(none) == verdicts(some) == {"not run yet"}
     assert some.settings["steps"].keys() == {"mnist.gsgd"}  # whose grid is complete
-    (claim,) = whole.claims
-    assert claim.name == "nonconvex.mnist.gsgd_below_asgd"
-    assert claim.test.startswith("paired over 2 seeds")
+    assert [claim.name.removeprefix("nonconvex.mnist.gsgd_below_") for claim in whole.claims] == [
+        "asgd", "asgd.throughout",
+    ]  # fmt: skip
+    assert all(claim.test.startswith("paired over 2 seeds") for claim in whole.claims)
+    mine, theirs = ([row for row in whole.runs if (row["kind"], row["rule"]) == ("training", r)] for r in RULES_TRIED)
+    means = [[fmean(point[2] for point in row["curve"][1:]) for row in rows] for rows in (mine, theirs)]
+    assert whole.claims[1].ours == pytest.approx(fmean(means[1]) - fmean(means[0]))
     assert (drawn("group-sgd", some, tmp_path), drawn("group-sgd", whole, tmp_path)) == ([], ["group-sgd-full.png"])
 
 
