@@ -47,7 +47,10 @@ def write_pages(docs: Path, results: Path | None = None) -> list[Path]:
 
 
 def with_campaign(text: str, card: Card, drawings: Mapping[str, Drawing] = MappingProxyType({})) -> str:
-    """A page with figures, tables, and the claims that the campaign has settled or not; the others are only counted."""
+    """A page with figures, tables, and the claims that the campaign has settled or not; the others are only counted.
+
+    A figure that the page shows elsewhere is not shown again.
+    """
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ConfigError(f"the page of {card.paper} has no place for its campaign: put {BEGIN} and {END} into it")
     before, rest = text.split(BEGIN)
@@ -55,7 +58,7 @@ def with_campaign(text: str, card: Card, drawings: Mapping[str, Drawing] = Mappi
     made = [claim for claim in card.claims if not claim.missing]
     lines = [f"{score(card)}; {card.settings['runs']}."]
     for name, drawing in drawings.items():
-        if drawing is not None:
+        if drawing is not None and f"]({name})" not in before + after:
             lines += ["", drawing.rstrip("\n") if isinstance(drawing, str) else f"![At full length]({name})"]
     if made:
         lines += ["", markdown(made).rstrip("\n")]

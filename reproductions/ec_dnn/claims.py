@@ -254,9 +254,10 @@ def _size_in_words(plan: EcDnnPlan, model: str) -> str:
 def _learning_rate_rule(plan: EcDnnPlan) -> str:
     if len(plan.learning_rates) == 1:
         return "not tuned; all methods share it"
+    further = f" and, while the best is at an end, {list(plan.further)}" if plan.further else ""
     return (
-        f"of {list(plan.learning_rates)}, the smallest validation error of S-DNN in as many steps as one worker makes, "
-        f"seed {plan.seed}; all methods share it"
+        f"of {list(plan.learning_rates)}{further}, the smallest validation error of S-DNN in as many steps as one "
+        f"worker makes, seed {plan.seed}; all methods share it"
     )
 
 

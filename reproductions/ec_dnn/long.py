@@ -70,7 +70,11 @@ def _part(plan: EcDnnPlan, data: str, campaign: Campaign) -> tuple[Findings, str
         return found, len(found) == len(set(listed))
 
     some = Taus(plan.averaging[-1], plan.compressing[-1])  # as good as any to count what comes later
-    tuned, whole = run(tuning(plan, data), "choosing learning rates")
+    tuned: Results = {}
+    whole, tried = True, -1
+    while whole and tried < len(tuned):  # each time as far as the results call for it
+        tried = len(tuned)
+        tuned, whole = run(tuning(plan, data, tuned), "choosing learning rates")
     if not whole:
         runs = Runs(plan, data, dict.fromkeys(plan.sizes, plan.learning_rates[0]))
         campaign.expect(map(cost, {*runs.first(), *runs.others(some)}))

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from reproductions.ec_dnn.training import BATCH, Case, Size, Swept, Training
-from reproductions.pipeline.plan import Plan, best_learning_rate
+from reproductions.pipeline.plan import Plan, search
 
 COMPRESSING = ("ec_s", "ec_r", "ec_m")
 REGRESSION = ("ec_r", "ec_r_pooled")  # fitted on all relabelled samples, and so the longest runs
@@ -22,6 +23,7 @@ class EcDnnPlan(Plan):
 
     learning_rates candidates; the one with which S-DNN, in as many steps as one worker makes, reaches the smallest
                    validation error is used by all methods of that network
+    further        candidates that are tried one by one, while the smallest or the largest so far is the best
     averaging      tau of MA-DNN, and ``compressing`` of EC-DNN-S: candidates; the one with the smallest validation
                    error of the global model, 4 workers and seed 0, is used for all workers and seeds, and by EC-DNN-R
                    and -M too
@@ -37,6 +39,7 @@ class EcDnnPlan(Plan):
     averaging: Sequence[int]
     compressing: Sequence[int]
     influence: Sequence[int] = ()
+    further: Sequence[float] = ()
     grids: Sequence[tuple[int, Sequence[int]]] = ((4, (0, 1, 2)), (8, (0, 1, 2)))
     ablation: bool = True
     swept: Sequence[int] = ()
@@ -79,6 +82,7 @@ FULL = EcDnnPlan(
     name="40 epochs of 48,000 pictures",
     size=Size(samples=48_000, steps=15_000, tested=10_000, in_all=True, decays=(0.5, 0.75)),
     learning_rates=(0.01, 0.02, 0.05),
+    further=(0.001, 0.002, 0.005, 0.1),
     averaging=(16, 64, 256, 1_000),
     compressing=(16, 64, 256, 1_000),
     swept=(FIRST_SEED,),
@@ -89,6 +93,7 @@ DIGITS = EcDnnPlan(
     task="digits",
     size=Size(samples=1_000, steps=600, tested=10_000, in_all=True, decays=(0.5, 0.75)),
     learning_rates=(0.01, 0.02, 0.05),
+    further=(0.001, 0.002, 0.005, 0.1),
     averaging=(16, 64, 256),
     compressing=(16, 64, 256),
     grids=((4, (0, 1, 2, 3, 4)),),
@@ -96,15 +101,24 @@ DIGITS = EcDnnPlan(
 )
 
 
-def tuning(plan: EcDnnPlan, data: str) -> list[Training]:
-    """The runs by which the learning rates are chosen: S-DNN, which makes four times the steps of its ``Size``."""
+def tuning(plan: EcDnnPlan, data: str, results: Results = MappingProxyType({})) -> list[Training]:
+    """The runs by which the learning rates are chosen, as far as these results call for them.
+
+    They are of S-DNN, which makes four times the steps of its ``Size``.
+    """
     if len(plan.learning_rates) == 1:
         return []
     return [
         Training(data, model, Case("s", workers=1), lr, plan.seed + FIRST_SEED, _of_one_worker(size))
         for model, size in plan.sizes.items()
-        for lr in plan.learning_rates
+        for lr in _searched(plan, model, results)[0]
     ]
+
+
+def _searched(plan: EcDnnPlan, model: str, results: Results) -> tuple[list[float], float | None]:
+    """The learning rates to try for a network, and the best one once all of them were."""
+    scores = {run.lr: _validation_error(result) for run, result in results.items() if run.model == model}
+    return search(plan.learning_rates, plan.further, scores)
 
 
 def _of_one_worker(size: Size) -> Size:
@@ -116,8 +130,8 @@ def choose_learning_rates(plan: EcDnnPlan, results: Results) -> dict[str, float]
     """For each network, the learning rate of the smallest validation error; of equal ones the smaller."""
     if len(plan.learning_rates) == 1:
         return dict.fromkeys(plan.sizes, plan.learning_rates[0])
-    reached = {(run.model, run.lr): _validation_error(result) for run, result in results.items()}
-    return {model: best_learning_rate({lr: reached[model, lr] for lr in plan.learning_rates}) for model in plan.sizes}
+    chosen = {model: _searched(plan, model, results)[1] for model in plan.sizes}
+    return {model: lr for model, lr in chosen.items() if lr is not None}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from reproductions.models.compiled import lenet
 from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.claims import Claim, NotRun, made, of_plan
-from reproductions.pipeline.plan import Plan, best_learning_rate
+from reproductions.pipeline.plan import Plan, search
 from reproductions.pipeline.samples import packed, right
 from reproductions.pipeline.values import rounded
 from reproductions.pipeline.verdicts import over_seeds
@@ -148,16 +148,11 @@ class NonconvexPlan(Plan):
 
     def search(self, data: str, task: str, rule: str, results: Results) -> tuple[list[Nonconvex], float | None]:
         """The grid of learning rates as far as these results call for it, and the best one if all of it was run."""
-        for more in range(len(self.further) + 1):
-            rates = (*self.rates, *self.further[:more])
-            runs = [self.run(data, task, rule, lr, self.tuning_seed) for lr in rates]
-            if any(run not in results for run in runs):
-                return runs, None
-            ends = {run.lr: results[run]["train_loss"] for run in runs}
-            best = best_learning_rate({lr: math.inf if end is None else end for lr, end in ends.items()})
-            if best < rates[-1]:
-                break
-        return runs, best
+        runs = [self.run(data, task, rule, lr, self.tuning_seed) for lr in (*self.rates, *self.further)]
+        ends = {run.lr: results[run]["train_loss"] for run in runs if run in results}
+        scores = {lr: math.inf if end is None else float(end) for lr, end in ends.items()}
+        tried, best = search(self.rates, self.further, scores)
+        return [run for run in runs if run.lr in tried], best
 
     @property
     def stages(self) -> list[tuple[str, tuple[str, ...]]]:

@@ -1,6 +1,6 @@
 """How much of a paper is run, and how."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,26 @@ class Plan:
 
     name: str
     seed: int = 0
+
+
+def search(
+    rates: Sequence[float], further: Sequence[float], scores: Mapping[float, float]
+) -> tuple[list[float], float | None]:
+    """The learning rates to try as far as these scores call for it, and the best one once all of them have a score.
+
+    The ``further`` ones are tried one by one, the nearest first, while the best is the smallest or largest so far.
+    """
+    tried = sorted(rates)
+    smaller, larger = (sorted(lr for lr in further if lr < tried[0]), sorted(lr for lr in further if lr > tried[-1]))
+    while all(lr in scores for lr in tried):
+        best = best_learning_rate({lr: scores[lr] for lr in tried})
+        if best == tried[0] and smaller:
+            tried.insert(0, smaller.pop())
+        elif best == tried[-1] and larger:
+            tried.append(larger.pop(0))
+        else:
+            return tried, best
+    return tried, None
 
 
 def best_learning_rate(scores: Mapping[float, float]) -> float:

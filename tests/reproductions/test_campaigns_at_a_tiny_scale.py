@@ -1,5 +1,6 @@
 """The campaigns of all papers, in seconds, on random pictures: they run, are kept, and come to cards and figures."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from reproductions.ec_dnn.long import LONG as EC_LONG
 from reproductions.ec_dnn.long import long_card as ec_card
 from reproductions.ec_dnn.networks import NETWORKS, PARAMETERS, Counts, counts, table, times
 from reproductions.ec_dnn.plan import FULL as EC
-from reproductions.ec_dnn.plan import Runs, rows, sweeps
+from reproductions.ec_dnn.plan import Runs, rows, sweeps, tuning
 from reproductions.ec_dnn.plan import Taus as EcTaus
 from reproductions.ec_dnn.training import strategy_of
 from reproductions.fine_pruning import training as pruning_training
@@ -27,6 +28,7 @@ from reproductions.group_sgd import nonconvex
 from reproductions.pipeline.campaign import Campaign, Entry
 from reproductions.pipeline.card import Card, score
 from reproductions.pipeline.claims import Claim, waiting
+from reproductions.pipeline.plan import search
 from reproductions.sdde.curved import network_claims, network_figure
 from reproductions.sdde.network import NetworkStudy, study_of
 
@@ -105,6 +107,22 @@ def test_group_sgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (drawn("group-sgd", some, tmp_path), drawn("group-sgd", whole, tmp_path)) == ([], ["group-sgd-full.png"])
 
 
+def test_learning_rates_are_searched_until_the_best_is_at_no_end() -> None:
+    def searched(**losses: float) -> tuple[list[float], float | None]:
+        return search((0.1, 0.2), (0.02, 0.05, 0.5), {float(f"0.{name[1:]}"): loss for name, loss in losses.items()})
+
+    assert searched(_1=3.0) == ([0.1, 0.2], None)
+    assert searched(_1=3.0, _2=4.0) == ([0.05, 0.1, 0.2], None)
+    assert searched(_1=3.0, _2=4.0, _05=3.5) == ([0.05, 0.1, 0.2], 0.1)
+    assert searched(_1=3.0, _2=4.0, _05=2.0, _02=1.0) == ([0.02, 0.05, 0.1, 0.2], 0.02)  # there is none below
+    assert searched(_1=3.0, _2=2.0, _5=math.inf) == ([0.1, 0.2, 0.5], 0.2)
+    wanted = tuning(replace(EC, learning_rates=(0.01, 0.02), further=(0.005,)), "")
+    errors = {run: {"validation_error_g": run.lr} for run in wanted}
+    assert [run.lr for run in tuning(replace(EC, learning_rates=(0.01, 0.02), further=(0.005,)), "", errors)] == [
+        0.005, 0.01, 0.02,
+    ]  # fmt: skip
+
+
 def test_larger_learning_rates_are_tried_while_the_largest_is_the_best() -> None:
     plan = replace(nonconvex.NONCONVEX, rates=(0.1, 0.2), further=(0.5, 1.0))
 
@@ -136,7 +154,7 @@ def test_ec_dnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ec_training, "BATCH", 4)
     size = replace(EC.size, samples=160, steps=20, followed=20, tested=20)
     plan = replace(EC, size=size, learning_rates=(0.01, 0.02), averaging=(2,), compressing=(10,), grids=((4, (0,)),))
-    long = replace(EC_LONG, parts={"": replace(plan, ablation=False)})
+    long = replace(EC_LONG, parts={"": replace(plan, further=(), ablation=False)})
     none, some, whole = cards(lambda campaign: ec_card(long, "", campaign), tmp_path, 7)
     assert verdicts(none) == {"not run yet"}
     assert {claim.name for claim in none.claims} == {claim.name for claim in whole.claims}
