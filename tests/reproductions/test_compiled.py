@@ -88,6 +88,13 @@ def test_a_gradient_of_pictures_is_refused() -> None:
         torch.autograd.backward(cross_entropy(own(inputs.requires_grad_()), labels))
 
 
+@needs_compiler
+@pytest.mark.parametrize("inputs", [torch.zeros(2, 3, 28, 28), torch.zeros(2, 3, 32, 32, dtype=torch.float64)])
+def test_other_sizes_and_numbers_are_refused(inputs: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"compiled for float32 of \(3, 32, 32\), not for"):
+        lenet()(inputs)
+
+
 def test_without_a_compiler_it_is_torchs_own_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
