@@ -181,9 +181,12 @@ class _Found:
             if run not in self.results:
                 raise NotRun(f"{task}-{rule}-seed{run.seed}")
             result = self.results[run]
-            on_the_way = [loss for _, _, loss, _ in result["curve"] if loss is not None]
-            loss = result["train_loss"] if when == AT_END else fmean(on_the_way)
-            losses.append(math.inf if result["train_loss"] is None else float(loss))
+            if result["train_loss"] is None:
+                losses.append(math.inf)
+            elif when == AT_END:
+                losses.append(float(result["train_loss"]))
+            else:
+                losses.append(fmean(loss for _, _, loss, _ in result["curve"] if loss is not None))
         return losses
 
 

@@ -8,6 +8,7 @@ from shutil import copy, copytree
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from paceline import ConfigError
 from reproductions.group_sgd.claims import training_claims
@@ -122,3 +123,7 @@ def test_what_a_campaign_has_settled_takes_the_place_of_short_runs_and_what_wait
     assert "0 of 1 claims hold, 1 do not; 3 of 9 runs made." in text
     assert "| `b` | lower | 1 | above 0 | **no** |" in text
     assert "former" not in text
+    shown = {"a.png": Figure(), "b.png": Figure()}
+    text = with_campaign(f"![already](a.png)\n{BEGIN}\n{END}\n", card, shown)
+    assert [text.count(f"]({name})") for name in shown] == [1, 1]
+    assert text.index("(b.png)") > text.index(BEGIN) > text.index("(a.png)")
