@@ -1,9 +1,10 @@
-"""LeNet with compiled convolutions, as campaigns train it, beside torch's own, on one core.
+"""Compiled LeNet, as campaigns train it, beside torch's own, on one core.
 
     PYTHONPATH=. python benchmarks/compiled_lenet.py [--save] [--rounds N]
 
 Both networks take turns, in mini-batches of one worker (32) and of ten in one pass (320). Prints how many times as long
-torch's takes, the median of the rounds: for training (forwards and backwards), and forwards alone.
+torch's takes, the median of the rounds: for training (forwards and backwards), without and with dropout, and forwards
+alone.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from reproductions.datasets.cifar import ChannelsLast
 from reproductions.models.compiled import lenet, library
 
 PICTURES = 3_200  # in each turn
+DROPOUT = 0.25
 
 
 def turn(network: nn.Module, batch: int, *, training: bool) -> Callable[[], None]:
@@ -37,14 +39,13 @@ def main() -> None:
     torch.set_num_threads(1)
     if library() is None:
         raise SystemExit("there is nothing to compare: no compiler")
-    networks = {"torch": nn.Sequential(ChannelsLast(), plain_lenet()), "compiled": lenet()}
     found = {}
     for batch in (32, 320):
-        for training in (True, False):
-            turns = {name: turn(network, batch, training=training) for name, network in networks.items()}
+        for what, dropout in (("training", 0.0), ("training with dropout", DROPOUT), ("forwards", 0.0)):
+            networks = {"torch": nn.Sequential(ChannelsLast(), plain_lenet(dropout)), "compiled": lenet(dropout)}
+            turns = {name: turn(network, batch, training=what != "forwards") for name, network in networks.items()}
             times = interleaved(turns, parse().rounds)
-            label = f"{'training' if training else 'forwards'}, {batch} pictures at a time"
-            found[label] = round(ratio(times, "torch", "compiled"), 2)
+            found[f"{what}, {batch} pictures at a time"] = round(ratio(times, "torch", "compiled"), 2)
     save("compiled_lenet", {"torch / compiled": found})
 
 

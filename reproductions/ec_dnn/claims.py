@@ -1,6 +1,6 @@
 """What the paper says of EC-DNN, set beside what the runs came to."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -231,16 +231,30 @@ def settings(found: Findings) -> dict[str, Any]:
         "networks": {"lenet": "LeNet, 62,006 parameters", "nin": f"NiN of width {NIN_WIDTH}, 17,058 parameters"},
         "step_size_rule": _learning_rate_rule(plan),
         "step_sizes": dict(found.runs.learning_rates),
-        "tau_rule": (
-            f"smallest validation error of MA_G and EC-S_G, {FEWEST} workers, seed {plan.seed}; -R and -M as -S"
-        ),
-        "taus": asdict(found.taus),
-        "taus_tried": {"averaging": plan.averaging, "compressing": plan.compressing, "influence": plan.influence},
+        "tau_rule": _tau_rule(plan),
+        "taus": {name: tau for name, tau in asdict(found.taus).items() if tau is not None},
+        "taus_tried": _taus_tried(plan),
         "seeds": {str(workers): [plan.seed + seed for seed in seeds] for workers, seeds in plan.grids},
         "clock": f"seconds for a mini-batch: {SECONDS}; a third of that to pass one forward; {GIGABIT}",
         "looks": f"at every communication, but at most {EVALUATIONS} in a run",
         "table": table_rows(found),
     }
+
+
+def _tau_rule(plan: EcDnnPlan) -> str:
+    own = {"M": plan.by_margin, "R": plan.regressing}
+    chosen = ["MA_G", "EC-S_G", *(f"EC-{name}_G" for name, taus in own.items() if taus)]
+    others = [f"-{name}" for name, taus in own.items() if not taus]
+    rest = f"; {' and '.join(others)} as -S" if others else ""
+    return f"smallest validation error of {', '.join(chosen)} each, {FEWEST} workers, seed {plan.seed}{rest}"
+
+
+def _taus_tried(plan: EcDnnPlan) -> dict[str, Sequence[int]]:
+    own = {"by_margin": plan.by_margin, "regressing": plan.regressing}
+    return {
+        "averaging": plan.averaging, "compressing": plan.compressing, "influence": plan.influence,
+        **{name: taus for name, taus in own.items() if taus},
+    }  # fmt: skip
 
 
 def _size_in_words(plan: EcDnnPlan, model: str) -> str:

@@ -12,6 +12,7 @@ from paceline.look import SERIES, lines, series, tidy
 from reproductions.ec_dnn.long import LONG
 from reproductions.ec_dnn.networks import table as network_table
 from reproductions.ec_dnn.networks import times
+from reproductions.ec_dnn.plan import COMPRESSING, Taus
 from reproductions.ec_dnn.training import COSTS
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.figures import Drawing, blank
@@ -42,7 +43,7 @@ def draw(card: Card) -> dict[str, Drawing]:
     lenet = [row for row in runs if row["model"] == "lenet"]
     if card.settings["plan"] == LONG.name:
         return _at_length(card.runs, card.settings["parts"].values())
-    taus = card.settings["taus"]
+    taus = Taus(**card.settings["taus"])
     return {
         "ec-dnn-gain.png": _gains(runs),
         "ec-dnn-curves.png": _curves(lenet, taus),
@@ -58,7 +59,7 @@ def _at_length(rows: Sequence[Row], parts: Iterable[Mapping[str, Any]]) -> dict[
         (model,) = part["step_sizes"]
         mine = [row for row in rows if row["model"] == model and row["workers"] > 1]
         if part["chosen"] and mine:
-            drawn[f"ec-dnn-full-{model}.png"] = _curves(mine, part["taus"], NETWORKS[model])
+            drawn[f"ec-dnn-full-{model}.png"] = _curves(mine, Taus(**part["taus"]), NETWORKS[model])
             told = [f"**{part['plan']}**, {_choices(part)}", _tables(part["table"])]
             if model == "lenet":
                 told += [ON_NETWORKS, _on_networks(mine)]
@@ -68,8 +69,11 @@ def _at_length(rows: Sequence[Row], parts: Iterable[Mapping[str, Any]]) -> dict[
 
 def _choices(part: Mapping[str, Any]) -> str:
     (rate,) = part["step_sizes"].values()
-    taus = part["taus"]
-    return f"learning rate {rate:g}, τ = {taus['averaging']} for MA-DNN and {taus['compressing']} for EC-DNN."
+    taus = Taus(**part["taus"])
+    own = {f"EC-DNN-{method[-1].upper()}": taus.of(method) for method in COMPRESSING}
+    told = ", ".join(f"{tau} for {name}" for name, tau in own.items())
+    compressing = f"{taus.compressing} for EC-DNN" if len({*own.values()}) == 1 else told
+    return f"learning rate {rate:g}, τ = {taus.averaging} for MA-DNN and {compressing}."
 
 
 def _on_networks(rows: Sequence[Row]) -> str:
@@ -110,14 +114,14 @@ def _gains(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _curves(rows: Sequence[Row], taus: Mapping[str, int], network: str = "LeNet") -> Figure:
+def _curves(rows: Sequence[Row], taus: Taus, network: str = "LeNet") -> Figure:
     """Test error of the global model against virtual time (Fig. 3): thin lines are seeds, thick ones their means."""
     workers = sorted({row["workers"] for row in rows})
     figure = blank(1 + 4.7 * len(workers), 4.2)
     panels = figure.subplots(1, len(workers), squeeze=False, sharey=True)[0]
     for axis, each in zip(panels, workers, strict=True):
         for method, name in NAMES.items():
-            tau = {"ma": taus["averaging"], "e": None}.get(method, taus["compressing"])
+            tau = {"ma": taus.averaging, "e": None}.get(method, taus.of(method))
             _lines(axis, _those(rows, method, each, tau), name, LOOKS[method])
         tidy(axis, f"{network}, {each} workers", "virtual seconds", "" if axis is not panels[0] else "test error, %")
     panels[0].legend(frameon=False, fontsize=9)
@@ -139,7 +143,7 @@ def _lines(axis: Any, rows: Sequence[Row], label: str, style: Mapping[str, Any])
     axis.plot(seconds.mean(axis=0), errors.mean(axis=0), linewidth=1.8, marker=".", label=label, **style)
 
 
-def _tau_and_ablation(rows: Sequence[Row], taus: Mapping[str, int]) -> Figure | None:
+def _tau_and_ablation(rows: Sequence[Row], taus: Taus) -> Figure | None:
     """EC-DNN-S with 4 workers: other tau, of one seed (Fig. 5), and parts left out (Fig. 6)."""
     mine = [row for row in rows if row["method"] == "ec_s" and row["workers"] == min(r["workers"] for r in rows)]
     if not any(row["without"] for row in mine):
@@ -154,8 +158,8 @@ def _tau_and_ablation(rows: Sequence[Row], taus: Mapping[str, int]) -> Figure | 
     tidy(left, f"EC-DNN-S, 4 workers, seed {seed}", "virtual seconds", "test error, %")
     left.legend(frameon=False, fontsize=9)
     for number, (without, name) in enumerate(CASES.items()):
-        _lines(right, _those(mine, "ec_s", mine[0]["workers"], taus["compressing"], without), name, series(number))
-    tidy(right, f"EC-DNN-S, 4 workers, τ = {taus['compressing']}", "virtual seconds", "")
+        _lines(right, _those(mine, "ec_s", mine[0]["workers"], taus.compressing, without), name, series(number))
+    tidy(right, f"EC-DNN-S, 4 workers, τ = {taus.compressing}", "virtual seconds", "")
     right.legend(frameon=False, fontsize=9)
     return figure
 

@@ -25,8 +25,9 @@ class EcDnnPlan(Plan):
                    validation error is used by all methods of that network
     further        candidates that are tried one by one, while the smallest or the largest so far is the best
     averaging      tau of MA-DNN, and ``compressing`` of EC-DNN-S: candidates; the one with the smallest validation
-                   error of the global model, 4 workers and seed 0, is used for all workers and seeds, and by EC-DNN-R
-                   and -M too
+                   error of the global model, 4 workers and seed 0, is used for all workers and seeds
+    by_margin      tau of EC-DNN-M, and ``regressing`` of EC-DNN-R: candidates, chosen among in the same way; without
+                   any they use that of EC-DNN-S
     influence      further tau of EC-DNN-S, for Fig. 5
     swept          the seeds for which other p and mu of the paper's Table 1 are tried, with EC-DNN-S and 4 workers
     grids          numbers of workers, and the seeds for which all methods are run with so many; the first is 4 workers
@@ -38,6 +39,8 @@ class EcDnnPlan(Plan):
     learning_rates: Sequence[float]
     averaging: Sequence[int]
     compressing: Sequence[int]
+    by_margin: Sequence[int] = ()
+    regressing: Sequence[int] = ()
     influence: Sequence[int] = ()
     further: Sequence[float] = ()
     grids: Sequence[tuple[int, Sequence[int]]] = ((4, (0, 1, 2)), (8, (0, 1, 2)))
@@ -77,7 +80,8 @@ SMALL = EcDnnPlan(
     nin=Size(samples=5_000, steps=300, followed=500, tested=2_000),
 )
 # Near convergence: all pictures but those for validation, 40 epochs. Only what the next steps use is relabelled here,
-# though the clock is charged with all of it; but for a regression, which at tau = 16 takes two hours a run.
+# though the clock is charged with all of it; but for a regression, which is fitted on all of it: with a tau of 16 or 64
+# a run of EC-DNN-R would take one and a half hours of one core, or half an hour, so that it has the larger ones only.
 FULL = EcDnnPlan(
     name="40 epochs of 48,000 pictures",
     size=Size(samples=48_000, steps=15_000, tested=10_000, in_all=True, decays=(0.5, 0.75)),
@@ -85,6 +89,8 @@ FULL = EcDnnPlan(
     further=(0.001, 0.002, 0.005, 0.1),
     averaging=(16, 64, 256, 1_000),
     compressing=(16, 64, 256, 1_000),
+    by_margin=(16, 64, 256, 1_000),
+    regressing=(256, 1_000),
     swept=(FIRST_SEED,),
 )
 # The task of few labels, where ensembles are known to help: the networks know all 1,000 pictures by heart in the end.
@@ -136,10 +142,17 @@ def choose_learning_rates(plan: EcDnnPlan, results: Results) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Taus:
-    """The steps between two communications that were chosen."""
+    """The steps between two communications that were chosen: of MA-DNN and EC-DNN-S, and of -M and -R if by them."""
 
     averaging: int
     compressing: int
+    by_margin: int | None = None
+    regressing: int | None = None
+
+    def of(self, method: str) -> int:
+        """Of a method that compresses its ensembles."""
+        own = {"ec_m": self.by_margin, "ec_r": self.regressing, "ec_r_pooled": self.regressing}.get(method)
+        return self.compressing if own is None else own
 
 
 @dataclass(frozen=True)
@@ -161,6 +174,8 @@ class Runs:
         plan = self.plan
         cases = [Case("ma", FEWEST, tau) for tau in plan.averaging]
         cases += [Case("ec_s", FEWEST, tau) for tau in (*plan.compressing, *plan.influence)]
+        cases += [Case("ec_m", FEWEST, tau) for tau in plan.by_margin]
+        cases += [Case("ec_r", FEWEST, tau) for tau in plan.regressing]
         return [self.run(case, FIRST_SEED) for case in (*cases, Case("e", FEWEST), Case("s", 1))]
 
     def others(self, taus: Taus) -> list[Training]:
@@ -187,7 +202,7 @@ class Runs:
 
 def rows(workers: int, taus: Taus) -> list[Case]:
     """Those of the paper's Table 2."""
-    compressing = [Case(method, workers, taus.compressing) for method in COMPRESSING]
+    compressing = [Case(method, workers, taus.of(method)) for method in COMPRESSING]
     return [Case("ma", workers, taus.averaging), Case("e", workers), *compressing, Case("s", 1)]
 
 
@@ -205,7 +220,7 @@ def sweeps(taus: Taus) -> dict[tuple[str, float], Swept]:
 
 
 def pooled(taus: Taus) -> Case:
-    return Case("ec_r_pooled", FEWEST, taus.compressing)
+    return Case("ec_r_pooled", FEWEST, taus.of("ec_r_pooled"))
 
 
 def choose_taus(runs: Runs, results: Results) -> Taus:
@@ -215,7 +230,13 @@ def choose_taus(runs: Runs, results: Results) -> Taus:
         reached = {t: _validation_error(results[runs.run(Case(method, FEWEST, t), FIRST_SEED)]) for t in candidates}
         return min(candidates, key=lambda tau: (reached[tau], -tau))
 
-    return Taus(best("ma", runs.plan.averaging), best("ec_s", runs.plan.compressing))
+    plan = runs.plan
+    return Taus(
+        best("ma", plan.averaging),
+        best("ec_s", plan.compressing),
+        best("ec_m", plan.by_margin) if plan.by_margin else None,
+        best("ec_r", plan.regressing) if plan.regressing else None,
+    )
 
 
 def _validation_error(result: Mapping[str, Any]) -> float:

@@ -23,6 +23,7 @@ from reproductions.ec_dnn.figures import tables
 from reproductions.ec_dnn.findings import Findings, curve, gains, speed, violations
 from reproductions.ec_dnn.paper import PAPER
 from reproductions.ec_dnn.plan import (
+    COMPRESSING,
     QUICK,
     SMALL,
     EcDnnPlan,
@@ -31,6 +32,7 @@ from reproductions.ec_dnn.plan import (
     choose_learning_rates,
     choose_taus,
     cost,
+    rows,
     tuning,
 )
 from reproductions.ec_dnn.training import BATCH, Case, Flipped, Run, Size, Training, fleet_of, network, strategy_of
@@ -85,6 +87,16 @@ def test_a_run_is_what_train_does_bit_for_bit(case: Case, pictures: tuple[Tensor
     assert torch.equal(vector(run.server.model), vector(same.model))
     assert last.seconds == same.history[-1].seconds
     assert run.workers.costs == same.costs
+
+
+@pytest.mark.parametrize("in_campaign", [False, True], ids=["torch's", "compiled"])
+def test_members_of_an_ensemble_begin_with_weights_of_their_own_in_every_layer(
+    in_campaign: bool, pictures: tuple[Tensor, Tensor]
+) -> None:
+    wanted = training(Case("ec_s", 2, 4))
+    first, second = Run(wanted, network(wanted, in_campaign=in_campaign), pictures).members
+    pairs = zip(first.named_parameters(), second.parameters(), strict=True)
+    assert [name for (name, own), other in pairs if torch.equal(own, other)] == []
 
 
 def test_the_local_models_of_model_averaging_are_seen_as_they_were_handed_in(pictures: tuple[Tensor, Tensor]) -> None:
@@ -264,6 +276,21 @@ def test_learning_rate_and_tau_are_chosen_by_validation_errors() -> None:
     errors = {1: 0.4, 16: 0.3, 50: 0.3, 100: 0.5, 250: 0.1}
     results = {run: {"validation_error_g": errors.get(run.case.tau, 0.9)} for run in runs.first()}
     assert choose_taus(runs, results) == Taus(averaging=50, compressing=50)
+    assert {method: Taus(50, 50).of(method) for method in COMPRESSING} == dict.fromkeys(COMPRESSING, 50)
+
+
+def test_weights_by_margin_and_by_regression_may_choose_a_tau_of_their_own() -> None:
+    runs = Runs(replace(SMALL, by_margin=(16, 100), regressing=(100, 250)), "DIR", {"lenet": 0.02, "nin": 0.02})
+    errors = {("ec_m", 16): 0.2, ("ec_r", 250): 0.3}
+    results = {run: {"validation_error_g": errors.get((run.case.method, run.case.tau), 0.9)} for run in runs.first()}
+    taus = choose_taus(runs, results)
+    assert (taus.by_margin, taus.regressing) == (16, 250)
+    table = {case.method: case.tau for case in rows(4, taus)}
+    assert (table["ec_s"], table["ec_m"], table["ec_r"]) == (100, 16, 250)  # the larger of equal ones
+    told = settings(Findings(runs, taus, {run: invented(run) for run in (*runs.first(), *runs.others(taus))}))
+    assert told["taus"] == {"averaging": 50, "compressing": 100, "by_margin": 16, "regressing": 250}
+    assert told["tau_rule"] == "smallest validation error of MA_G, EC-S_G, EC-M_G, EC-R_G each, 4 workers, seed 0"
+    assert "-M and -R as -S" in settings(found(SMALL))["tau_rule"]
 
 
 def test_tables_and_figures_are_made_of_the_card(tmp_path: Path) -> None:

@@ -186,18 +186,46 @@ def test_frozen_layers_stay_as_they_are() -> None:
     assert not torch.equal(heads[0], heads[1])
 
 
-def test_a_model_that_cannot_draw_weights_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    class Bare(nn.Module):
+class Bare(nn.Module):
+    """A layer that does not know how to draw its weights anew."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(inputs, outputs, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs @ self.w
+
+
+def test_weights_that_no_layer_can_draw_are_told_of_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Also where other layers draw theirs: an ensemble whose members begin alike is less than it seems."""
+    linear = nn.Linear(8, 8, dtype=torch.float64)
+    model = nn.Sequential(Bare(64, 8), linear, Bare(8, 8), Bare(8, 8), Bare(8, 10))
+    with caplog.at_level(logging.WARNING, "paceline"):
+        run(pl.FinalEnsemble(1), model=model)
+    told = "all workers begin with the same values of 0.w, 2.w, 3.w and 1 more: no layer has a reset_parameters"
+    assert caplog.text.count(told) == 1
+
+
+def test_a_model_whose_layers_all_draw_their_weights_is_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+    """What a layer draws for the layers inside it counts too."""
+
+    class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.w = nn.Parameter(torch.zeros(64, 10, dtype=torch.float64))
+            self.inner = Bare(64, 10)
+
+        def reset_parameters(self) -> None:
+            nn.init.normal_(self.inner.w)
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return inputs @ self.w
+            outputs: Tensor = self.inner(inputs)
+            return outputs
 
     with caplog.at_level(logging.WARNING, "paceline"):
-        run(pl.FinalEnsemble(1), model=Bare())
-    assert "no layer of the model knows how to draw its weights anew" in caplog.text
+        run(pl.FinalEnsemble(1), model=Whole())
+        run(pl.FinalEnsemble(1), model=mlp())
+    assert "begin with the same" not in caplog.text
 
 
 def test_e_dnn_is_training_apart() -> None:

@@ -25,6 +25,7 @@ from paceline.strategies.aggregation import EnsembleModels
 FORWARD_SHARE = 1 / 3  # of the time of a training step; a backward pass takes about twice as long as a forward pass
 NOTHING = Cost(0, 0, 0.0, 0)
 TINY = 1e-12  # keeps the gradient of a distance of 0 finite
+TOLD = 3  # names in a warning
 log = logging.getLogger("paceline")
 
 
@@ -131,8 +132,14 @@ class Ensembling:
         relabel(
             [trainers[0].model], workload.unaugmented, [workload.shards[0][:1]], Weighing()
         )  # refuses what has no classes
-        if not settings.same_start and not sum(trainer.start_afresh() for trainer in trainers):
-            log.warning("no layer of the model knows how to draw its weights anew: all workers begin with the same")
+        if not settings.same_start:
+            (names, *_) = [trainer.start_afresh() for trainer in trainers]
+            if names:
+                log.warning(
+                    "all workers begin with the same values of %s%s: no layer has a reset_parameters that draws them",
+                    ", ".join(names[:TOLD]),
+                    f" and {len(names) - TOLD} more" if len(names) > TOLD else "",
+                )
 
     @property
     def model(self) -> nn.Module:

@@ -103,24 +103,35 @@ class LocalTrainer:
         # a mask may be infinite from the start
         self._finite_buffers = [b for b in self._state.buffers if b.is_floating_point() and all_finite([b])]
 
-    def start_afresh(self) -> int:
-        """Draw the weights anew, in layers that know how (``reset_parameters``) and are trained. Returns how many."""
-        drawn = 0
+    def start_afresh(self) -> list[str]:
+        """Draw the weights anew, in layers that know how (``reset_parameters``) and are trained.
+
+        Returns the names of trained parameters that are what they were, since no layer has drawn them.
+        """
+        resets, drawn = list[Callable[[], object]](), set[int]()
+        for module in self.model.modules():
+            reset = getattr(module, "reset_parameters", None)
+            own = list(module.parameters(recurse=False))
+            if not callable(reset):
+                continue
+            if computes_weights(module):
+                log.warning(
+                    "worker %d: the weights of a %s are computed of others, and begin as they are",
+                    self._worker,
+                    type(module).__name__,
+                )
+            elif all(parameter.requires_grad for parameter in own):
+                resets.append(reset)
+                drawn.update(map(id, own))
+        others = {
+            name: (parameter, parameter.detach().clone())
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and id(parameter) not in drawn
+        }
         with self._own_random_numbers():
-            for module in self.model.modules():
-                reset = getattr(module, "reset_parameters", None)
-                if not callable(reset):
-                    continue
-                if computes_weights(module):
-                    log.warning(
-                        "worker %d: the weights of a %s are computed of others, and begin as they are",
-                        self._worker,
-                        type(module).__name__,
-                    )
-                elif all(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-                    reset()
-                    drawn += 1
-        return drawn
+            for reset in resets:
+                reset()
+        return [name for name, (parameter, before) in others.items() if torch.equal(parameter, before)]
 
     def values(self) -> Iterator[Tensor]:
         """Parameters and buffers, in a fixed order."""
