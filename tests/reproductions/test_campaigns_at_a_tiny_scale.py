@@ -153,7 +153,8 @@ def test_ec_dnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ec_training, "cifar10", some_pictures)
     monkeypatch.setattr(ec_training, "BATCH", 4)
     size = replace(EC.size, samples=160, steps=20, followed=20, tested=20)
-    plan = replace(EC, size=size, learning_rates=(0.01, 0.02), averaging=(2,), compressing=(10,), grids=((4, (0,)),))
+    few = replace(EC, learning_rates=(0.01, 0.02), averaging=(2,), compressing=(10,), by_margin=(), regressing=())
+    plan = replace(few, size=size, grids=((4, (0,)),))
     long = replace(EC_LONG, parts={"": replace(plan, further=(), ablation=False)})
     none, some, whole = cards(lambda campaign: ec_card(long, "", campaign), tmp_path, 7)
     assert verdicts(none) == {"not run yet"}
