@@ -207,6 +207,30 @@ def test_weights_that_no_layer_can_draw_are_told_of_by_name(caplog: pytest.LogCa
     assert caplog.text.count(told) == 1
 
 
+def test_weights_of_attention_are_drawn_anew_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch's name for that is another one there; it sets biases to 0 that the layer inside draws."""
+
+    class Attentive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+            self.head = nn.Linear(8, 10, dtype=torch.float64)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            rows = inputs.reshape(len(inputs), 8, 8)
+            outputs: Tensor = self.head(self.attention(rows, rows, rows)[0].mean(1))
+            return outputs
+
+    with caplog.at_level(logging.WARNING, "paceline"):
+        result = run(pl.FinalEnsemble(1), model=Attentive(), optimizer=sgd(0.0))
+    assert isinstance(result.model, Ensemble)
+    first, second, *_ = result.model.members
+    for name in ("attention.in_proj_weight", "attention.out_proj.weight", "head.weight"):
+        assert not torch.equal(first.get_parameter(name), second.get_parameter(name))
+    assert not first.get_parameter("attention.out_proj.bias").any()
+    assert "begin with the same" not in caplog.text
+
+
 def test_a_model_whose_layers_all_draw_their_weights_is_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
     """What a layer draws for the layers inside it counts too."""
 

@@ -109,8 +109,10 @@ class LocalTrainer:
         Returns the names of trained parameters that are what they were, since no layer has drawn them.
         """
         resets, drawn = list[Callable[[], object]](), set[int]()
-        for module in self.model.modules():
+        for module in dict.fromkeys(_inner_first(self.model)):
             reset = getattr(module, "reset_parameters", None)
+            if isinstance(module, nn.MultiheadAttention):
+                reset = module._reset_parameters  # torch has no other name for it
             own = list(module.parameters(recurse=False))
             if not callable(reset):
                 continue
@@ -297,6 +299,13 @@ class LocalTrainer:
             if device is not None:
                 self._device_random = device.get_rng_state().cpu()
                 device.set_rng_state(device_before)
+
+
+def _inner_first(module: nn.Module) -> Iterator[nn.Module]:
+    """A layer may set weights of layers inside it, and so comes after them."""
+    for child in module.children():
+        yield from _inner_first(child)
+    yield module
 
 
 class Beginning(NamedTuple):
