@@ -8,7 +8,17 @@ from statistics import fmean
 from typing import Any
 
 from reproductions.ec_dnn.findings import CLOCKS, Findings, gains, percent, spread, violations
-from reproductions.ec_dnn.plan import COMPRESSING, FEWEST, FIRST_SEED, EcDnnPlan, Results, ablation, pooled, sweeps
+from reproductions.ec_dnn.plan import (
+    COMPRESSING,
+    FEWEST,
+    FIRST_SEED,
+    EcDnnPlan,
+    Results,
+    ablation,
+    is_chosen,
+    pooled,
+    sweeps,
+)
 from reproductions.ec_dnn.training import (
     BATCH,
     DROPOUT,
@@ -192,7 +202,11 @@ def _sweeps(found: Findings) -> Iterable[Claim]:
     whole = found.case("ec_s", FEWEST)
     for (what, value), case in sweeps(found.taus).items():
         name = f"chosen.{what}.{100 * chosen[what]:.0f}_below_{100 * value:.0f}"
-        yield _order(found, name, (whole, case), f"{what} = {100 * chosen[what]:.0f} % against {100 * value:.0f} %")
+        said = f"{what} = {100 * chosen[what]:.0f} % against {100 * value:.0f} %"
+        if is_chosen(case):
+            yield Claim(name, "lower", None, "above 0", None, f"{said}: the same number of the {case.tau} steps")
+        else:
+            yield _order(found, name, (whole, case), said)
 
 
 def _influence(found: Findings) -> Iterable[Claim]:

@@ -35,7 +35,18 @@ from reproductions.ec_dnn.plan import (
     rows,
     tuning,
 )
-from reproductions.ec_dnn.training import BATCH, Case, Flipped, Run, Size, Training, fleet_of, network, strategy_of
+from reproductions.ec_dnn.training import (
+    BATCH,
+    Case,
+    Flipped,
+    Run,
+    Size,
+    Swept,
+    Training,
+    fleet_of,
+    network,
+    strategy_of,
+)
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.plan import Options
 
@@ -291,6 +302,17 @@ def test_weights_by_margin_and_by_regression_may_choose_a_tau_of_their_own() -> 
     assert told["taus"] == {"averaging": 50, "compressing": 100, "by_margin": 16, "regressing": 250}
     assert told["tau_rule"] == "smallest validation error of MA_G, EC-S_G, EC-M_G, EC-R_G each, 4 workers, seed 0"
     assert "-M and -R as -S" in settings(found(SMALL))["tau_rule"]
+
+
+def test_a_share_of_the_steps_that_rounds_to_the_chosen_one_is_not_run_and_cannot_be_told() -> None:
+    """10 and 15 % of 16 steps are two."""
+    findings = found(replace(SMALL, compressing=(16,), influence=(), swept=(0, 1, 2)))
+    tried = {run.case.compression for run in findings.results if isinstance(run.case, Swept)}
+    assert tried == {0.05, 0.1, 0.2}
+    told = {claim.name: claim for claim in claims(findings) if claim.name.startswith("chosen.p.")}
+    assert told["chosen.p.10_below_15"].verdict == "cannot be told"
+    assert "the same number of the 16 steps" in told["chosen.p.10_below_15"].note
+    assert "seed by seed" in told["chosen.p.10_below_20"].note
 
 
 def test_tables_and_figures_are_made_of_the_card(tmp_path: Path) -> None:
