@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from paceline.look import SERIES, lines, series, tidy
 from reproductions.ec_dnn.long import LONG
@@ -59,7 +60,7 @@ def _at_length(rows: Sequence[Row], parts: Iterable[Mapping[str, Any]]) -> dict[
         (model,) = part["step_sizes"]
         mine = [row for row in rows if row["model"] == model and row["workers"] > 1]
         if part["chosen"] and mine:
-            drawn[f"ec-dnn-full-{model}.png"] = _curves(mine, Taus(**part["taus"]), NETWORKS[model])
+            drawn[f"ec-dnn-full-{model}.png"] = _curves(mine, Taus(**part["taus"]), NETWORKS[model], at_length=True)
             told = [f"**{part['plan']}**, {_choices(part)}", _tables(part["table"])]
             if model == "lenet":
                 told += [ON_NETWORKS, _on_networks(mine)]
@@ -114,8 +115,11 @@ def _gains(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _curves(rows: Sequence[Row], taus: Taus, network: str = "LeNet") -> Figure:
-    """Test error of the global model against virtual time (Fig. 3): thin lines are seeds, thick ones their means."""
+def _curves(rows: Sequence[Row], taus: Taus, network: str = "LeNet", *, at_length: bool = False) -> Figure:
+    """Test error of the global model against virtual time (Fig. 3): thin lines are seeds, thick ones their means.
+
+    At length errors are on a logarithmic scale, since methods differ where they are small.
+    """
     workers = sorted({row["workers"] for row in rows})
     figure = blank(1 + 4.7 * len(workers), 4.2)
     panels = figure.subplots(1, len(workers), squeeze=False, sharey=True)[0]
@@ -124,6 +128,11 @@ def _curves(rows: Sequence[Row], taus: Taus, network: str = "LeNet") -> Figure:
             tau = {"ma": taus.averaging, "e": None}.get(method, taus.of(method))
             _lines(axis, _those(rows, method, each, tau), name, LOOKS[method])
         tidy(axis, f"{network}, {each} workers", "virtual seconds", "" if axis is not panels[0] else "test error, %")
+        if at_length:
+            axis.set_yscale("log")
+            axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+            axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.yaxis.set_minor_formatter(NullFormatter())
     panels[0].legend(frameon=False, fontsize=9)
     return figure
 

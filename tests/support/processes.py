@@ -1,6 +1,7 @@
 """Processes that tests start, which end with them."""
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -28,3 +29,18 @@ def reaped(process: "subprocess.Popen[Any]") -> Iterator[None]:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
         psutil.wait_procs(family, timeout=PATIENCE)
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Those that are only waiting to be reaped are gone."""
+    until = time.monotonic() + PATIENCE
+    while alive := [pid for pid in pids if psutil.pid_exists(pid) and not is_zombie(pid)]:
+        assert time.monotonic() < until, f"{alive} are still there"
+        time.sleep(0.01)
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

@@ -25,7 +25,7 @@ from paceline.fleets.processes.group import ProcessWorkers
 from paceline.learning.workload import workload_of
 from support import faults
 from support.digits import digits_task, linear
-from support.processes import PATIENCE
+from support.processes import wait_until_gone
 
 TESTS = Path(__file__).parents[2]
 
@@ -54,21 +54,6 @@ def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
     while not is_stopped(pid):
         time.sleep(0.001)
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    """Those that are only waiting to be reaped are gone."""
-    until = time.monotonic() + PATIENCE
-    while alive := [pid for pid in pids if psutil.pid_exists(pid) and not is_zombie(pid)]:
-        assert time.monotonic() < until, f"{alive} are still there"
-        time.sleep(0.01)
-
-
-def is_zombie(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_a_worker_that_was_asked_for_and_never_started_counts_as_ended(caplog: pytest.LogCaptureFixture) -> None:

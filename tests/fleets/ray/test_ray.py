@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from support import faults, hops
 from support.digits import digits_task, linear
 from support.metadata import Metadata, metadata_service
 from support.own_rules import Together
-from support.processes import PATIENCE
+from support.processes import PATIENCE, wait_until_gone
 from support.ray_cluster import HERE, Nodes, nodes
 from support.resumable import PROCESSES, replayed
 from support.stepping import CASES, trained
@@ -109,6 +110,12 @@ class OnCluster(FleetContract):
             assert all(torch.equal(ours[name], theirs[name]) for name in ours)
         for name, values in ours.items():
             torch.testing.assert_close(values, theirs[name], rtol=1e-4, atol=1e-5)
+
+    def test_what_user_code_starts_in_a_worker_goes_with_the_run(self, tmp_path: Path) -> None:
+        """Though agents, and what forks their workers, stay for the next run."""
+        pids = tmp_path / "pids"
+        train(struck(partial(faults.start_helpers, pids), tmp_path, at=0), pl.Synchronous(), self.fleet, 2)
+        wait_until_gone([int(pid) for pid in pids.read_text().split()])
 
 
 class TestLocal(OnCluster):
