@@ -207,20 +207,33 @@ def test_weights_that_no_layer_can_draw_are_told_of_by_name(caplog: pytest.LogCa
     assert caplog.text.count(told) == 1
 
 
+class Attentive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+        self.head = nn.Linear(8, 10, dtype=torch.float64)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = inputs.reshape(len(inputs), 8, 8)
+        outputs: Tensor = self.head(self.attention(rows, rows, rows)[0].mean(1))
+        return outputs
+
+
+def test_a_frozen_layer_inside_one_that_sets_its_weights_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    model = Attentive()
+    model.attention.out_proj.requires_grad_(False)
+    with torch.no_grad():
+        model.attention.out_proj.bias.fill_(0.3)
+    with caplog.at_level(logging.WARNING, "paceline"):
+        result = run(pl.FinalEnsemble(1), model=model, optimizer=sgd(0.0))
+    assert isinstance(result.model, Ensemble)
+    for member in result.model.members:
+        assert torch.equal(member.get_parameter("attention.out_proj.bias"), model.attention.out_proj.bias)
+    assert "the same values of attention.in_proj_weight" in caplog.text
+
+
 def test_weights_of_attention_are_drawn_anew_too(caplog: pytest.LogCaptureFixture) -> None:
     """Torch's name for that is another one there; it sets biases to 0 that the layer inside draws."""
-
-    class Attentive(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
-            self.head = nn.Linear(8, 10, dtype=torch.float64)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            rows = inputs.reshape(len(inputs), 8, 8)
-            outputs: Tensor = self.head(self.attention(rows, rows, rows)[0].mean(1))
-            return outputs
-
     with caplog.at_level(logging.WARNING, "paceline"):
         result = run(pl.FinalEnsemble(1), model=Attentive(), optimizer=sgd(0.0))
     assert isinstance(result.model, Ensemble)

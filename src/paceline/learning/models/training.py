@@ -113,7 +113,6 @@ class LocalTrainer:
             reset = getattr(module, "reset_parameters", None)
             if isinstance(module, nn.MultiheadAttention):
                 reset = module._reset_parameters  # torch has no other name for it
-            own = list(module.parameters(recurse=False))
             if not callable(reset):
                 continue
             if computes_weights(module):
@@ -122,9 +121,9 @@ class LocalTrainer:
                     self._worker,
                     type(module).__name__,
                 )
-            elif all(parameter.requires_grad for parameter in own):
+            elif all(parameter.requires_grad for parameter in module.parameters()):  # frozen inner layers stay too
                 resets.append(reset)
-                drawn.update(map(id, own))
+                drawn.update(map(id, module.parameters(recurse=False)))
         others = {
             name: (parameter, parameter.detach().clone())
             for name, parameter in self.model.named_parameters()
