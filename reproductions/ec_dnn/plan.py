@@ -81,8 +81,8 @@ SMALL = EcDnnPlan(
     nin=Size(samples=5_000, steps=300, followed=500, tested=2_000),
 )
 # Near convergence: all pictures but those for validation, 40 epochs. Only what the next steps use is relabelled here,
-# though the clock is charged with all of it; but for a regression, which is fitted on all of it: with a tau of 16 or 64
-# a run of EC-DNN-R would take one and a half hours of one core, or half an hour, so that it has the larger ones only.
+# though the clock is charged with all of it; but for a regression, which is fitted on all of it: with a tau of 16 a run
+# of EC-DNN-R would take one and a half hours of one core, so that it has the larger ones only.
 FULL = EcDnnPlan(
     name="40 epochs of 48,000 pictures",
     size=Size(samples=48_000, steps=15_000, tested=10_000, in_all=True, decays=(0.5, 0.75)),
@@ -91,7 +91,7 @@ FULL = EcDnnPlan(
     averaging=(16, 64, 256, 1_000),
     compressing=(16, 64, 256, 1_000),
     by_margin=(16, 64, 256, 1_000),
-    regressing=(256, 1_000),
+    regressing=(64, 256, 1_000),
     swept=(FIRST_SEED,),
 )
 # The task of few labels, where ensembles are known to help: the networks know all 1,000 pictures by heart in the end.
