@@ -8,6 +8,7 @@ from statistics import fmean
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from paceline import EnsembleCompression
@@ -171,6 +172,10 @@ def test_ec_dnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = (tmp_path / "figures" / both[1]).read_text(encoding="utf-8")
     assert "τ = 2 for MA-DNN and 10 for EC-DNN" in told
     assert "| 10 Gbit/s | 62 thousand |" in told
+    figure = paper_of("ec-dnn").drawings(whole)[both[0]]
+    assert isinstance(figure, Figure)
+    (panel,) = figure.axes
+    assert len(panel.lines) == 5 * 2, "one seed and its mean of five methods, and no run with another p or mu"
     assert drawn("ec-dnn", some, tmp_path) == both
     assert "| EC-DNN-R_G | not run yet |" in (tmp_path / "figures" / both[1]).read_text(encoding="utf-8")
 
