@@ -6,7 +6,8 @@ makes it: raise it when a change of the code changes what runs come to. Changes 
 results as good as they were; a sum of the code behind each is in its file all the same.
 
 A run writes checkpoints into a folder of its own, and an interrupted one goes on from the last. The same command,
-started twice on one machine, shares the runs: each is locked by the process that is at it.
+started twice on one machine, shares the runs: each is locked by the process that is at it. What is left to the other
+is waited for, since the next runs may depend on it, and made here if the other ends without it.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ import os
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -98,12 +100,14 @@ class Campaign:
         missing = [entry for entry in entries if entry.settings not in found]
         self.known.update({entry.file: self._spent(entry) for entry in entries})
         pace = _Pace(label, [self.known[entry.file] for entry in entries])
-        for entry in missing:
-            if self.runs is not None and len(self.done) >= self.runs:
-                break
-            with self._alone(entry) as mine:
+        todo = deque((entry, False) for entry in missing)
+        while todo and (self.runs is None or len(self.done) < self.runs):
+            entry, waits = todo.popleft()
+            with self._alone(entry, waits=waits) as mine:
                 if not mine:
                     pace.say(f"{entry.settings.name} is run by another process")  # type: ignore[attr-defined]
+                    if self.runs is None:
+                        todo.append((entry, True))
                     continue
                 again = self._kept(entry)  # another process may have made it meanwhile
                 if again is None:
@@ -198,8 +202,11 @@ class Campaign:
             print(line, file=sys.stderr)
 
     @contextmanager
-    def _alone(self, entry: Entry[Any]) -> Iterator[bool]:
-        """Is this process the only one at a run? Where the system has no locks, it is taken to be."""
+    def _alone(self, entry: Entry[Any], *, waits: bool) -> Iterator[bool]:
+        """Is this process the only one at a run? Where the system has no locks, it is taken to be.
+
+        One that waits is, once the other has ended.
+        """
         check_parent(self.scratch / "lock")
         self.scratch.mkdir(parents=True, exist_ok=True)
         if sys.platform == "win32":
@@ -210,7 +217,7 @@ class Campaign:
         handle = os.open(self.scratch / f"{Path(entry.file).stem}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 yield False
             else:

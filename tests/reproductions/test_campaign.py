@@ -2,6 +2,10 @@
 
 import json
 import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -120,17 +124,46 @@ def test_progress_and_the_time_left_are_told(tmp_path: Path, capsys: pytest.Capt
     assert whole.progress == "3 of 3 runs made"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs file locks")
-def test_two_processes_share_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@contextmanager
+def locked(tmp_path: Path, number: int) -> Iterator[None]:
+    """One of the numbers is run by another process."""
     import fcntl
 
-    first = Entry(square, numbers(tmp_path)[0], 1.0)
-    (tmp_path / "scratch").mkdir()
-    with (tmp_path / "scratch" / f"{Path(first.file).stem}.lock").open("w") as held:
+    (tmp_path / "scratch").mkdir(exist_ok=True)
+    file = Entry(square, numbers(tmp_path)[number], 1.0).file
+    with (tmp_path / "scratch" / f"{Path(file).stem}.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        found = campaign(tmp_path).run(square, numbers(tmp_path), label="squares")
+        yield
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs file locks")
+def test_two_processes_share_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with locked(tmp_path, 0):
+        found = campaign(tmp_path, runs=2).run(square, numbers(tmp_path), label="squares")
     assert [each.number for each in found] == [1, 2]
     assert "number-0 is run by another process" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs file locks")
+@pytest.mark.parametrize("finished", [True, False])
+def test_what_another_process_runs_is_waited_for_and_made_here_if_that_ends_without_it(
+    tmp_path: Path, *, finished: bool
+) -> None:
+    """So that runs which depend on it come next in both processes."""
+    whole = campaign(tmp_path)
+    with ThreadPoolExecutor(1) as threads:
+        with locked(tmp_path, 0):
+            running = threads.submit(whole.run, square, numbers(tmp_path), label="squares")
+            while calls(tmp_path) != [1, 2] and not running.done():
+                time.sleep(0.01)
+            assert not wait([running], 0.2).done
+            if finished:
+                elsewhere = Campaign(tmp_path / "results", tmp_path / "elsewhere")
+                elsewhere.run(square, numbers(tmp_path)[:1], label="squares")
+        found = running.result(60)
+    assert {each.number: result["square"] for each, result in found.items()} == {0: 0, 1: 1, 2: 4}
+    assert (calls(tmp_path), len(whole.done)) == ([1, 2, 0], 2 if finished else 3)
+    assert whole.progress == "3 of 3 runs made"
 
 
 def test_other_settings_and_functions_have_files_of_their_own(tmp_path: Path) -> None:
