@@ -7,7 +7,8 @@ Each case is one strategy on one fleet, trained by a process of its own (the ser
     kill stop pause           SIGKILL; SIGSTOP for good; SIGSTOP and SIGCONT a little later, of a worker
     segfault hang error       by the model's own code inside a worker: a null pointer, a sleep without end, an exception
     memory descriptors        more memory than there is; all descriptors closed
-    fork server killed, fork server stopped                  processes only
+    fork server killed, fork server stopped                  of workers on the server's own machine
+    agent killed, agent stopped, its fork server killed      Ray only: what hosts the workers of another machine
     raylet killed             Ray only: a node with its workers; another node joins
     server killed             the case's whole process, kill -9; the case is resumed from its checkpoint
     not finite                a sample that is NaN: whatever is computed with it is left out
@@ -62,12 +63,35 @@ STRATEGIES: dict[str, pl.strategy.Strategy] = {
     "MA-DNN": pl.ModelAveraging(every=4),
     "MA-DNN, nobody waits": pl.ModelAveraging(every=4, waits=pl.Asynchronous()),
     "EC-DNN": pl.EnsembleCompression(every=8, compression_steps=2),
+    "bounded staleness": pl.BoundedStaleness(slack=2),
+    "buffered": pl.Buffered(size=3),
+    "staleness-aware": pl.StalenessAware(size=2),
+    "delay-adaptive": pl.DelayAdaptive(),
+    "ringmaster": pl.Ringmaster(threshold=3),
+    "rennala": pl.Rennala(batch=6),
+    "malenia": pl.Malenia(batch=6),
+    "rescaled": pl.Rescaled(),
+    "newest of each": pl.NewestOfEach(),
+    "anytime": pl.Anytime(seconds=0.03, blocks=4),
+    "quorum and grace": pl.QuorumGrace(quorum=3, grace=0.01),
+    "adaptive quorum": pl.AdaptiveQuorum(quorum=1, patience=5),
+    "replicated": pl.Replicated([[0, 1], [2, 3]]),
+    "unequal batches": pl.UnequalBatches(total=WORKERS * BATCH_SIZE),
+    "advised": pl.Advised(total=WORKERS * BATCH_SIZE),
+    "DiLoCo": pl.DiLoCo(every=4),
+    "decoupled DiLoCo": pl.DecoupledDiLoCo(every=4, quorum=3, grace=0.02),
+    "FedBuff": pl.FedBuff(every=4, size=3),
+    "FedAsync": pl.FedAsync(every=4),
+    "EASGD": pl.EASGD(every=4),
 }
-ON_RAY = {"SSGD": True, "ASGD": False, "LGC-SGD": False, "GSGD": True, "K-SGD": False, "MA-DNN": True}  # memory shared?
+ON_RAY = {  # on the server's own node, or behind agents on two others?
+    "SSGD": "local", "GSGD": "local", "MA-DNN": "local", "ASGD": "remote", "LGC-SGD": "remote", "K-SGD": "remote",
+    "buffered": "remote", "unequal batches": "remote", "EC-DNN": "remote", "DiLoCo": "remote",
+}  # fmt: skip
 FROM_OUTSIDE = {"kill": 30, "stop": 4, "pause": 16}
 FROM_INSIDE = {"segfault": 12, "hang": 4, "error": 10, "memory": 6, "descriptors": 8}
 OF_PROCESSES = {"fork server killed": 4, "fork server stopped": 1}
-OF_RAY = {"raylet killed": 20}
+OF_RAY = {"raylet killed": 8, "agent killed": 8, "agent stopped": 3, "its fork server killed": 4}
 LETHAL = (*FROM_INSIDE, "kill", "stop")
 SERVER_KILLS = 2  # of each case
 
@@ -153,9 +177,9 @@ class Tormented:
         return launched
 
     def _strike(self, group: Any) -> None:
-        on_ray = self.nodes is not None
-        weights = {**FROM_OUTSIDE, **FROM_INSIDE, **(OF_RAY if on_ray else OF_PROCESSES)}
-        if on_ray:  # to start an actor takes seconds
+        remote = self.nodes is not None
+        weights = {**FROM_OUTSIDE, **FROM_INSIDE, **(OF_RAY if remote else OF_PROCESSES)}
+        if remote:  # to start an agent takes seconds
             weights["pause"] = 60
         while len(group.ready) < self.workers:
             time.sleep(0.05)
@@ -202,6 +226,13 @@ class Tormented:
                 time.sleep(0.1)
             self.nodes.kill(node)
             self.nodes.remove(node)
+        elif kind in OF_RAY:
+            victim = self.random.choice(self.nodes.actors())
+            if kind == "its fork server killed":
+                (victim,) = victim.children()
+            victim.send_signal(signal.SIGSTOP if kind == "agent stopped" else signal.SIGKILL)
+            if kind == "agent stopped":  # its workers compute on: somebody has to be missed
+                self._order(self.random.choice([*group.pids.values()]), "segfault")
         else:
             stopped = kind == "fork server stopped"
             os.kill(FORK_SERVER.pid, signal.SIGSTOP if stopped else signal.SIGKILL)
@@ -246,7 +277,7 @@ def lines(path: Path) -> list[str]:
 # One case, in a process of its own
 
 
-def run_case(name: str, on_ray: bool, faults: int, seed: int, place: Path) -> None:
+def run_case(name: str, on_ray: str, faults: int, seed: int, place: Path) -> None:
     """Go on with a case until it had its faults, and write what it came to."""
     logging.getLogger("paceline").setLevel(logging.CRITICAL)  # hundreds of lines that are as expected
     saved_models._save_architecture = lambda *arguments: None  # which takes longer than all else
@@ -259,12 +290,13 @@ def run_case(name: str, on_ray: bool, faults: int, seed: int, place: Path) -> No
         nodes, fleet = None, pl.ProcessFleet(WORKERS, slow=slow, deadline=deadline, threads=1)
         if on_ray:
             sys.path.insert(0, str(TESTS))
+            from support.ray_cluster import HERE
             from support.ray_cluster import nodes as cluster
 
-            nodes = stack.enter_context(cluster([2, 2]))
-            fleet = pl.RayFleet(
-                WORKERS, {"CPU": 0.5}, nodes.address, slow=slow, deadline=deadline, share_memory=ON_RAY[name]
-            )
+            made = stack.enter_context(cluster([2, 2], head=WORKERS))
+            nodes = made if on_ray == "remote" else None
+            place_of_each = {"CPU": 0.5} if on_ray == "remote" else HERE
+            fleet = pl.RayFleet(WORKERS, place_of_each, made.address, slow=slow, deadline=deadline)
         chance = random.Random(f"{seed} {name} {on_ray} {len(lines(place / 'done'))}")
         tormented = Tormented(fleet, faults, chance, orders, place / "done", nodes)
 
@@ -330,13 +362,13 @@ def _move(state: dict[Ticket, str], ticket: Ticket, before: str | None, after: s
 # All cases
 
 
-def drive(name: str, on_ray: bool, faults: int, seed: int, place: Path) -> dict[str, Any]:
+def drive(name: str, on_ray: str, faults: int, seed: int, place: Path) -> dict[str, Any]:
     """Have a case run, and kill its process now and then: it continues from its checkpoint."""
     place.mkdir(parents=True, exist_ok=True)
     chance, killed = random.Random(f"{seed} {name} server"), place / "killed"
     while not (place / "result.json").exists():
         command = [sys.executable, __file__, "--case", name, "--faults", str(faults), "--seed", str(seed)]
-        command += ["--place", str(place), *(["--ray"] if on_ray else [])]
+        command += ["--place", str(place), "--ray", on_ray]
         with (place / "log").open("a") as log:
             server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         share = len(lines(killed)) + 1
@@ -374,19 +406,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--place", type=Path, default=Path("/tmp/paceline-soak"))
     parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--ray", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--ray", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         run_case(options.case, options.ray, options.faults, options.seed, options.place)
         return
-    cases = [(name, False, -(-options.faults // len(STRATEGIES))) for name in STRATEGIES]
-    cases += [(name, True, -(-options.on_ray // len(ON_RAY))) for name in ON_RAY]
+    cases = [(name, "", -(-options.faults // len(STRATEGIES))) for name in STRATEGIES]
+    cases += [(name, where, -(-options.on_ray // len(ON_RAY))) for name, where in ON_RAY.items()]
     results: dict[str, Any] = {}
     total: Counter[str] = Counter()
     for number, (name, on_ray, share) in enumerate(cases):
         if not share:
             continue
-        called = f"{name}, Ray ({'local' if ON_RAY[name] else 'remote'})" if on_ray else name
+        called = f"{name}, Ray ({on_ray})" if on_ray else name
         results[called] = drive(name, on_ray, share, options.seed, options.place / str(number))
         total.update(results[called]["faults"])
         print(called, results[called], flush=True)

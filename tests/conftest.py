@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -123,9 +124,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (not ON_RAY.search(item.nodeid), not item.nodeid.startswith(APART)))
 
 
-def pytest_collection_finish() -> None:
-    """Modules stay: the million objects that they are made of are not searched for garbage again and again."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Modules stay: the million objects that they are made of are not searched for garbage again and again.
+
+    What a test module defines is sent to workers as it is, like that of a script: a worker that had to import the
+    module, with pytest, Hypothesis and Ray, would take seconds to start.
+    """
     gc.freeze()
+    for module in {item.module for item in session.items if isinstance(item, pytest.Function)}:
+        cloudpickle.register_pickle_by_value(module)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -77,32 +77,34 @@ def _controls(figure: Figure, runs: Runs, seeds: str) -> None:
 
 
 def _nonconvex(runs: Runs) -> Figure | None:
-    """Test accuracy of LeNet against time, and the training loss at the end; a line or mark for each rule."""
+    """Test accuracy of LeNet against time, and the training loss at the end; a line and a row for each rule."""
     tasks = [task for task in TASK_NAMES if any(run["task"] == task for run in runs)]
     if not tasks:
         return None
-    figure = blank(10, 0.6 + 3.4 * len(tasks))
+    figure = blank(10, 0.9 + 3.4 * len(tasks))
     axes = figure.subplots(len(tasks), 2, squeeze=False, width_ratios=(3, 2))
+    named = {rule: words(strategy, workers=len(UNITS)) for rule, strategy in RULES.items()}
     styles = dict(zip(RULES, lines([*RULES.values()]), strict=True))
     for (curves, ends), task in zip(axes, tasks, strict=True):
         drawn = [rule for rule in RULES if any((run["task"], run["rule"]) == (task, rule) for run in runs)]
+        rows = []
         for place, rule in enumerate(drawn):
             mine = [run for run in runs if (run["task"], run["rule"]) == (task, rule)]
             whole = [run["curve"] for run in mine if len(run["curve"]) == max(len(each["curve"]) for each in mine)]
             values = np.array([[100 * point[3] for point in curve] for curve in whole])
             seconds = [point[0] for point in whole[0]]
-            label = f"{words(RULES[rule], workers=len(UNITS))} (learning rate {mine[0]['step']:g})"
-            curves.plot(seconds, values.mean(axis=0), label=label, **styles[rule])
+            rows.append(f"{named[rule]}\nlearning rate {mine[0]['step']:g}")
+            curves.plot(seconds, values.mean(axis=0), label=named[rule], **styles[rule])
             curves.fill_between(
                 seconds, values.min(axis=0), values.max(axis=0), color=styles[rule]["color"], alpha=0.12, linewidth=0
             )
             losses = [run["train_loss"] for run in mine if run["train_loss"] is not None]
             ends.plot(losses, [place] * len(losses), "o", color=styles[rule]["color"], markersize=5)
-        ends.set_yticks(range(len(drawn)), [words(RULES[rule], workers=len(UNITS)) for rule in drawn], fontsize=9)
+        ends.set_yticks(range(len(drawn)), rows, fontsize=8)
         ends.invert_yaxis()
-        curves.legend(frameon=False, fontsize=8)
         tidy(curves, f"LeNet, {TASK_NAMES[task]}: means and ranges of the seeds", "units of time", "test accuracy, %")
         tidy(ends, "at the end, each seed", "training loss", "")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

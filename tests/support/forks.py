@@ -19,8 +19,10 @@ from typing import NamedTuple
 import cloudpickle
 import torch.distributed
 
+from paceline.comparison.pool import OPTIMIZERS
+
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["torch.distributed", "torch.utils.data", "paceline.engine.train"])
+FORKING.set_forkserver_preload(["torch.distributed", "torch.utils.data", "paceline.engine.train", OPTIMIZERS])
 
 
 class Said(NamedTuple):

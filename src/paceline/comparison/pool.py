@@ -21,6 +21,7 @@ from paceline.engine.signals import Interrupts
 P = ParamSpec("P")
 T = TypeVar("T")
 EXPERIMENT = "paceline.config.experiment"  # imports torch, and all that a run of a TOML file needs
+OPTIMIZERS = "torch._dynamo"  # what torch imports with its first optimizer: as much again as torch itself
 
 
 def usable_cores() -> int:
@@ -57,7 +58,7 @@ class _Pool(ProcessPoolExecutor):
 
 @contextmanager
 def process_pool(
-    processes: int, modules: Sequence[str] = (EXPERIMENT,), shared: bytes | None = None
+    processes: int, modules: Sequence[str] = (EXPERIMENT, OPTIMIZERS), shared: bytes | None = None
 ) -> Iterator[ProcessPoolExecutor]:
     """A pool of processes that have imported ``modules``. Work that is under way is killed if the block raises.
 

@@ -18,6 +18,7 @@ import torch
 
 import paceline as pl
 from paceline.core.messages import Joined, Leaving, Left, Resize, Start, local_steps
+from paceline.fleets.ray.fleet import PersistentRayFleet
 from paceline.fleets.ray.notices import METADATA
 from paceline.learning.gradients.distributed import MachineLost
 from paceline.learning.workload import workload_of
@@ -46,6 +47,18 @@ SOON = pl.SilenceTimeout(factor=5.0, at_least=3.0, at_first=120.0)
 def cluster() -> Iterator[Nodes]:
     with nodes([2, 2], head=4) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def remote(cluster: Nodes) -> Iterator[PersistentRayFleet]:
+    """A worker on each of the two other nodes. Its agents, which take seconds to start, stay from test to test."""
+    with pl.RayFleet(2, address=cluster.address).persistent() as fleet:
+        yield fleet
+
+
+def like(fleet: PersistentRayFleet, **settings: Any) -> PersistentRayFleet:
+    """The same agents with other settings of a run."""
+    return replace(fleet, fleet=replace(fleet.fleet, **settings))
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -166,18 +179,16 @@ class TestShards(OnCluster):
 
 
 @pytest.mark.parametrize("sizes", [32, (40, 24)])
-def test_local_workers_and_processes_compute_the_same_bits(cluster: Nodes, sizes: int | tuple[int, ...]) -> None:
+def test_local_workers_and_processes_compute_the_same_bits(
+    cluster: Nodes, remote: PersistentRayFleet, sizes: int | tuple[int, ...]
+) -> None:
     """Of a model with batch normalisation, whose weights take several chunks; also of mini-batches of unequal sizes.
 
     Those of other machines are added up by machine, which rounds differently: a replay has their bits.
     """
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 500), torch.nn.BatchNorm1d(500), torch.nn.Linear(500, 10)).double()
-    fleets = [
-        pl.RayFleet(2, HERE, address=cluster.address),
-        pl.ProcessFleet(2, threads=1),
-        pl.RayFleet(2, address=cluster.address),
-    ]
+    fleets: list[Any] = [pl.RayFleet(2, HERE, address=cluster.address), pl.ProcessFleet(2, threads=1), remote]
     rule = pl.FastestK(2, stop_late=False)
     runs = [train(digits_task(model), rule, fleet, 5, batch_size=sizes) for fleet in fleets]
     states = [run.model.state_dict() for run in runs]
@@ -186,21 +197,29 @@ def test_local_workers_and_processes_compute_the_same_bits(cluster: Nodes, sizes
         torch.testing.assert_close(values, states[2][name], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
-def test_rules_that_measure_speeds_are_replayed_bit_for_bit(local: bool, cluster: Nodes, tmp_path: Path) -> None:
-    described = pl.RayFleet(2, HERE if local else {"CPU": 1.0}, address=cluster.address, slow={1: 3.0})
-    with described.persistent() as fleet:
-        for strategy in (pl.UnequalBatches(total=16, window=2, margin=0.0), pl.Advised(total=16, window=2)):
-            case = replace(PROCESSES, fleet=fleet, strategy=strategy, sampling=pl.Shuffled())
-            directory = tmp_path / type(strategy).__name__
-            run = case.run(directory, pl.Stop(updates=15))
-            resized = events(run, Resize)
-            if isinstance(strategy, pl.Advised):
-                assert "2 workers: all are waited for, for 2 rounds" in [fact.why for fact in resized]
-            else:
-                assert all(sum(fact.sizes.values()) == 16 for fact in resized)
-            found = replayed(case, directory)
-            assert (found.departure, found.differences, found.compared) == (None, {}, True)
+@pytest.fixture(params=[True, False], ids=["local", "remote"])
+def two(request: pytest.FixtureRequest, cluster: Nodes, remote: PersistentRayFleet) -> Iterator[PersistentRayFleet]:
+    """Two workers, on the server's own node or on two others."""
+    if not request.param:
+        yield remote
+        return
+    with pl.RayFleet(2, HERE, address=cluster.address).persistent() as fleet:
+        yield fleet
+
+
+def test_rules_that_measure_speeds_are_replayed_bit_for_bit(two: PersistentRayFleet, tmp_path: Path) -> None:
+    fleet = like(two, slow={1: 3.0})
+    for strategy in (pl.UnequalBatches(total=16, window=2, margin=0.0), pl.Advised(total=16, window=2)):
+        case = replace(PROCESSES, fleet=fleet, strategy=strategy, sampling=pl.Shuffled())
+        directory = tmp_path / type(strategy).__name__
+        run = case.run(directory, pl.Stop(updates=15))
+        resized = events(run, Resize)
+        if isinstance(strategy, pl.Advised):
+            assert "2 workers: all are waited for, for 2 rounds" in [fact.why for fact in resized]
+        else:
+            assert all(sum(fact.sizes.values()) == 16 for fact in resized)
+        found = replayed(case, directory)
+        assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
 
 # Losses
@@ -208,11 +227,10 @@ def test_rules_that_measure_speeds_are_replayed_bit_for_bit(local: bool, cluster
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_what_a_lost_call_did_counts_once_or_not_at_all(
-    fault: faults.Fault, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fault: faults.Fault, remote: PersistentRayFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task, written = struck(fault, tmp_path / "marks"), WrittenDown()
-    slow = dict.fromkeys(range(2), pl.delays.Constant(0.01))
-    fleet = pl.RayFleet(2, address=cluster.address, slow=slow)
+    fleet = like(remote, slow=dict.fromkeys(range(2), pl.delays.Constant(0.01)))
     run = train(task, pl.Asynchronous(), fleet, 10**6, sampling=written, callbacks=[Until("left", updates=30)])
     (left,) = events(run, Left)
     assert f"worker {left.worker} was killed by SIGKILL on " in caplog.text
@@ -222,14 +240,12 @@ def test_what_a_lost_call_did_counts_once_or_not_at_all(
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
-def test_death_is_noticed(local: bool, cluster: Nodes) -> None:
+def test_death_is_noticed(two: PersistentRayFleet) -> None:
     """Of a worker that has nothing to do, so that no deadline ends; and another one comes.
 
     How soon it is noticed: benchmarks/ray_fleet.py.
     """
-    fleet = pl.RayFleet(2, HERE if local else {"CPU": 1.0}, address=cluster.address)
-    group, _ = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
+    group, _ = two.launch(workload_of(digits_task(), [], 32), seed=0)
     with closing(group):
         group.wait()
         for worker in (0, 1):
@@ -241,12 +257,10 @@ def test_death_is_noticed(local: bool, cluster: Nodes) -> None:
             assert [type(event) for event in seen if event.worker == worker] == [Left, Joined]
 
 
-@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
 def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
-    local: bool, cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    two: PersistentRayFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    slow = dict.fromkeys(range(2), pl.delays.Constant(0.02))
-    fleet = pl.RayFleet(2, HERE if local else {"CPU": 1.0}, address=cluster.address, slow=slow, deadline=SOON)
+    fleet = like(two, slow=dict.fromkeys(range(2), pl.delays.Constant(0.02)), deadline=SOON)
     run = train(struck(faults.stop, tmp_path / "marks", at=5), pl.Synchronous(), fleet, 60)
     left, *_ = events(run, Left)  # on a machine that stands still now and then, others may be given up too
     assert f"worker {left.worker} was silent for" in caplog.text
@@ -355,9 +369,9 @@ class Killing:
     def __call__(self, model: torch.nn.Module) -> dict[str, float]:
         text = self._trace.read_text() if self._trace.exists() else ""
         if not self.killed and text.count('["step"') > 5:
-            self.killed = [each.pid for each in self._cluster.actors(self._kind)][:1]
-            for pid in self.killed:
-                os.kill(pid, signal.SIGKILL)
+            newest = max(self._cluster.actors(self._kind), key=lambda each: each.create_time())  # those of the run
+            newest.kill()
+            self.killed.append(newest.pid)
         return {"loss": 0.0, "accuracy": float(text.count('["joined"') >= self._joined)}
 
 
@@ -385,14 +399,16 @@ def test_an_agent_that_is_killed_comes_back_with_its_workers_and_the_run_is_repl
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
 
-def test_shards_compute_the_bits_of_one_server_and_a_lost_one_ends_the_run(cluster: Nodes, tmp_path: Path) -> None:
+def test_shards_compute_the_bits_of_one_server_and_a_lost_one_ends_the_run(
+    cluster: Nodes, remote: PersistentRayFleet, tmp_path: Path
+) -> None:
     """It is resumed from its last checkpoint, with another number of shards."""
-    # each node has room for one worker, so that both runs have the same machines
-    one, two = (pl.RayFleet(2, {"CPU": 1.5}, address=cluster.address, shards=shards) for shards in (1, 2))
+    # beside the other fleet each node has room for one worker, so that all runs have the same machines
+    sharded = pl.RayFleet(2, address=cluster.address, shards=2)
     task = replace(digits_task(), evaluate=Killing(cluster, "Shard", 100, tmp_path / "run"))
     options = {"directory": tmp_path / "run", "checkpoint": pl.Every(updates=4), "every": pl.Every(updates=3)}
-    runs = [train(digits_task(), pl.Synchronous(), one, 6, clip_norm=0.5)]
-    with two.persistent() as kept:
+    runs = [train(digits_task(), pl.Synchronous(), remote, 6, clip_norm=0.5)]
+    with sharded.persistent() as kept:
         runs += [train(digits_task(), pl.Synchronous(), kept, 6, clip_norm=0.5)]
         with pytest.raises(pl.PacelineError, match=r"a shard of the server ended.*: continue from the last checkpoint"):
             train(task, pl.Synchronous(), kept, 200, **options)
@@ -405,7 +421,7 @@ def test_shards_compute_the_bits_of_one_server_and_a_lost_one_ends_the_run(clust
     ours, *others = (run.model.state_dict() for run in runs)
     assert all(torch.equal(ours[name], theirs[name]) for theirs in others for name in ours)
     made = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors")["loop"]["version"]
-    run = train(digits_task(), pl.Synchronous(), one, made + 5, **options, resume=True)
+    run = train(digits_task(), pl.Synchronous(), remote, made + 5, **options, resume=True)
     assert (run.ended, run.history[-1].updates) == ("updates", made + 5)
 
 
@@ -419,8 +435,10 @@ def test_half_precision_between_machines_is_replayed(cluster: Nodes, tmp_path: P
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
 
-def test_below_the_minimum_the_run_stops_with_a_checkpoint_and_goes_on_later(cluster: Nodes, tmp_path: Path) -> None:
-    fleet = pl.RayFleet(2, address=cluster.address, min_workers=2, replace=False)
+def test_below_the_minimum_the_run_stops_with_a_checkpoint_and_goes_on_later(
+    remote: PersistentRayFleet, tmp_path: Path
+) -> None:
+    fleet = like(remote, min_workers=2, replace=False)
     task = struck(faults.die, tmp_path / "marks", at=6)
     run = train(task, pl.Synchronous(), fleet, 30, directory=tmp_path / "run")
     assert run.ended == "too few workers"
@@ -440,12 +458,13 @@ import paceline as pl
 from support.resumable import endless
 endless(Path({str(tmp_path / "run")!r}), pl.RayFleet(3, {{"CPU": 0.5}}, address={cluster.address!r}))
 """
+    others = cluster.actors()
     server = subprocess.Popen([sys.executable, "-c", code], cwd=TESTS)
     checkpoint = tmp_path / "run" / "checkpoint.safetensors"
     while not checkpoint.exists():
         assert server.poll() is None, "it ended by itself"
         time.sleep(0.01)
-    actors = cluster.actors()
+    actors = [each for each in cluster.actors() if each not in others]
     server.kill()
     assert server.wait() == -signal.SIGKILL
     made = read_checkpoint(checkpoint)["loop"]["version"]

@@ -59,7 +59,7 @@ class SimulatedFleet:
              finishes the block it is at (``block``, the paper's Algorithm 1), or drops that block (``abandon``)
     changes  ``Left`` and ``Joined`` events to come; a worker whose first one is ``Joined`` is not there at the start
     evaluation  gradients of one model version in one pass where the model allows it (``fused``), or each worker's by
-             itself (``exact``: slower, the same to rounding)
+             itself (``exact``: slower; the same to rounding, but that dropout has the random numbers of processes)
     ties     whose turn it is of those that arrive at one instant: by ``index``, ``reverse``, or all at once (``batch``)
     labels   one for each worker, if groups are to be formed by them
     server_seconds  what the one server takes for each contribution, one after the other in the order in which they come
