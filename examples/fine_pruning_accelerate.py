@@ -50,6 +50,9 @@ def main() -> None:
         planned = sum(sampler.plan(EPOCHS).sizes)
         print(f"{accelerator.num_processes} processes, {total} samples (planned {planned}), the same counts: {same}")
         print(f"test accuracy {accuracy:.3f}")
+    # The model goes before its process group: as the group's last owner, torch's DDP may wait for a thread that needs
+    # the interpreter's lock, which DDP holds.
+    model, optimizer, loader = accelerator.free_memory(model, optimizer, loader)
     accelerator.end_training()
 
 

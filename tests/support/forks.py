@@ -5,6 +5,7 @@ inherit locks that its threads hold (Ray's, torch's), and hang now and then. For
 needs several. Not for what is about starting: a fork has imported it all.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -34,19 +35,22 @@ class Said(NamedTuple):
 
 
 def forked(*acts: Callable[[], object], seconds: float = 250.0) -> list[Said]:
-    """Do things side by side, each in a fork; when all have ended, what became of each."""
+    """Do things side by side, each in a fork; when all have ended, what became of each.
+
+    A fork that has not ended after so many seconds writes where it is to its standard error, and is killed.
+    """
     with tempfile.TemporaryDirectory() as place:
         files = [(Path(place, f"{number}.out"), Path(place, f"{number}.err")) for number in range(len(acts))]
         settings = dict(os.environ)
         forks = [
-            FORKING.Process(target=_be, args=(cloudpickle.dumps(act), settings, *file))
+            FORKING.Process(target=_be, args=(cloudpickle.dumps(act), settings, seconds, *file))
             for act, file in zip(acts, files, strict=True)
         ]
         try:
             for fork in forks:
                 fork.start()
             for fork in forks:
-                fork.join(seconds)
+                fork.join(seconds + 10)
         finally:
             for fork in forks:
                 if fork.is_alive():
@@ -80,7 +84,7 @@ def all_well(said: Sequence[Said]) -> None:
     assert [each.code for each in said] == [0] * len(said), "\n".join(each.err for each in said)
 
 
-def _be(act: bytes, settings: dict[str, str], out: Path, err: Path) -> None:
+def _be(act: bytes, settings: dict[str, str], seconds: float, out: Path, err: Path) -> None:
     """As a new process has it: its own files; the environment is that of the test."""
     for number, place in enumerate((Path(os.devnull), out, err)):
         opened = os.open(place, os.O_RDWR | os.O_CREAT)
@@ -89,6 +93,7 @@ def _be(act: bytes, settings: dict[str, str], out: Path, err: Path) -> None:
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(os.dup(each), mode) for each, mode in enumerate("rww"))
     os.environ.clear()
     os.environ.update(settings)
+    faulthandler.dump_traceback_later(seconds, file=sys.stderr)
     try:
         cloudpickle.loads(act)()
     except BaseException:
