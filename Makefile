@@ -13,11 +13,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := .venv/.demo
 INSTALLED := .venv/.installed
+COMPILED := .venv/.compiled
 CODE := src tests reproductions benchmarks examples tools
 INSTALLER ?= $(BIN)/pip install
 # One thread for each test process: several of them share the cores. Tests that need a Ray cluster go to the same one.
 # Tests start hundreds of processes: bytecode is kept even where the environment says otherwise.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 
 .DEFAULT_GOAL := demo
 .PHONY: venv demo test quick types imports check busy bench docs clean
@@ -39,14 +40,19 @@ $(INSTALLED): $(DEMO)
 	$(INSTALLER) -c constraints.txt -e '.[demo,dev,ray,tensorboard,accelerate,lightning,torchdata,huggingface,mlflow,wandb,notebook,docs]'
 	touch $@
 
+# The bytecode of all that tests import is made by one process: several that start together would each make it.
+$(COMPILED): $(INSTALLED)
+	$(PYTEST) --collect-only --quiet >/dev/null || true
+	touch $@
+
 demo: $(DEMO)
 	$(BIN)/paceline compare
 
-test: venv
-	$(if $(DATA),PACELINE_DATA='$(abspath $(DATA))') $(PYTEST)
+test: $(COMPILED)
+	$(if $(DATA),PACELINE_DATA='$(abspath $(DATA))') $(PYTEST) -n auto
 
-quick: venv
-	$(PYTEST) --quick
+quick: $(COMPILED)
+	$(PYTEST) -n auto --quick
 
 types: venv
 	$(BIN)/mypy src tests reproductions

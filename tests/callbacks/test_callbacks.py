@@ -2,7 +2,6 @@
 
 import json
 import traceback
-from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, replace
 from math import isnan
 from pathlib import Path
@@ -13,24 +12,9 @@ import torch
 
 import paceline as pl
 from paceline.callbacks import Update, WorkerEvent
-from paceline.fleets.base import Fleet
 from paceline.storage.metrics import read_rows
 from support.digits import digits_task, rows, weights
-from support.told import Told
-
-FLEET = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(1.5)])
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.5)
-
-
-def train(*callbacks: Any, **more: Any) -> pl.Run:
-    usual: dict[str, Any] = {
-        "strategy": pl.Synchronous(), "fleet": FLEET, "optimizer": sgd, "stop": pl.Stop(updates=6),
-        "every": pl.Every(updates=2), "batch_size": 8, "progress": False,
-    }  # fmt: skip
-    return pl.train(digits_task(), callbacks=list(callbacks), **{**usual, **more})
+from support.told import SIMULATED, Told, sgd, told_and_replayed, train
 
 
 def test_a_callback_is_told_all_in_order(tmp_path: Path) -> None:
@@ -68,7 +52,7 @@ def test_the_beginning_says_what_the_run_is(tmp_path: Path) -> None:
     told = Told()
     train(told, directory=tmp_path / "run", seed=4)
     (info,) = told.of("on_start")
-    assert (info.strategy, info.fleet, info.stop) == (pl.Synchronous(), FLEET, pl.Stop(updates=6))
+    assert (info.strategy, info.fleet, info.stop) == (pl.Synchronous(), SIMULATED, pl.Stop(updates=6))
     assert (info.directory, info.resumed, info.updates, info.history) == (tmp_path / "run", False, 0, ())
     assert {*info.ledger.workers} == {0, 1}
     expected = {
@@ -122,32 +106,7 @@ def test_workers_come_go_and_are_late() -> None:
     assert [each for each in used_later if each[0] == "late"][:1] == [("late", 2, 3.5)]
 
 
-# The same on every fleet
-
-
-def values_of(told: Told) -> dict[str, Any]:
-    """What does not depend on how long real workers took."""
-    updates, evaluated = told.of("on_update"), told.of("on_evaluate")
-    return {
-        "updates": [(each.updates, each.samples, each.staleness, each.workers) for each in updates],
-        "weights": [{*each.weights.values()} for each in updates],
-        "rows": [(row.updates, row.samples, row.loss, row.accuracy, row.staleness) for row in evaluated],
-        "workers": sorted((each.kind, each.worker) for each in told.of("on_worker")),
-        "ended": [run.ended for run in told.of("on_end")],
-        "hooks": [hook for hook in told.hooks if hook not in ("on_worker", "on_evaluate")],
-        "config": [{**info.config, "fleet": ""} for info in told.of("on_start")],
-    }  # fmt: skip
-
-
-@pytest.fixture(params=["processes", "ray"])
-def real_fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    if request.param == "processes":
-        yield pl.ProcessFleet(2)
-        return
-    from support.ray_cluster import nodes
-
-    with nodes([2]) as cluster:
-        yield pl.RayFleet(2, address=cluster.address)
+# The same on every fleet: on a Ray cluster in tests/fleets/ray/test_ray_rules.py
 
 
 def test_simulated_workers_and_a_replay_tell_the_same(tmp_path: Path) -> None:
@@ -155,7 +114,13 @@ def test_simulated_workers_and_a_replay_tell_the_same(tmp_path: Path) -> None:
     strategy = pl.LiveCompensation(1, blocks=4)
     train(first, strategy=strategy, directory=tmp_path / "run")
     found = pl.replay(
-        tmp_path / "run", digits_task(), strategy=strategy, fleet=FLEET, optimizer=sgd, batch_size=8, callbacks=[again]
+        tmp_path / "run",
+        digits_task(),
+        strategy=strategy,
+        fleet=SIMULATED,
+        optimizer=sgd,
+        batch_size=8,
+        callbacks=[again],
     )
     assert found.same
     assert again.of("on_update") == first.of("on_update")
@@ -167,24 +132,14 @@ def test_simulated_workers_and_a_replay_tell_the_same(tmp_path: Path) -> None:
 def test_a_replay_that_a_callback_ends_compares_nothing(tmp_path: Path) -> None:
     train(directory=tmp_path / "run")
     found = pl.replay(
-        tmp_path / "run", digits_task(), strategy=pl.Synchronous(), fleet=FLEET, optimizer=sgd, batch_size=8,
+        tmp_path / "run", digits_task(), strategy=pl.Synchronous(), fleet=SIMULATED, optimizer=sgd, batch_size=8,
         callbacks=[Told(on_update=[None, "seen enough"])],
     )  # fmt: skip
     assert (found.run.ended, found.compared, found.differences, found.departure) == ("seen enough", False, {}, None)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files open
-def test_real_workers_tell_what_simulated_ones_do(real_fleet: Fleet, tmp_path: Path) -> None:
-    simulated, real, again = Told(), Told(), Told()
-    train(simulated, fleet=replace(FLEET, evaluation="exact"), directory=tmp_path / "simulated")
-    train(real, fleet=real_fleet, directory=tmp_path / "real")
-    assert values_of(real) == values_of(simulated)
-    pl.replay(
-        tmp_path / "real", digits_task(), strategy=pl.Synchronous(), fleet=real_fleet, optimizer=sgd, batch_size=8,
-        callbacks=[again],
-    )  # fmt: skip
-    assert again.of("on_update") == real.of("on_update")
-    assert again.of("on_worker") == real.of("on_worker")
+def test_real_workers_tell_what_simulated_ones_do(tmp_path: Path) -> None:
+    told_and_replayed(pl.ProcessFleet(2), tmp_path)
 
 
 def test_real_workers_need_not_finish_when_a_callback_ends_the_run(tmp_path: Path) -> None:
@@ -290,7 +245,8 @@ def test_an_evaluation_that_raises_closes_the_callbacks() -> None:
     told = Told()
     with pytest.raises(ZeroDivisionError):
         pl.train(
-            replace(digits_task(), evaluate=lambda model: {"loss": 1 / 0}), strategy="ssgd", fleet=FLEET, optimizer=sgd,
+            replace(digits_task(), evaluate=lambda model: {"loss": 1 / 0}), strategy="ssgd", fleet=SIMULATED,
+            optimizer=sgd,
             stop=pl.Stop(updates=3), callbacks=[told],
         )  # fmt: skip
     assert (told.hooks, told.closed) == (["on_start"], 1)
@@ -314,7 +270,7 @@ def test_an_evaluation_that_raises_closes_the_callbacks() -> None:
 def test_what_is_no_callback_is_refused(given: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(pl.ConfigError, match=f"^{said}") as error:
         pl.train(
-            digits_task(), strategy="ssgd", fleet=FLEET, optimizer=sgd, stop=pl.Stop(updates=3), callbacks=given,
+            digits_task(), strategy="ssgd", fleet=SIMULATED, optimizer=sgd, stop=pl.Stop(updates=3), callbacks=given,
             directory=tmp_path / "run",
         )  # fmt: skip
     assert "\n" not in str(error.value)

@@ -23,6 +23,7 @@ from paceline.integrations.lightning import (
     task_from,
 )
 from paceline.trace.recordings import WorkerRecording, read_recording
+from support.forks import all_well, forked
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -135,12 +136,13 @@ for name in ("lightning", "huggingface"):
 
 
 def test_the_other_name_of_the_framework_works() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", OTHER_NAME], check=True)
+    all_well(forked(lambda: exec(OTHER_NAME, {})))
 
 
 def test_a_missing_framework_is_named() -> None:
-    result = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines() == [
+    (said,) = forked(lambda: exec(MISSING, {}))
+    all_well([said])
+    assert said.out.splitlines() == [
         "paceline.integrations.lightning needs Lightning: pip install 'paceline[lightning]'",
         "paceline.integrations.huggingface needs transformers: pip install 'paceline[huggingface]'",
     ]

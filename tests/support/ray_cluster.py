@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -15,6 +16,8 @@ os.environ.setdefault("RAY_raylet_start_wait_time_s", "200")  # a busy machine; 
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
+
+from paceline.fleets.ray.fleet import PersistentRayFleet
 
 STORE = 120 * 2**20  # bytes; Ray wants 75 MiB at least
 SOON = {  # a node that is gone is noticed within seconds, instead of a quarter of a minute
@@ -82,6 +85,11 @@ def nodes(cpus: Sequence[int], head: int = 0) -> Iterator[Nodes]:
         for pid in left:
             _end_if_starting(pid)
         time.sleep(0.1)
+
+
+def like(fleet: PersistentRayFleet, **settings: Any) -> PersistentRayFleet:
+    """The same agents with other settings of a run."""
+    return replace(fleet, fleet=replace(fleet.fleet, **settings))
 
 
 def _patiently(start: Callable[[], Any]) -> Any:

@@ -31,7 +31,7 @@ from support.digits import digits_task, linear
 from support.metadata import Metadata, metadata_service
 from support.own_rules import Together
 from support.processes import PATIENCE, wait_until_gone
-from support.ray_cluster import HERE, Nodes, nodes
+from support.ray_cluster import HERE, Nodes, like, nodes
 from support.resumable import PROCESSES, replayed
 from support.stepping import CASES, trained
 from support.until import Until
@@ -51,14 +51,9 @@ def cluster() -> Iterator[Nodes]:
 
 @pytest.fixture(scope="module")
 def remote(cluster: Nodes) -> Iterator[PersistentRayFleet]:
-    """A worker on each of the two other nodes. Its agents, which take seconds to start, stay from test to test."""
-    with pl.RayFleet(2, address=cluster.address).persistent() as fleet:
+    """Three workers on the two other nodes. Its agents, which take seconds to start, stay from test to test."""
+    with pl.RayFleet(3, {"CPU": 0.3}, address=cluster.address).persistent() as fleet:
         yield fleet
-
-
-def like(fleet: PersistentRayFleet, **settings: Any) -> PersistentRayFleet:
-    """The same agents with other settings of a run."""
-    return replace(fleet, fleet=replace(fleet.fleet, **settings))
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -80,23 +75,14 @@ def events(run: pl.Run, kind: type) -> list[Any]:
     return [fact for fact in run.trace if isinstance(fact, kind)]
 
 
-# Every promise of a fleet. Actors take seconds to start, so those that are well stay from run to run.
+SLOW = dict.fromkeys(range(3), pl.delays.Constant(0.01))
 
 
 class OnCluster(FleetContract):
-    local: bool
-    shards = 1
-    updates = 15
+    """Every promise of a fleet."""
 
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def _on(cls, cluster: Nodes) -> Iterator[None]:
-        slow = dict.fromkeys(range(3), pl.delays.Constant(0.01))
-        described = pl.RayFleet(
-            3, HERE if cls.local else {"CPU": 0.3}, address=cluster.address, slow=slow, shards=cls.shards
-        )
-        with described.persistent() as cls.fleet:
-            yield
+    local = False
+    updates = 15
 
     def test_a_lost_worker_becomes_left_and_training_goes_on(self) -> None:
         self.strategies = (pl.LiveCompensation(quorum=2, blocks=4),)  # and two with groups
@@ -136,11 +122,20 @@ class TestLocal(OnCluster):
 
     local = True
 
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _on(cls, cluster: Nodes) -> Iterator[None]:
+        with pl.RayFleet(3, HERE, address=cluster.address, slow=SLOW).persistent() as cls.fleet:
+            yield
+
 
 class TestRemote(OnCluster):
     """On two other nodes, each with an agent."""
 
-    local = False
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _on(cls, remote: PersistentRayFleet) -> None:
+        cls.fleet = like(remote, slow=SLOW)
 
     def test_an_update_passes_few_files(self) -> None:
         found = hops.fewest(hops.updates_of(self.fleet, pl.Synchronous(), 10))
@@ -172,13 +167,40 @@ class TestRemote(OnCluster):
 class TestShards(OnCluster):
     """The server in two pieces, on two other nodes."""
 
-    local = False
-    shards = 2
     updates = 8
     strategies = (pl.Synchronous(), pl.LiveCompensation(quorum=2, blocks=4))
 
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _on(cls, cluster: Nodes) -> Iterator[None]:
+        with pl.RayFleet(3, {"CPU": 0.3}, address=cluster.address, slow=SLOW, shards=2).persistent() as cls.fleet:
+            yield
 
-@pytest.mark.parametrize("sizes", [32, (40, 24)])
+    def test_they_compute_the_bits_of_one_server_and_a_lost_one_ends_the_run(
+        self, cluster: Nodes, remote: PersistentRayFleet, tmp_path: Path
+    ) -> None:
+        """A replay has one server. The run is resumed from its last checkpoint, with another number of shards."""
+        case = replace(PROCESSES, fleet=self.fleet, strategy=pl.Synchronous(), clip_norm=0.5)
+        case.run(tmp_path / "well", pl.Stop(updates=6))
+        found = replayed(case, tmp_path / "well")
+        assert (found.departure, found.differences, found.compared) == (None, {}, True)
+        task = replace(digits_task(), evaluate=Killing(cluster, "Shard", 100, tmp_path / "run"))
+        options = {"directory": tmp_path / "run", "checkpoint": pl.Every(updates=4), "every": pl.Every(updates=3)}
+        runs = [train(digits_task(), pl.Synchronous(), self.fleet, 6)]
+        with pytest.raises(pl.PacelineError, match=r"a shard of the server ended.*: continue from the last checkpoint"):
+            train(task, pl.Synchronous(), self.fleet, 200, **options)
+        shards = {*cluster.actors("Shard")}
+        runs += [train(digits_task(), pl.Synchronous(), self.fleet, 6) for _ in range(2)]
+        both = {*cluster.actors("Shard")}
+        assert (len(shards), len(both), shards & both) == (1, 2, set())
+        ours, *others = (run.model.state_dict() for run in runs)
+        assert all(torch.equal(ours[name], theirs[name]) for theirs in others for name in ours)
+        made = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors")["loop"]["version"]
+        run = train(digits_task(), pl.Synchronous(), like(remote, slow=SLOW), made + 5, **options, resume=True)
+        assert (run.ended, run.history[-1].updates) == ("updates", made + 5)
+
+
+@pytest.mark.parametrize("sizes", [32, (40, 24, 8)])
 def test_local_workers_and_processes_compute_the_same_bits(
     cluster: Nodes, remote: PersistentRayFleet, sizes: int | tuple[int, ...]
 ) -> None:
@@ -188,8 +210,8 @@ def test_local_workers_and_processes_compute_the_same_bits(
     """
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 500), torch.nn.BatchNorm1d(500), torch.nn.Linear(500, 10)).double()
-    fleets: list[Any] = [pl.RayFleet(2, HERE, address=cluster.address), pl.ProcessFleet(2, threads=1), remote]
-    rule = pl.FastestK(2, stop_late=False)
+    fleets: list[Any] = [pl.RayFleet(3, HERE, address=cluster.address), pl.ProcessFleet(3, threads=1), remote]
+    rule = pl.FastestK(3, stop_late=False)
     runs = [train(digits_task(model), rule, fleet, 5, batch_size=sizes) for fleet in fleets]
     states = [run.model.state_dict() for run in runs]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
@@ -198,26 +220,26 @@ def test_local_workers_and_processes_compute_the_same_bits(
 
 
 @pytest.fixture(params=[True, False], ids=["local", "remote"])
-def two(request: pytest.FixtureRequest, cluster: Nodes, remote: PersistentRayFleet) -> Iterator[PersistentRayFleet]:
-    """Two workers, on the server's own node or on two others."""
+def three(request: pytest.FixtureRequest, cluster: Nodes, remote: PersistentRayFleet) -> Iterator[PersistentRayFleet]:
+    """Three workers, on the server's own node or on two others."""
     if not request.param:
         yield remote
         return
-    with pl.RayFleet(2, HERE, address=cluster.address).persistent() as fleet:
+    with pl.RayFleet(3, HERE, address=cluster.address).persistent() as fleet:
         yield fleet
 
 
-def test_rules_that_measure_speeds_are_replayed_bit_for_bit(two: PersistentRayFleet, tmp_path: Path) -> None:
-    fleet = like(two, slow={1: 3.0})
-    for strategy in (pl.UnequalBatches(total=16, window=2, margin=0.0), pl.Advised(total=16, window=2)):
+def test_rules_that_measure_speeds_are_replayed_bit_for_bit(three: PersistentRayFleet, tmp_path: Path) -> None:
+    fleet = like(three, slow={1: 3.0})
+    for strategy in (pl.UnequalBatches(total=24, window=2, margin=0.0), pl.Advised(total=24, window=2)):
         case = replace(PROCESSES, fleet=fleet, strategy=strategy, sampling=pl.Shuffled())
         directory = tmp_path / type(strategy).__name__
         run = case.run(directory, pl.Stop(updates=15))
         resized = events(run, Resize)
         if isinstance(strategy, pl.Advised):
-            assert "2 workers: all are waited for, for 2 rounds" in [fact.why for fact in resized]
+            assert "3 workers: all are waited for, for 2 rounds" in [fact.why for fact in resized]
         else:
-            assert all(sum(fact.sizes.values()) == 16 for fact in resized)
+            assert all(sum(fact.sizes.values()) == 24 for fact in resized)
         found = replayed(case, directory)
         assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
@@ -230,7 +252,7 @@ def test_what_a_lost_call_did_counts_once_or_not_at_all(
     fault: faults.Fault, remote: PersistentRayFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task, written = struck(fault, tmp_path / "marks"), WrittenDown()
-    fleet = like(remote, slow=dict.fromkeys(range(2), pl.delays.Constant(0.01)))
+    fleet = like(remote, slow=SLOW)
     run = train(task, pl.Asynchronous(), fleet, 10**6, sampling=written, callbacks=[Until("left", updates=30)])
     (left,) = events(run, Left)
     assert f"worker {left.worker} was killed by SIGKILL on " in caplog.text
@@ -240,12 +262,12 @@ def test_what_a_lost_call_did_counts_once_or_not_at_all(
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-12)
 
 
-def test_death_is_noticed(two: PersistentRayFleet) -> None:
+def test_death_is_noticed(three: PersistentRayFleet) -> None:
     """Of a worker that has nothing to do, so that no deadline ends; and another one comes.
 
     How soon it is noticed: benchmarks/ray_fleet.py.
     """
-    group, _ = two.launch(workload_of(digits_task(), [], 32), seed=0)
+    group, _ = three.launch(workload_of(digits_task(), [], 32), seed=0)
     with closing(group):
         group.wait()
         for worker in (0, 1):
@@ -258,9 +280,9 @@ def test_death_is_noticed(two: PersistentRayFleet) -> None:
 
 
 def test_a_silent_worker_is_given_up_at_a_deadline_learnt_from_its_past(
-    two: PersistentRayFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    three: PersistentRayFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fleet = like(two, slow=dict.fromkeys(range(2), pl.delays.Constant(0.02)), deadline=SOON)
+    fleet = like(three, slow=SLOW, deadline=SOON)
     run = train(struck(faults.stop, tmp_path / "marks", at=5), pl.Synchronous(), fleet, 60)
     left, *_ = events(run, Left)  # on a machine that stands still now and then, others may be given up too
     assert f"worker {left.worker} was silent for" in caplog.text
@@ -376,17 +398,15 @@ class Killing:
 
 
 def test_an_agent_that_is_killed_comes_back_with_its_workers_and_the_run_is_replayed(
-    cluster: Nodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    cluster: Nodes, remote: PersistentRayFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it held is left out of the update that wanted it, if any did; the replay leaves it out too."""
-    fleet = pl.RayFleet(
-        4, {"CPU": 0.5}, address=cluster.address, slow=dict.fromkeys(range(4), pl.delays.Constant(0.02))
-    )
-    strike = Killing(cluster, "Agent", 6, tmp_path / "run")
+    fleet = like(remote, slow=SLOW)
+    strike = Killing(cluster, "Agent", 4, tmp_path / "run")
     task = replace(digits_task(), evaluate=strike)
     stop = pl.Stop(target=0.5, seconds=150.0)
     run = train(
-        task, pl.LiveCompensation(3, blocks=4), fleet, stop=stop, every=pl.Every(updates=5), directory=tmp_path / "run",
+        task, pl.LiveCompensation(2, blocks=4), fleet, stop=stop, every=pl.Every(updates=5), directory=tmp_path / "run",
     )  # fmt: skip
     assert (run.ended, len(strike.killed)) == ("target", 1)
     (machines,) = [fact.workers for fact in run.trace if isinstance(fact, MachineWorkers)]
@@ -394,39 +414,13 @@ def test_an_agent_that_is_killed_comes_back_with_its_workers_and_the_run_is_repl
     assert tuple(left) in machines
     assert all(f"worker {worker} ended" in caplog.text for worker in left)
     found = pl.replay(
-        tmp_path / "run", digits_task(), strategy=pl.LiveCompensation(3, blocks=4), fleet=fleet, optimizer=sgd
+        tmp_path / "run", digits_task(), strategy=pl.LiveCompensation(2, blocks=4), fleet=fleet, optimizer=sgd
     )
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
 
 
-def test_shards_compute_the_bits_of_one_server_and_a_lost_one_ends_the_run(
-    cluster: Nodes, remote: PersistentRayFleet, tmp_path: Path
-) -> None:
-    """It is resumed from its last checkpoint, with another number of shards."""
-    # beside the other fleet each node has room for one worker, so that all runs have the same machines
-    sharded = pl.RayFleet(2, address=cluster.address, shards=2)
-    task = replace(digits_task(), evaluate=Killing(cluster, "Shard", 100, tmp_path / "run"))
-    options = {"directory": tmp_path / "run", "checkpoint": pl.Every(updates=4), "every": pl.Every(updates=3)}
-    runs = [train(digits_task(), pl.Synchronous(), remote, 6, clip_norm=0.5)]
-    with sharded.persistent() as kept:
-        runs += [train(digits_task(), pl.Synchronous(), kept, 6, clip_norm=0.5)]
-        with pytest.raises(pl.PacelineError, match=r"a shard of the server ended.*: continue from the last checkpoint"):
-            train(task, pl.Synchronous(), kept, 200, **options)
-        shards = {*cluster.actors("Shard")}
-        runs += [train(digits_task(), pl.Synchronous(), kept, 6, clip_norm=0.5) for _ in range(2)]
-        both = {*cluster.actors("Shard")}
-        assert (len(shards), len(both), shards & both) == (1, 2, set())
-    (machines,) = {fact.workers for run in runs for fact in run.trace if isinstance(fact, MachineWorkers)}
-    assert len(machines) == 2
-    ours, *others = (run.model.state_dict() for run in runs)
-    assert all(torch.equal(ours[name], theirs[name]) for theirs in others for name in ours)
-    made = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors")["loop"]["version"]
-    run = train(digits_task(), pl.Synchronous(), remote, made + 5, **options, resume=True)
-    assert (run.ended, run.history[-1].updates) == ("updates", made + 5)
-
-
-def test_half_precision_between_machines_is_replayed(cluster: Nodes, tmp_path: Path) -> None:
-    fleet = pl.RayFleet(4, {"CPU": 0.5}, address=cluster.address, wire="bfloat16")
+def test_half_precision_between_machines_is_replayed(remote: PersistentRayFleet, tmp_path: Path) -> None:
+    fleet = like(remote, wire="bfloat16")
     task = digits_task(linear().float())
     task = replace(task, train=tuple(each.float() if each.is_floating_point() else each for each in task.train))  # type: ignore[union-attr]
     task = replace(task, evaluate=lambda model: {"loss": 0.0})
@@ -438,25 +432,24 @@ def test_half_precision_between_machines_is_replayed(cluster: Nodes, tmp_path: P
 def test_below_the_minimum_the_run_stops_with_a_checkpoint_and_goes_on_later(
     remote: PersistentRayFleet, tmp_path: Path
 ) -> None:
-    fleet = like(remote, min_workers=2, replace=False)
+    fleet = like(remote, min_workers=3, replace=False)
     task = struck(faults.die, tmp_path / "marks", at=6)
     run = train(task, pl.Synchronous(), fleet, 30, directory=tmp_path / "run")
     assert run.ended == "too few workers"
-    assert "1 of 2 workers are left, and min_workers=2" in (run.problem or "")
+    assert "2 of 3 workers are left, and min_workers=3" in (run.problem or "")
     before = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors")["loop"]["version"]
     run = train(task, pl.Synchronous(), fleet, 30, directory=tmp_path / "run", resume=True)
     assert (run.ended, run.history[-1].updates) == ("updates", 30)
     assert before < 30
 
 
-def test_a_run_whose_server_was_killed_is_resumed(cluster: Nodes, tmp_path: Path) -> None:
+def test_a_run_whose_server_was_killed_is_resumed(cluster: Nodes, remote: PersistentRayFleet, tmp_path: Path) -> None:
     """SIGKILL in the middle of everything: its actors go, and it comes to its end from the last checkpoint."""
-    fleet = pl.RayFleet(3, {"CPU": 0.5}, address=cluster.address)
     code = f"""
 from pathlib import Path
 import paceline as pl
 from support.resumable import endless
-endless(Path({str(tmp_path / "run")!r}), pl.RayFleet(3, {{"CPU": 0.5}}, address={cluster.address!r}))
+endless(Path({str(tmp_path / "run")!r}), pl.RayFleet(3, {{"CPU": 0.3}}, address={cluster.address!r}))
 """
     others = cluster.actors()
     server = subprocess.Popen([sys.executable, "-c", code], cwd=TESTS)
@@ -468,7 +461,7 @@ endless(Path({str(tmp_path / "run")!r}), pl.RayFleet(3, {{"CPU": 0.5}}, address=
     server.kill()
     assert server.wait() == -signal.SIGKILL
     made = read_checkpoint(checkpoint)["loop"]["version"]
-    case = replace(PROCESSES, fleet=fleet, strategy=pl.LiveCompensation(2, blocks=4))
+    case = replace(PROCESSES, fleet=remote, strategy=pl.LiveCompensation(2, blocks=4))
     run = case.run(tmp_path / "run", pl.Stop(updates=made + 10), resume=True)
     assert run.history[-1].updates == made + 10
     found = replayed(case, tmp_path / "run")

@@ -1,7 +1,6 @@
 """What can be wrong with a cluster, told in one line within seconds."""
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,10 +16,12 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import paceline as pl
+from paceline.cli.main import main
 from paceline.core.errors import WorkerFailed
 from paceline.learning.workload import workload_of
 from support.digits import digits_task
 from support.factory import write_experiment
+from support.forks import all_well, forked
 from support.processes import PATIENCE
 from support.ray_cluster import Nodes, nodes
 
@@ -63,14 +64,12 @@ def test_descriptions_that_cannot_be(wrong: dict[str, Any], line: str) -> None:
 
 
 def test_without_ray() -> None:
-    code = (
-        "import sys; sys.modules['ray'] = None; import paceline as pl, torch\n"
-        "from support.digits import digits_task\nfrom paceline.learning.workload import workload_of\n"
-        "try: pl.RayFleet(2).launch(workload_of(digits_task(), [], 32), seed=0)\n"
-        "except pl.ConfigError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, text=True, check=True)
-    assert done.stdout == "RayFleet needs Ray, which is not installed: pip install paceline[ray]\n"
+    def launch() -> None:
+        sys.modules["ray"] = None  # type: ignore[assignment]
+        print(refused(pl.RayFleet(2)))
+
+    (said,) = forked(launch)
+    assert said == (0, "RayFleet needs Ray, which is not installed: pip install paceline[ray]\n", "")
 
 
 def test_nobody_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,15 +165,18 @@ def test_labels_where_there_are_none(cluster: Nodes) -> None:
 
 
 def test_another_version_of_ray(cluster: Nodes) -> None:
-    code = (
-        "import ray; ray.__version__ = '2.59.0'; import paceline as pl\n"
-        "from support.digits import digits_task\nfrom paceline.learning.workload import workload_of\n"
-        f"try: pl.RayFleet(1, address={cluster.address!r}).launch(workload_of(digits_task(), [], 32), seed=0)\n"
-        "except pl.ConfigError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=TESTS, capture_output=True, text=True, check=True)
-    (line,) = done.stdout.splitlines()
-    assert line.startswith(f"this process does not fit the Ray cluster at {cluster.address}: Version mismatch")
+    address = cluster.address
+
+    def launch() -> None:
+        import ray
+
+        ray.__version__ = "2.59.0"
+        print(refused(pl.RayFleet(1, address=address)))
+
+    (said,) = forked(launch)
+    all_well([said])
+    (line,) = said.out.splitlines()
+    assert line.startswith(f"this process does not fit the Ray cluster at {address}: Version mismatch")
     assert "2.59.0" in line
 
 
@@ -189,20 +191,24 @@ class OnDisk:
         return torch.from_numpy(values[index]), torch.zeros(1, dtype=torch.float64)
 
 
-def test_a_node_without_the_data(cluster: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def other(cluster: Nodes) -> Iterator[Nodes]:
+    """The cluster with another node, which has not the data, and of which Ray believes that it has a GPU."""
+    node = cluster.add(1, num_gpus=1, env_vars={"PACELINE_TEST_DATA": "/nowhere"}, labels={"disk": "no"})
+    yield cluster
+    cluster.remove(node)
+
+
+def test_a_node_without_the_data(other: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "values.npy", np.ones((64, 3)))
     monkeypatch.setenv("PACELINE_TEST_DATA", str(tmp_path))
     task = pl.Task(torch.nn.Linear(3, 1).double(), mse_loss, OnDisk(), evaluate=lambda model: {"loss": 0.0})
-    node = cluster.add(1, env_vars={"PACELINE_TEST_DATA": "/nowhere"}, labels={"disk": "no"})
-    fleet = pl.RayFleet(1, address=cluster.address, share_memory=False, labels=["disk=no"])
-    try:
-        with pytest.raises(WorkerFailed) as caught:
-            pl.train(
-                task, strategy=pl.Synchronous(), fleet=fleet, stop=pl.Stop(updates=5), batch_size=4,
-                optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), progress=False,
-            )  # fmt: skip
-    finally:
-        cluster.remove(node)
+    fleet = pl.RayFleet(1, address=other.address, share_memory=False, labels=["disk=no"])
+    with pytest.raises(WorkerFailed) as caught:
+        pl.train(
+            task, strategy=pl.Synchronous(), fleet=fleet, stop=pl.Stop(updates=5), batch_size=4,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), progress=False,
+        )  # fmt: skip
     first, *rest = str(caught.value).splitlines()
     assert first == "worker 0 raised an error while it started:"
     (line,) = rest
@@ -211,23 +217,19 @@ def test_a_node_without_the_data(cluster: Nodes, tmp_path: Path, monkeypatch: py
     assert "/nowhere/values.npy" in line
 
 
-def test_a_device_that_ray_promises_and_torch_does_not_find(cluster: Nodes) -> None:
-    node = cluster.add(1, num_gpus=1)
-    fleet = pl.RayFleet(1, {"CPU": 1.0, "GPU": 1.0}, address=cluster.address)
-    try:
-        with pytest.raises(WorkerFailed) as caught:
-            pl.train(
-                digits_task(), strategy=pl.Synchronous(), fleet=fleet, stop=pl.Stop(updates=5), progress=False,
-                optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-            )  # fmt: skip
-    finally:
-        cluster.remove(node)
+def test_a_device_that_ray_promises_and_torch_does_not_find(other: Nodes) -> None:
+    fleet = pl.RayFleet(1, {"CPU": 1.0, "GPU": 1.0}, address=other.address)
+    with pytest.raises(WorkerFailed) as caught:
+        pl.train(
+            digits_task(), strategy=pl.Synchronous(), fleet=fleet, stop=pl.Stop(updates=5), progress=False,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        )  # fmt: skip
     first, line = str(caught.value).splitlines()
     assert first == "worker 0 raised an error while it started:"
     assert "cuda:0" in line
 
 
-def test_the_command_line(cluster: Nodes, tmp_path: Path) -> None:
+def test_the_command_line(cluster: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "small.toml"
     file.write_text(
         """
@@ -245,26 +247,26 @@ lr = 0.1
 updates = 20
 """
     )
-    command = [sys.executable, "-m", "paceline.cli", "train", str(file), "--directory", str(tmp_path / "run")]
-    done = subprocess.run(
-        [*command, "--address", cluster.address], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "ended by updates after 20 updates" in done.stdout
+    command = ["train", str(file), "--directory", str(tmp_path / "run")]
+    assert main([*command, "--address", cluster.address]) == 0
+    assert "ended by updates after 20 updates" in capsys.readouterr().out
     assert 'kind = "ray"' in (tmp_path / "run" / "config.toml").read_text()
-    done = subprocess.run(
-        [*command, "--fleet", "ray", "--address", "127.0.0.1:9"], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no Ray cluster answers at 127.0.0.1:9" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert main([*command, "--fleet", "ray", "--address", "127.0.0.1:9"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    assert "no Ray cluster answers at 127.0.0.1:9" in err
 
 
 def test_a_task_of_ones_own_on_the_command_line(cluster: Nodes, tmp_path: Path) -> None:
     file = write_experiment(tmp_path)
     file.write_text(file.read_text().replace("count = 2", "count = 1"))
-    (tmp_path / "elsewhere").mkdir()
-    command = [sys.executable, "-m", "paceline.cli", "train", str(file), "--fleet", "ray", "--address", cluster.address]
-    done = subprocess.run(command, cwd=tmp_path / "elsewhere", capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "ended by updates after 6 updates" in done.stdout
+    elsewhere, address = tmp_path / "elsewhere", cluster.address
+    elsewhere.mkdir()
+
+    def train() -> None:
+        os.chdir(elsewhere)
+        sys.exit(main(["train", str(file), "--fleet", "ray", "--address", address]))
+
+    (said,) = forked(train)
+    assert said.code == 0, said.err
+    assert "ended by updates after 6 updates" in said.out

@@ -1,4 +1,8 @@
-"""Who is slow on a Ray cluster, and which groups come of it: by profile, by labels of its nodes, by measured speed."""
+"""Rules on a Ray cluster of two labelled nodes, one cluster for all.
+
+Who is slow, and which groups come of it: by profile, by labels, by measured speed. Rules whose workers hand in models.
+What callbacks are told.
+"""
 
 import json
 import os
@@ -6,8 +10,8 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -17,12 +21,15 @@ import torch
 import paceline as pl
 from paceline.cli.main import main
 from paceline.core.messages import Arrived, Regroup, Step
+from paceline.fleets.ray.fleet import PersistentRayFleet
 from paceline.learning.workload import workload_of
 from paceline.reports.stragglers import stragglers
 from paceline.trace.format import Computed
 from paceline.trace.reading import read_trace
-from support.digits import digits_task
-from support.ray_cluster import Nodes, nodes
+from support.digits import digits_task, weights
+from support.ray_cluster import Nodes, like, nodes
+from support.resumable import PROCESSES, replayed
+from support.told import told_and_replayed
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray leaves its log files open
 FAST, SLOW = 0.1, 2.0  # seconds a mini-batch, made: noise of the machine can only bring them nearer to each other
@@ -62,6 +69,15 @@ def cluster() -> Iterator[Nodes]:
         for kind in ("a100", "t4"):
             made.add(1, labels={"gpu": kind})
         yield made
+
+
+@pytest.fixture(scope="module")
+def pair(cluster: Nodes) -> Iterator[PersistentRayFleet]:
+    """Two workers on one node, where they would be spread over both. Their agent stays from run to run."""
+    labels = ["gpu=t4", "gpu=t4"]
+    described = pl.RayFleet(2, {"CPU": 0.3}, address=cluster.address, share_memory=False, labels=labels)
+    with described.persistent() as fleet:
+        yield fleet
 
 
 @pytest.fixture
@@ -134,47 +150,34 @@ def test_labels_that_cannot_be_had_are_one_line(  # noqa: PLR0917 - pytest names
     assert [path.name for path in Path.cwd().iterdir()] == ["ray.toml"]
 
 
-class TestLabelled:
-    """Two remote workers on one node, where they would be spread over both. Later the second becomes slow for good."""
+def test_workers_are_on_nodes_with_their_labels(cluster: Nodes, pair: PersistentRayFleet) -> None:
+    labels = {node["NodeID"]: node["Labels"].get("gpu") for node in ray.nodes()}
+    raylets = {
+        node.all_processes["raylet"][0].process.pid: labels[node.node_id] for node in cluster.cluster.list_all_nodes()
+    }
+    assert sorted(map(str, raylets.values())) == ["None", "a100", "t4"]
+    group, _ = pair.launch(workload_of(digits_task(), [], 32), seed=0)
+    with closing(group):
+        group.wait()
+        ancestors = [{each.pid for each in psutil.Process(pid).parents()} for pid in group.pids.values()]
+    assert [[raylets[pid] for pid in each & raylets.keys()] for each in ancestors] == [["t4"], ["t4"]]
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def fleet(cls, cluster: Nodes) -> Iterator[Any]:
-        becomes_slow = pl.delays.Empirical([FAST] * 8 + [SLOW] * 1000, in_order=True)
-        described = pl.RayFleet(
-            2, {"CPU": 0.3}, address=cluster.address, share_memory=False,
-            labels=["gpu=t4", "gpu=t4"], slow={0: pl.delays.Constant(FAST), 1: becomes_slow},
-        )  # fmt: skip
-        with described.persistent() as persistent:
-            yield persistent
 
-    def test_workers_are_on_nodes_with_their_labels(self, cluster: Nodes, fleet: Any) -> None:
-        labels = {node["NodeID"]: node["Labels"].get("gpu") for node in ray.nodes()}
-        raylets = {
-            node.all_processes["raylet"][0].process.pid: labels[node.node_id]
-            for node in cluster.cluster.list_all_nodes()
-        }
-        assert sorted(map(str, raylets.values())) == ["None", "a100", "t4"]
-        group, _ = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
-        with closing(group):
-            group.wait()
-            ancestors = [{each.pid for each in psutil.Process(pid).parents()} for pid in group.pids.values()]
-        assert [[raylets[pid] for pid in each & raylets.keys()] for each in ancestors] == [["t4"], ["t4"]]
-
-    def test_groups_are_formed_anew_when_one_becomes_slow(self, fleet: Any) -> None:
-        rule = pl.Regrouped(tolerance=1.5, margin=1.0, window=3)
-        run = pl.train(
-            digits_task(), strategy=rule, fleet=fleet, stop=pl.Stop(updates=30), progress=False,
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        )  # fmt: skip
-        facts = list(run.trace)
-        (regroup,) = (fact for fact in facts if isinstance(fact, Regroup))
-        assert regroup.groups == ((0,), (1,))
-        assert re.fullmatch(
-            r"worker 1 takes \S+ s and worker 0 of its group \S+ s: \S+ times, more than 5", regroup.why
-        )
-        before = facts[: facts.index(regroup)]
-        assert sum(isinstance(fact, Arrived) and fact.ticket.worker == 1 for fact in before) > 8
+def test_groups_are_formed_anew_when_one_becomes_slow(pair: PersistentRayFleet) -> None:
+    """Two are alike; later the second becomes slow for good."""
+    becomes_slow = pl.delays.Empirical([FAST] * 8 + [SLOW] * 1000, in_order=True)
+    fleet = like(pair, slow={0: pl.delays.Constant(FAST), 1: becomes_slow})
+    rule = pl.Regrouped(tolerance=1.5, margin=1.0, window=3)
+    run = pl.train(
+        digits_task(), strategy=rule, fleet=fleet, stop=pl.Stop(updates=30), progress=False,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )  # fmt: skip
+    facts = list(run.trace)
+    (regroup,) = (fact for fact in facts if isinstance(fact, Regroup))
+    assert regroup.groups == ((0,), (1,))
+    assert re.fullmatch(r"worker 1 takes \S+ s and worker 0 of its group \S+ s: \S+ times, more than 5", regroup.why)
+    before = facts[: facts.index(regroup)]
+    assert sum(isinstance(fact, Arrived) and fact.ticket.worker == 1 for fact in before) > 8
 
 
 def test_a_handler_of_sigterm_stays(cluster: Nodes) -> None:
@@ -187,3 +190,31 @@ def test_a_handler_of_sigterm_stays(cluster: Nodes) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert asked == [signal.SIGTERM]
+
+
+# One rule for each thing that a server does with models: BMUF, SlowMo and post-local SGD are other numbers of DiLoCo's.
+OF_MODELS = {
+    "DiLoCo": pl.DiLoCo(every=2),
+    "Decoupled DiLoCo": pl.DecoupledDiLoCo(every=2, quorum=1, grace=0.02),
+    "AdaComm": pl.AdaComm(every=4, interval=2),
+    "FedBuff": pl.FedBuff(every=2, size=2),
+    "FedAsync": pl.FedAsync(every=2),
+    "EASGD": pl.EASGD(every=2),
+    "local steps by speed": pl.ModelAveraging(every=3, waits=pl.Asynchronous(), by_speed=True),
+}
+
+
+@pytest.mark.parametrize("name", OF_MODELS)
+def test_a_run_of_models_is_replayed_bit_for_bit(name: str, pair: PersistentRayFleet, tmp_path: Path) -> None:
+    case, updates = replace(PROCESSES, fleet=pair, strategy=OF_MODELS[name]), 6
+    run = case.run(tmp_path, pl.Stop(updates=updates))
+    taken = [fact for fact in run.trace if isinstance(fact, Step)]
+    assert len(taken) == updates
+    assert {ticket.work.kind for step in taken for ticket in step.weights} == {"local_steps"}
+    assert torch.isfinite(weights(run.model)).all()
+    found = replayed(case, tmp_path)
+    assert (found.departure, found.differences, found.compared) == (None, {}, True)
+
+
+def test_callbacks_are_told_what_those_of_simulated_workers_are(pair: PersistentRayFleet, tmp_path: Path) -> None:
+    told_and_replayed(pair, tmp_path)
