@@ -66,6 +66,7 @@ def ddp(rank: int, folder: str, seed: int) -> None:
                 time.sleep(max(0.0, until - time.perf_counter()))
                 loss.backward()
                 optimizer.step()
+    del model  # before its group, as in examples/record_ddp.py
     dist.destroy_process_group()
 
 

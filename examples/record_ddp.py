@@ -41,6 +41,7 @@ def train(rank: int, directory: str, store: str, steps: int, seconds: float) -> 
                 optimizer.zero_grad()
                 cross_entropy(model(inputs), targets).backward()
                 optimizer.step()
+    del model  # before its group: as the last owner of that, torch's DDP may wait for a thread which waits for it
     dist.destroy_process_group()
 
 

@@ -310,6 +310,13 @@ def test_an_unknown_name_or_option_is_one_clear_line(text: str, said: str) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_an_unknown_name_is_said_once() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^unknown strategy 'sgdd': did you mean 'ssgd'\? \(paceline strategies lists"
+    ):
+        parse_strategy("sgdd")
+
+
 def test_groups_by_labels_need_a_fleet_that_has_some() -> None:
     with pytest.raises(ConfigError, match="'gsgd:groups=labels': the fleet has no labels to form groups by"):
         parse_strategy("gsgd:groups=labels").strategy([1.0] * 5)

@@ -4,10 +4,11 @@
 
 Cosmic Ray (``pip install -e '.[mutation]'``) finds the places and writes the mutants: another operator, number,
 comparison or constant, a condition turned round, a loop that is left out. Annotations and docstrings are left alone. Of
-each package a random sample is tried. A mutant lives in a copy of the tree, and only the tests that concern its module
-run, in a process that was forked after torch was loaded; it ends after a time limit, with everything that it started.
-What was found is appended to the log line by line: the same command goes on where it was stopped. The summary goes to
-``--save FILE``.
+each package a random sample is tried. A mutant lives in a copy of the tree. First all tests of ``make quick`` are run
+once, and coverage notes which of them execute which lines, beside the log; then only tests that execute the line of a
+mutant are run, the shortest first, in a process that was forked after torch was loaded; it ends after a time limit,
+with everything that it started. What was found is appended to the log line by line: the same command goes on where it
+was stopped. The summary goes to ``--save FILE``.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,12 +29,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import cosmic_ray.ast
 import cosmic_ray.plugins
 import psutil
 from cosmic_ray.mutating import mutate_code
+
+if TYPE_CHECKING:
+    import pytest
+    from coverage import Coverage
 
 ROOT = Path(__file__).parents[2]
 PRELOADED = ("pytest", "torch", "numpy", "scipy.optimize", "scipy.stats", "sklearn.datasets")
@@ -49,77 +55,75 @@ SLIPS = (  # of all that Cosmic Ray offers, what one could have written by mista
     "ReplaceContinueWithBreak", "NumberReplacer", "ZeroIterationForLoop",
 )  # fmt: skip
 
-# The tests of a module: its own, or those of the package around it; those that notice most come first.
-_DECIDE = ("strategies/test_decide.py",)
-_MODELS = ("strategies/test_ec_dnn_by_hand.py", "learning/models/test_averaging.py", "strategies/test_ec_dnn.py")
-TESTS: dict[str, Sequence[str]] = {
-    "core": (
-        "core/test_coordinator.py",
-        "core/test_ledger.py",
-        "core/test_rules.py",
-        *_DECIDE,
-        "strategies/test_handing_in.py",
-        "strategies/test_regrouped.py",
-    ),
-    "core/fields": ("strategies/test_handing_in.py", "cli/test_wrong_input.py"),
-    "core/speeds": ("strategies/test_regrouped.py",),
-    "strategies": (*_DECIDE, "core/test_coordinator.py"),
-    "strategies/regrouped": ("strategies/test_regrouped.py",),
-    "strategies/ensemble_compression": ("strategies/test_handing_in.py",),
-    "strategies/model_averaging": ("strategies/test_handing_in.py",),
-    "strategies/handing_in": ("strategies/test_handing_in.py",),
-    "theory": ("theory",),
-    "theory/runtime": ("theory/runtime",),
-    "theory/runtime/order_statistics": ("theory/runtime/test_order_statistics.py",),
-    "theory/estimate": ("theory/runtime",),
-    "theory/stability": ("theory/stability/test_stability.py", "theory/sdde/test_moments.py"),
-    "theory/stability/net_weights": ("theory/stability/test_net_weights.py",),
-    "theory/stability/schedules": ("theory/stability/test_schedules.py",),
-    "theory/sdde": ("theory/sdde",),
-    "theory/group_bound": ("theory/sdde/test_rates.py",),
-    "pruning": ("pruning/test_samplers.py",),
-    "pruning/shards": ("pruning/test_train_pruned.py",),
-    "pruning/record": ("pruning/test_train_pruned.py", "reports/test_pruning_section.py"),
-    "pruning/schedule": ("pruning/test_plan.py", "pruning/test_samplers.py"),
-    "pruning/rules": ("pruning/test_memory.py", "pruning/test_samplers.py"),
-    "pruning/memory": ("pruning/test_memory.py", "pruning/test_samplers.py", "pruning/test_train_pruned.py"),
-    "learning": ("engine/test_train.py", *_MODELS),
-    "learning/arena/arena": (
-        "learning/arena/test_arena.py",
-        "learning/gradients/test_shared_gradients.py",
-        "learning/test_loss.py",
-    ),
-    "learning/arena/blobs": (
-        "learning/arena/test_arena.py",
-        "fleets/ray/test_ray_remote.py",
-    ),
-    "learning/contributions": ("engine/test_train.py", "engine/test_resume.py"),
-    "learning/copies": ("learning/test_copies.py", "learning/test_buffers.py"),
-    "learning/cost": ("fleets/simulated/test_billing.py",),
-    "learning/curvature": ("learning/test_curvature.py",),
-    "learning/fusing": ("learning/test_fusing.py",),
-    "learning/generators": ("learning/test_generators.py",),
-    "learning/gradients/lazy": ("learning/gradients/test_unused.py", "learning/test_fusing.py", "engine/test_train.py"),
-    "learning/gradients/server": (
-        "engine/test_train.py",
-        "learning/test_copies.py",
-        "learning/gradients/test_shared_gradients.py",
-    ),
-    "learning/gradients/shared": ("learning/gradients/test_shared_gradients.py",),
-    "learning/gradients/work": ("learning/gradients/test_shared_gradients.py", "learning/test_loss.py"),
-    "learning/learner": ("engine/test_train.py", "engine/test_build.py", *_MODELS),
-    "learning/loss": ("learning/test_loss.py",),
-    "learning/model_state": ("learning/test_buffers.py", "learning/test_copies.py"),
-    "learning/models/averaging": _MODELS,
-    "learning/models/compression": ("learning/models/test_distillation.py", *_MODELS),
-    "learning/models/ensemble": ("learning/models/test_ensemble.py", "learning/models/test_relabelling.py", *_MODELS),
-    "learning/models/server": _MODELS,
-    "learning/models/shared": ("fleets/processes/test_process_models.py",),
-    "learning/models/training": _MODELS,
-    "learning/optimizers": ("engine/test_resume.py", "learning/test_torch_features.py"),
-    "learning/task": ("engine/test_train.py",),
-    "learning/threads": ("learning/test_threads.py",),
+# Lines that only worker processes execute, which coverage does not see, and tests that start these.
+IN_WORKERS: dict[str, Sequence[str]] = {
+    "learning/models/shared": ("tests/fleets/processes/test_process_models.py",),
+    "learning/gradients": ("tests/fleets/processes/test_processes.py", "tests/fleets/processes/test_gangs.py"),
+    "learning": ("tests/fleets/processes/test_processes.py", "tests/fleets/processes/test_process_models.py"),
 }
+MOST_SECONDS = 60.0  # of tests for one mutant
+PACKAGES = ("core", "strategies", "learning", "pruning", "theory")
+
+
+class Covered(NamedTuple):
+    """Which tests execute which lines."""
+
+    seconds: dict[str, float]  # of each test function, its parameters together
+    tests: dict[str, dict[str, list[str]]]  # of each line of each module; those of line 0 execute any line of it
+
+    def of(self, module: str, lines: Sequence[int]) -> list[str]:
+        """Tests that execute one of the lines: those of its own package first, then the shortest."""
+        by_line = self.tests.get(module, {})
+        found = {test for line in lines for test in by_line.get(str(line), ())} or {*by_line.get("0", ())}
+        own = f"tests/{module.partition('/')[0]}/"
+        chosen, left = [], MOST_SECONDS
+        for test in sorted(found, key=lambda test: (not test.startswith(own), self.seconds[test], test)):
+            if not chosen or self.seconds[test] <= left:
+                chosen.append(test)
+                left -= self.seconds[test]
+        return chosen
+
+
+class _Marks:
+    """A plugin of pytest that tells coverage which test is running."""
+
+    def __init__(self, coverage: "Coverage") -> None:
+        self._coverage = coverage
+        self.seconds: dict[str, float] = {}
+        self._skipped: set[str] = set()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._coverage.switch_context(nodeid.partition("[")[0])
+
+    def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
+        test = report.nodeid.partition("[")[0]
+        self.seconds[test] = self.seconds.get(test, 0.0) + report.duration
+        if report.outcome != "passed":
+            self._skipped.add(test)
+
+    def covered(self, package: Path) -> Covered:
+        self.seconds = {test: taken for test, taken in self.seconds.items() if test not in self._skipped}
+        data, tests = self._coverage.get_data(), dict[str, dict[str, list[str]]]()
+        for file in data.measured_files():
+            module = str(Path(file).relative_to(package).with_suffix(""))
+            lines = {
+                str(line): [test for test in found if test in self.seconds]
+                for line, found in data.contexts_by_lineno(file).items()
+            }
+            tests[module] = {**lines, "0": sorted({test for found in lines.values() for test in found})}
+        return Covered(self.seconds, tests)
+
+
+def lines_of(code: str, line: int) -> list[int]:
+    """The lines of the innermost statement around one; of a statement with a body, those before the body."""
+    inner: list[int] = [line]
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if isinstance(body, list) and body else node.end_lineno or line
+            if line <= max(last, node.lineno):  # walk goes from the outside to the inside
+                inner = [*range(node.lineno, max(last, node.lineno) + 1)]
+    return inner
 
 
 class Mutant(NamedTuple):
@@ -168,46 +172,51 @@ def _untouched(code: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 class Trial:
     """A copy of the tree, in which one mutant after the other is tried."""
 
-    def __init__(self, copy: Path, limit: float | None) -> None:
+    def __init__(self, copy: Path, covered: Path) -> None:
         self.copy = copy
-        self.limit = limit
-        self.limits: dict[Sequence[str], float] = {}
-        for name in ("src", "tests", "examples", "pyproject.toml"):
-            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, copy / name)
+        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+        for name in tracked.stdout.split("\0")[:-1]:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
         for name in PRELOADED:
             __import__(name)
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans of a trial become children of this process, and are ended
+        if not covered.exists():
+            told = self._run(["--quick"], 3600.0, covered)
+            if not covered.exists():
+                raise RuntimeError(f"the tests: {told} without any mutant\n{(copy / 'output').read_text()[-3000:]}")
+        self.covered = Covered(**json.loads(covered.read_text()))
 
-    def tests(self, module: str) -> Sequence[str]:
-        return next(TESTS[str(place)] for place in (Path(module), *Path(module).parents) if str(place) in TESTS)
+    def tests(self, mutant: Mutant, code: str) -> tuple[Sequence[str], float]:
+        """Those that concern a mutant, and the limit of their time."""
+        tests = self.covered.of(mutant.module, lines_of(code, mutant.line))
+        if tests:
+            return tests, 60.0 + 5 * sum(self.covered.seconds[test] for test in tests)
+        places = (Path(mutant.module), *Path(mutant.module).parents)
+        return next((IN_WORKERS[str(place)] for place in places if str(place) in IN_WORKERS), ()), 400.0
 
     def outcome(self, mutant: Mutant) -> dict[str, str]:
         """``killed``, ``survived`` or ``timed out``, the lines that are others, and the test that failed first."""
         path = self.copy / "src" / "paceline" / f"{mutant.module}.py"
-        code, tests = path.read_text(), self.tests(mutant.module)
-        if self.limit is None and tests not in self.limits:
-            begin = time.monotonic()
-            if (told := self._run(tests, limit=900.0)) != "survived":
-                output = (self.copy / "output").read_text()
-                raise RuntimeError(f"{', '.join(tests)}: {told} without any mutant\n{output[-3000:]}")
-            self.limits[tests] = 30.0 + 3 * (time.monotonic() - begin)
+        code = path.read_text()
+        tests, limit = self.tests(mutant, code)
         changed = mutate_code(code, cosmic_ray.plugins.get_operator(f"core/{mutant.operator}")(), mutant.occurrence)
         assert changed is not None
         path.write_text(changed)
         try:
-            told = self._run(tests, self.limit or self.limits[tests])
+            told = self._run(tests, limit) if tests else "survived"
         finally:
             path.write_text(code)
         lines = difflib.unified_diff(code.splitlines(), changed.splitlines(), n=0, lineterm="")
         diff = "\n".join(line for line in lines if line[:3] not in ("---", "+++") and line[:2] != "@@")
-        printed = (self.copy / "output").read_text(errors="replace").splitlines()
+        printed = (self.copy / "output").read_text(errors="replace").splitlines() if tests else []
         failed = next((line for line in printed if line.startswith(("FAILED", "ERROR"))), "").partition(" - ")[0]
         return {"outcome": told, "diff": diff, "by": failed}
 
-    def _run(self, tests: Sequence[str], limit: float) -> str:
+    def _run(self, tests: Sequence[str], limit: float, covered: Path | None = None) -> str:
         child = os.fork()
         if not child:
-            self._be_tested(tests)
+            self._be_tested(tests, covered)
         end = time.monotonic() + limit
         try:
             while True:
@@ -225,8 +234,8 @@ class Trial:
                 while os.waitpid(-1, 0)[0]:
                     pass
 
-    def _be_tested(self, tests: Sequence[str]) -> None:
-        """The end of a forked process: 0 if all tests pass."""
+    def _be_tested(self, tests: Sequence[str], covered: Path | None) -> None:
+        """The end of a forked process: 0 if all tests pass. It may write down which tests execute which lines."""
         code = 1
         try:
             os.chdir(self.copy)
@@ -242,8 +251,11 @@ class Trial:
             os.dup2(output, 2)
             import pytest
 
-            files = [f"tests/{test}" for test in tests]
-            code = pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *files])
+            arguments = ["-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+            if covered is None:
+                code = pytest.main(["-x", *arguments])
+            else:
+                self._cover(arguments, covered)
             if not Path(sys.modules["paceline"].__file__ or "").is_relative_to(self.copy):
                 code = 3
         finally:
@@ -251,12 +263,18 @@ class Trial:
             sys.stdout.flush()
             os._exit(code)
 
+    def _cover(self, arguments: Sequence[str], covered: Path) -> None:
+        import pytest
+        from coverage import Coverage
 
-def _missing() -> Iterator[str]:
-    """Modules and files of ``TESTS`` that were moved since."""
-    source, tests = ROOT / "src" / "paceline", ROOT / "tests"
-    yield from (module for module in TESTS if not ((source / module).is_dir() or (source / f"{module}.py").is_file()))
-    yield from sorted({file for files in TESTS.values() for file in files if not (tests / file).exists()})
+        package = self.copy / "src" / "paceline"
+        coverage = Coverage(data_file=None, config_file=False, source=[str(package)])
+        marks = _Marks(coverage)
+        coverage.start()
+        pytest.main([*arguments], plugins=[marks])
+        coverage.stop()
+        if marks.seconds:
+            covered.write_text(json.dumps(marks.covered(package)._asdict()))
 
 
 def summary(found: Sequence[dict[str, object]], populations: dict[str, int]) -> dict[str, object]:
@@ -277,19 +295,14 @@ def summary(found: Sequence[dict[str, object]], populations: dict[str, int]) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("packages", nargs="+", choices=[name for name in TESTS if "/" not in name])
+    parser.add_argument("packages", nargs="+", choices=PACKAGES)
     parser.add_argument("--sample", type=int, default=100, help="mutants of each package")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--again", action="store_true", help="try those that survived once more")
     parser.add_argument("--only", default="", help="modules whose name begins so")
-    parser.add_argument(
-        "--limit", type=float, help="seconds for the tests of one; otherwise thrice what they take without a mutant"
-    )
     asked = parser.parse_args()
-    if missing := [*_missing()]:
-        parser.error(f"TESTS names what is not there: {', '.join(missing)}")
     os.environ.update(OMP_NUM_THREADS="1")
     done: dict[str, dict[str, object]] = {}
     if asked.log.exists():
@@ -298,7 +311,7 @@ def main() -> None:
     tried: list[dict[str, object]] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="paceline-mutation-") as place, asked.log.open("a", buffering=1) as log:
-        trial = Trial(Path(place), asked.limit)
+        trial = Trial(Path(place).resolve(), asked.log.with_suffix(".lines.json"))
         samples: list[list[Mutant]] = []
         for package in asked.packages:
             every = [m for m in mutants(package, trial.copy / "src" / "paceline") if m.module.startswith(asked.only)]

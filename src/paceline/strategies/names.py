@@ -189,7 +189,8 @@ def _nearest(name: str) -> str:
 def _choice(name: str, options: dict[str, Any], where: str, depth: int = 0) -> StrategyChoice:
     named = BY_NAME.get(name.strip().lower())
     if named is None:
-        raise ConfigError(f"{where}: unknown strategy {as_written(name)}: {_nearest(name)}")
+        prefix = "" if where == f"strategy {as_written(name)}" else f"{where}: "  # it names nothing else
+        raise ConfigError(f"{prefix}unknown strategy {as_written(name)}: {_nearest(name)}")
     hints = named.options
     refuse_unknown(options, hints, where)
     if named.kind is Grouped and "groups" in options and "tolerance" in options:
