@@ -76,7 +76,8 @@ class Covered(NamedTuple):
         by_line = self.tests.get(module, {})
         found = {test for line in lines for test in by_line.get(str(line), ())} or {*by_line.get("0", ())}
         own = f"tests/{module.partition('/')[0]}/"
-        chosen, left = [], MOST_SECONDS
+        chosen: list[str] = []
+        left = MOST_SECONDS
         for test in sorted(found, key=lambda test: (not test.startswith(own), self.seconds[test], test)):
             if not chosen or self.seconds[test] <= left:
                 chosen.append(test)
