@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 
+from paceline.core.consistency import check_coordinator
 from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.ledger import Ledger
 from paceline.core.messages import (
@@ -31,6 +33,7 @@ from paceline.strategies.asynchronous import Asynchronous
 from paceline.strategies.fastest_k import FastestK
 from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
+from paceline.strategies.model_averaging import ModelAveraging
 from paceline.strategies.synchronous import Synchronous
 from paceline.testing import Moment, Rehearsal, scripts
 
@@ -51,6 +54,22 @@ def test_synchronous_gives_everybody_work_and_steps_when_all_are_in() -> None:
         *starts(Ticket(2, 1, 1), Ticket(3, 0, 1)),
     ]
     assert coordinator.version == 1
+
+
+def test_what_a_checkpoint_cannot_have_held_is_noticed() -> None:
+    """A ticket beyond the last number, and speeds that are measured over nothing: of a forged file, say."""
+    coordinator = Coordinator(ModelAveraging(4, by_speed=True))
+    coordinator.receive(Joined(0.0, 0), Joined(0.0, 1))
+    check_coordinator(coordinator)
+    coordinator.issued = 1
+    with pytest.raises(ValueError, match="a piece of work was never given out"):
+        check_coordinator(coordinator)
+    coordinator.issued = 2
+    timing = coordinator.ledger.timing
+    assert timing is not None
+    timing.window = 0
+    with pytest.raises(ValueError, match="speeds are measured over no pieces of work"):
+        check_coordinator(coordinator)
 
 
 def test_a_round_goes_on_without_the_one_that_left() -> None:

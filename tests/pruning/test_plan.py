@@ -40,6 +40,24 @@ def test_the_call_of_the_documentation() -> None:
     assert (plan.size(1), plan.size(plan.pruned_epochs[0])) == (50_000, 35_000)
 
 
+def test_steps_are_of_whole_shares_as_the_samplers_of_ranks_deal_them() -> None:
+    """Eleven samples among three: each has three, and two are dropped."""
+    assert Plan(11, (11,), ()).steps(3, ranks=3) == (1,)
+    assert Plan(11, (11,), ()).steps(2, ranks=3) == (2,)
+    assert Plan(11, (11,), ()).steps(2, ranks=3, drop_last=True) == (1,)
+    sampler = pl.FinePruning(samples=11, window=4, start=2, block=2, count=1, fraction=0.3, rank=1, ranks=3)
+    assert len(sampler) == 3
+
+
+def test_dividing_by_epochs_begins_after_the_first_of_several_windows() -> None:
+    """Of 5, 3 and 4 epochs; by hand: 4 in the first, then 4 / 2, 4 / 4, and 0 from the third epoch after it on."""
+    schedule = Schedule(4, 1, 1, windows=(5, 3, 4), attenuation=2, attenuate="epoch")
+    starts = [4] * 5 + [2, 1, 0] + [0] * 4
+    positions = [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3]
+    expected = [e for e, (a, p) in enumerate(zip(starts, positions, strict=True), start=1) if p >= a]
+    assert epochs_of(schedule, 12) == expected == [5, 7, 8, 9, 10, 11, 12]
+
+
 @pytest.mark.parametrize(
     ("n", "w", "a", "r", "c", "att", "literal", "by_window"),
     [(200, 20, 10, 5, 4, 1, 80, 80), (200, 60, 30, 5, 3, 1, 54, 54), (200, 60, 30, 5, 3, 2, 100, 86)],

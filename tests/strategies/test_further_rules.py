@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.core.coordinator import Strategy
+from paceline.core.coordinator import Coordinator, Strategy
 from paceline.core.messages import Arrived, Joined, Left, Reported, Start, Step, Ticket
 from paceline.delays import Constant, LogNormal, ShiftedExponential
 from paceline.strategies.catalogue import STRATEGIES
@@ -161,6 +161,16 @@ def test_newest_of_each_steps_along_the_mean_of_all() -> None:
             assert {*fact.keep} == {*newest.values()}
 
 
+def test_the_newest_of_a_worker_that_left_is_used_once_and_not_kept() -> None:
+    coordinator = Coordinator(pl.NewestOfEach())
+    started = coordinator.receive(Joined(0.0, 0), Joined(0.0, 1))
+    stays, leaves = (each.ticket for each in started if isinstance(each, Start))
+    first, *_ = coordinator.receive(Arrived(1.0, stays, 1))
+    assert first == Step({stays: Fraction(1)}, (stays,))
+    last, *_ = coordinator.receive(Arrived(2.0, leaves, 1), Left(2.0, leaves.worker))
+    assert last == Step({stays: Fraction(1, 2), leaves: Fraction(1, 2)}, (stays,))
+
+
 def test_anytime_ends_rounds_by_the_clock_and_weighs_by_what_was_done() -> None:
     fleet = pl.SimulatedFleet([Constant(1.0), Constant(4.0), Constant(16.0)], recall="abandon")
     trace = pl.simulate(pl.Anytime(seconds=3.0, blocks=8), fleet, pl.Stop(updates=5))
@@ -283,7 +293,10 @@ RANGES = [
     ("quorum-grace:quorum=2,grace=-1", "at least 0 and finite (nearest 0)"),
     ("adaptive-quorum:quorum=0", "at least 1 (nearest quorum=1)"),
     ("adaptive-quorum:quorum=3,largest=2", "at least 3"),
-    ("replicated:groups=0-1/2-4", "the same size, such as 2"),
+    (
+        "replicated:groups=0-1/2-4",
+        "groups of 2 and of 3 workers would not be equally safe: give all groups the same size",
+    ),
     ("gsgd:groups=0-1/2-3,inside=adaptive-quorum", "a part of the fleet makes only some of them"),
     ("gsgd:groups=0-1/2-3,inside=replicated:groups=0-1/2-3", "name workers of the whole fleet"),
     ("unequal:total=16,inside=buffered:size=2", "choose Synchronous, FastestK or LiveCompensation"),

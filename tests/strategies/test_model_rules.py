@@ -132,6 +132,8 @@ def test_the_command_line_has_a_name_for_it(text: str, rule: Strategy) -> None:
     choice = parse_strategy(text)
     assert choice.strategy(()) == rule
     assert parse_strategy(choice.short) == parse_strategy(choice.text) == choice
+    assert choice.text.startswith(choice.named.names[0])
+    assert choice.short.startswith(choice.named.names[1])
     named = choice_of(rule)
     assert named is not None
     assert named.strategy(()) == rule

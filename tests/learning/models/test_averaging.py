@@ -4,6 +4,7 @@ import copy
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +142,32 @@ def test_momentum_is_kept_by_each_worker_or_averaged_with_the_models() -> None:
             buffer.copy_(mean_buffer)
     close(results["averaged"].model, train(1))
     assert not torch.equal(weights(results["kept"].model), weights(results["averaged"].model))
+
+
+class Counting(torch.optim.SGD):
+    """SGD with momentum, which also keeps a number and whole numbers for each parameter, as optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        done = super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["steps"] = state.get("steps", 0) + 1
+                state["seen"] = state.get("seen", torch.zeros(2, dtype=torch.int64)) + 1
+        return done
+
+
+def test_what_an_optimizer_counts_is_not_averaged() -> None:
+    plain, counting = (
+        run(
+            pl.ModelAveraging(3, momentum="averaged"),
+            on=fleet(2),
+            optimizer=lambda p, of=of: of(p, 0.1, 0.9),
+            updates=2,
+        )
+        for of in (torch.optim.SGD, Counting)
+    )
+    assert torch.equal(weights(plain.model), weights(counting.model))
 
 
 def test_whatever_an_optimizer_keeps_is_averaged() -> None:

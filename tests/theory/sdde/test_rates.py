@@ -32,6 +32,13 @@ def test_corollary_4_3_has_the_values_of_the_specification() -> None:
     assert theorem_4_2([3.0], **TOY, delay=0.5) > corollary_4_3([3.0], **TOY)
 
 
+def test_theorem_4_2_by_hand() -> None:
+    """Every symbol with a value of its own: mu = 2, L = 3, D = 1/2, noise 5, delta = 1/4, tau = 7; t = e."""
+    height = 5 + 2 * 2 * 3 * 0.25 + 2 * 9 * 0.25 * 7
+    found = theorem_4_2(math.e, convexity=2.0, smoothness=3.0, radius=0.5, noise=5.0, interval=0.25, delay=7.0)
+    assert float(found) == pytest.approx(1.25 * height / ((math.e - 1) * 4), rel=1e-14)
+
+
 def test_corollary_4_3_bounds_the_exact_second_moment_and_the_solver_finds_that() -> None:
     """E X^2 = 1/t^2 + .01 (t-1)/t^2; 4,000 paths on the grid of 0.01: 5 standard errors, and 2 % for the grid."""
     descent = DelayedDescent(lambda x: x, 1.0, 1.0, "1/k")
@@ -101,6 +108,8 @@ def test_time_to_epsilon_is_when_the_second_moment_stays_below_it() -> None:
     assert square[found.updates - 1] > 0.01 >= square[found.updates :].max()
     assert found.time == pytest.approx(found.updates * 0.005)
     assert found.seconds == found.updates / 100
+    near = time_to_epsilon(0.01, curvature=2.0, step=0.005, delays=10, noise=2.0, start=0.0)
+    assert (near.updates, near.time) == (0, 0.0)  # it never is above it
 
 
 def test_time_to_epsilon_refuses_what_is_never_reached() -> None:

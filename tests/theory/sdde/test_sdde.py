@@ -150,6 +150,17 @@ def test_moments_are_those_of_the_paths() -> None:
     np.testing.assert_allclose(brief.variance, full.paths.var(axis=1, ddof=1)[::9], rtol=1e-9, atol=1e-25)
 
 
+def test_two_paths_have_a_variance_and_one_has_none() -> None:
+    arguments = {"step": STEP, "steps": 5, "delay": 10, "history": START, "seed": 2}
+    both = solve_sdde(DESCENT.equation(), keep="paths", paths=2, **arguments)  # type: ignore[arg-type]
+    two, one = (solve_sdde(DESCENT.equation(), keep="moments", paths=n, **arguments) for n in (2, 1))  # type: ignore[arg-type]
+    assert both.paths is not None
+    assert two.variance is not None
+    assert one.variance is not None
+    np.testing.assert_allclose(two.variance, both.paths.var(axis=1, ddof=1), rtol=1e-9, atol=1e-25)
+    assert np.isnan(one.variance).all()
+
+
 @pytest.mark.parametrize("keep", ["end", "moments", "paths"])
 @pytest.mark.parametrize("delay", [10, {0: 0.5, 5: 0.5}])
 def test_the_result_does_not_depend_on_the_number_of_threads(

@@ -44,6 +44,12 @@ def test_one_update_over_and_over_is_a_fixed_delay(delay: int, momentum: float) 
     assert schedule_critical_step(schedule, momentum) == pytest.approx(critical_step(delay, momentum), rel=1e-9)
 
 
+def test_two_updates_are_enough_for_a_schedule() -> None:
+    assert simulated_schedule(Synchronous(), FLEET, updates=2) == simulated_schedule(Synchronous(), FLEET)
+    with pytest.raises(ConfigError, match="1 updates show no pattern: simulate at least 2"):
+        simulated_schedule(Synchronous(), FLEET, updates=1)
+
+
 def test_the_strategies_of_group_sgd() -> None:
     """Periods and staleness as the specification has them; SSGD has no delay; the limits fall with the staleness."""
     ssgd, gsgd, asgd = (simulated_schedule(each, FLEET) for each in (Synchronous(), GROUPED, Asynchronous()))
