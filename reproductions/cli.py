@@ -135,7 +135,7 @@ def seeds(
     data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets are.")] = None,
     work: Annotated[Path, typer.Option(metavar="DIR", help="Keeps finished runs.")] = Path("runs") / "seeds",
 ) -> None:
-    """Run --quick of all papers with two seeds, keep the verdicts, and tell what holds with one of them only."""
+    """Run --quick of all papers with two seeds, keep the verdicts, and tell what holds with the first alone."""
     from reproductions.seeds import FILE, write_verdicts
 
     check_parent(work / "run.json")

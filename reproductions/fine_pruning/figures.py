@@ -60,7 +60,7 @@ def _accuracy(rows: Sequence[Row]) -> Figure | None:
             points.plot([at - 0.3, at + 0.3], [fmean(values)] * 2, color=colour, linewidth=2)
     places = [number + place * (len(arms) + 1) for place in range(len(models)) for number in range(len(arms))]
     points.set_xticks(places, arms * len(models), rotation=45, ha="right", fontsize=8)
-    title = "Mean of the best three, each seed: " + ", then ".join(MODELS[model] for model in models)
+    title = "Best three epochs of each seed: " + ", then ".join(MODELS[model] for model in models)
     tidy(points, title, "", "test accuracy, %")
     return figure
 

@@ -15,12 +15,13 @@ from reproductions.datasets.cifar import CLASSES
 from reproductions.lgc.late import late_claims
 from reproductions.lgc.plan import METHODS, Results, Runs, case
 from reproductions.lgc.timing import QUORUMS
-from reproductions.lgc.training import Case
+from reproductions.lgc.training import VALIDATED, Case, Training
 from reproductions.pipeline.claims import Claim, NotRun, by_test, made, of_plan, seeds_in_words
 from reproductions.pipeline.samples import unpacked
 from reproductions.pipeline.verdicts import FEW, Difference, over_samples, paired
 
 CLOSE = 2.0  # points: "nearly equal", "comparable", "slight accuracy loss"
+PICTURES = 50_000  # for training, in CIFAR-10
 NOISE = 1.0  # points: what a single run's accuracy may differ by for no reason
 GUESSING = log(CLASSES)  # the loss of a model that has learnt nothing
 
@@ -271,7 +272,12 @@ def training_rows(results: Results) -> list[dict[str, Any]]:
             "quorum": 10 if run.case.method == "full" else run.case.quorum, "blocks_done": run.case.done,
             "scaled": run.case.scale, "late": run.case.late, "step": run.lr, "seed": run.seed,
             "epochs": run.size.epochs,
-            **{name: value for name, value in result.items() if name != "right"},
+            **{name: value for name, value in result.items() if name != "right" and not _trained_on(name, run)},
         }
         for run, result in results.items()
     ]  # fmt: skip
+
+
+def _trained_on(name: str, run: Training) -> bool:
+    """Is it said of validation pictures where none are left over? Those that stand for them were trained on."""
+    return name.startswith("validation") and run.size.samples + VALIDATED > PICTURES

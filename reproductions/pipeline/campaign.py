@@ -147,7 +147,7 @@ class Campaign:
         }  # fmt: skip
         content = {
             "experiment": entry.experiment, "version": entry.version, "settings": entry.described, "made": made,
-            "result": result,
+            "result": result, "sum": sum_of(result),
         }  # fmt: skip
         lines = [f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in content.items()]
         write_atomically(self.results / entry.file, "{" + ",\n".join(lines) + "}\n")
@@ -166,25 +166,16 @@ class Campaign:
 
     def _kept(self, entry: Entry[Any]) -> Result | None:
         content = self._read(entry)
-        if content is None:
-            return None
-        if content.get("version") != entry.version or not isinstance(content.get("result"), dict):
-            self._tell(
-                f"{self.results / entry.file} is of version {content.get('version')} of its experiment, and this is "
-                f"version {entry.version}: it is not used"
-            )
-            return None
-        result: Result = content["result"]
+        result: Result | None = None if content is None else content["result"]
         return result
 
     def _spent(self, entry: Entry[Any]) -> "Spent":
         """Of a run that there is a usable result of; else none."""
-        content = self._read(entry) or {}
-        if content.get("version") != entry.version or not isinstance(content.get("result"), dict):
-            return Spent(entry.cost, None)
-        return Spent(entry.cost, float(content.get("made", {}).get("cpu_seconds", 0.0)))
+        content = self._read(entry)
+        return Spent(entry.cost, None if content is None else content["made"]["cpu_seconds"])
 
     def _read(self, entry: Entry[Any]) -> dict[str, Any] | None:
+        """What a result file has, if it is of this version of the experiment and whole. Else it is told of."""
         file = self.results / entry.file
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -193,7 +184,19 @@ class Campaign:
         except (OSError, ValueError) as error:
             self._tell(f"{file} cannot be read, and is not used: {error}")
             return None
-        return content if isinstance(content, dict) else {}
+        match content:
+            case {"version": entry.version, "result": {}, "made": {"cpu_seconds": int() | float()}, "sum": written}:
+                if written == sum_of(content["result"]):
+                    return dict(content)
+                self._tell(f"{file} is damaged, and is not used: its result has another sum than it was written with")
+            case {"version": other} if other != entry.version:
+                self._tell(
+                    f"{file} is of version {other} of its experiment, and this is version {entry.version}: it is not "
+                    "used"
+                )
+            case _:
+                self._tell(f"{file} is damaged, and is not used: it has no version, result or sum as runs write them")
+        return None
 
     def _tell(self, line: str) -> None:
         """Once each, on stderr."""
@@ -224,6 +227,11 @@ class Campaign:
                 yield True
         finally:
             os.close(handle)
+
+
+def sum_of(result: Result) -> str:
+    """Of a result, as it is read back: what was changed or cut off in a file is not taken for a finding."""
+    return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Spent(NamedTuple):

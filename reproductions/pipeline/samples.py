@@ -26,4 +26,7 @@ def packed(values: NDArray[np.bool_]) -> str:
 
 
 def unpacked(text: str, count: int) -> NDArray[np.bool_]:
-    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=count).astype(np.bool_)
+    kept = np.frombuffer(base64.b64decode(text), np.uint8)
+    if len(kept) != -(-count // 8):
+        raise ValueError(f"{len(kept)} bytes are not those of {count} samples")
+    return np.unpackbits(kept, count=count).astype(np.bool_)

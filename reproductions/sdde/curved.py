@@ -73,7 +73,7 @@ def network_figure(study: Study) -> Figure:
     spectrum.plot(
         places, np.square(study["deviations"]) * 16, "s--", color=SERIES[1], label="variance of a sample's gradient"
     )
-    tidy(spectrum, "LeNet at its minimum", "direction, sharpest first", "")
+    tidy(spectrum, "LeNet at its minimum", "direction, sharpest first", "curvature; variance of a gradient")
     spectrum.set_ylim(0)
     spectrum.legend(frameon=False, fontsize=8)
     _variances(variances, [row for row in study["rows"] if row["share"] < 1])
@@ -84,7 +84,7 @@ def network_figure(study: Study) -> Figure:
 def _variances(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     for number, row in enumerate(rows):
         pairs = [(p, f) for p, f in zip(row["predicted"], row["found"], strict=True) if p and f]
-        label = f"{row['share']:.0%} of the limit" + (", random delays" if row["random"] else "")
+        label = f"{row['share']:.0%}" + (", random" if row["random"] else "")
         axis.loglog(
             *zip(*pairs, strict=True),
             "o^sDvP"[number % 6],
@@ -95,7 +95,7 @@ def _variances(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     ends = np.array(axis.get_xlim())
     axis.loglog(ends, ends, color="0.5", linewidth=0.9)
     tidy(axis, "variance of each direction", "predicted by the delay equation", "16 workers")
-    axis.legend(frameon=False, fontsize=7, loc="upper left")
+    axis.legend(frameon=False, fontsize=8, loc="upper left", title="of the limit", title_fontsize=8)
 
 
 def _sharpest(axis: Any, study: Study) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 import torch
 
 from paceline import Callback, train
@@ -19,9 +20,10 @@ from paceline.callbacks import Update
 from reproductions.datasets.cifar import Cifar10
 from reproductions.lgc import training as lgc_training
 from reproductions.lgc.claims import Findings, accuracy_claims
-from reproductions.lgc.plan import FULL, Runs, choose, tuning
+from reproductions.lgc.late import late_claims
+from reproductions.lgc.plan import FULL, Chosen, Runs, choose, tuning
 from reproductions.lgc.training import Case, Size, Training, run_training
-from reproductions.pipeline.campaign import Campaign, Entry
+from reproductions.pipeline.campaign import RESULTS, Campaign, Entry, sum_of
 from reproductions.pipeline.values import plain_values
 
 VERSION = 1
@@ -96,13 +98,45 @@ def test_a_result_of_another_version_is_not_used_and_that_is_said(
     assert "is of version 1 of its experiment, and this is version 2: it is not used" in error
 
 
-def test_a_damaged_result_is_not_used_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text[:30], "cannot be read, and is not used"),
+        (lambda text: "[]", "is damaged, and is not used: it has no version"),
+        (lambda text: text.replace('"made": {', '"made": null, "other": {'), "is damaged, and is not used: it has no"),
+        (
+            lambda text: text.replace('"cpu_seconds": ', '"cpu_seconds": null, "others": '),
+            "is damaged, and is not used",
+        ),
+        (
+            lambda text: text.replace('"square": 0', '"square": 1'),
+            "another sum than it was written with",
+        ),
+        (lambda text: text.replace('{"square": 0, "odd": null}', "{}"), "its result has another sum"),
+    ],
+)
+def test_a_damaged_result_is_not_used_and_that_is_said(
+    change: Callable[[str], str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     campaign(tmp_path).run(square, numbers(tmp_path, 1), label="squares")
     (file,) = (tmp_path / "results").iterdir()
-    file.write_text(file.read_text()[:30])
+    whole = file.read_text()
+    file.write_text(change(whole))
+    assert file.read_text() != whole
+    assert campaign(tmp_path, runs=0).run(square, numbers(tmp_path, 1), label="squares") == {}
+    assert capsys.readouterr().err.count(said) == 1
     campaign(tmp_path).run(square, numbers(tmp_path, 1), label="squares")
     assert calls(tmp_path) == [0, 0]
-    assert "cannot be read, and is not used" in capsys.readouterr().err
+    assert json.loads(file.read_text())["result"] == {"square": 0, "odd": None}
+
+
+def test_every_committed_result_is_whole() -> None:
+    """Of all campaigns; a file that was changed by hand would be told of, and its run made again."""
+    files = [*RESULTS.glob("*/*.json")]
+    assert len(files) > 300
+    for file in files:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        assert content["sum"] == sum_of(content["result"]), file
 
 
 def test_progress_and_the_time_left_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,4 +285,36 @@ def test_the_campaign_of_lgc_is_run_in_order_and_its_claims_are_made_of_what_the
     assert "McNemar over 100 test samples" in claims["points_below_full.lenet.lgc.c3.h10"].test
     assert claims["points_below_full.lenet.lgc.c3.h10.finish"].verdict == "not run yet"
     assert "not run yet: lenet-lgc-c3-k7-h10-finish" in claims["points_below_full.lenet.lgc.c3.h10.finish"].note
-    assert claims["time_to_full_accuracy.lenet.lgc.c3.h10.block"].test.startswith("first evaluation with")
+    block = claims["time_to_full_accuracy.lenet.lgc.c3.h10.block"]
+    assert (block.verdict, block.test) == ("cannot be told", "1 of the 3 seeds it takes")
+    assert claims["time_to_full_accuracy.lenet.k.c3.h10.finish"].verdict == "not run yet"
+
+
+def curve(*rows: tuple[float, float, float]) -> dict[str, Any]:
+    """Of seconds, training losses and accuracies."""
+    return {
+        "test_accuracy": rows[-1][2],
+        "curve": [(0, 0.0, None, 0.1), *((number + 1, *row) for number, row in enumerate(rows))],
+    }
+
+
+def test_time_to_accuracy_and_loss_is_paired_over_three_seeds() -> None:
+    """By hand: Full-SGD's loss is 0.1 half-way between its second and third row, LGC-SGD's at its second."""
+    runs = Runs(TINY, "", {"lenet": Chosen(0.01, None)})
+    full = curve((10, 1.0, 0.30), (20, 0.15, 0.64), (30, 0.05, 0.645))
+    made = {runs.run("lenet", Case("full"), seed): full for seed in range(3)}
+    for seed, last in enumerate((12.0, 12.5, 13.0)):
+        made[runs.run("lenet", Case("lgc"), seed)] = curve((5, 1.0, 0.30), (last, 0.1, 0.64), (20, 0.02, 0.64))
+        made[runs.run("lenet", Case("k"), seed)] = curve((5, 1.0, 0.30), (12 + 20 * seed, 0.5, 0.64), (60, 0.2, 0.64))
+    claims = {claim.name: claim for claim in late_claims(Findings(runs, made), "lenet")}
+    loss, accuracy = (claims[f"time_to_{what}.lenet.lgc.c3.h10.complete"] for what in ("loss", "full_accuracy"))
+    assert loss.ours == pytest.approx(100 * (1 - 12.5 / 25))
+    assert accuracy.ours == pytest.approx(100 * (1 - 12.5 / 20))
+    low, high = scipy.stats.t.interval(0.95, 2, 50, scipy.stats.sem([48.0, 50.0, 52.0]))
+    assert f"paired over 3 seeds: 50, 95 % interval {low:.3g} to {high:.3g}" in loss.test
+    assert (loss.verdict, accuracy.verdict) == ("yes", "yes")
+    never, torn = (claims[f"time_to_{what}.lenet.k.c3.h10.complete"] for what in ("loss", "full_accuracy"))
+    assert (never.ours, never.verdict) == ("never", "no")
+    assert torn.ours == pytest.approx(100 * (1 - 32 / 20))
+    assert torn.verdict == "cannot be told"
+    assert claims["time_to_loss.lenet.lgc.c3.h10.block"].verdict == "not run yet"

@@ -41,7 +41,7 @@ def result_file(module: ModuleType, settings: Any, place: Path) -> tuple[dict[st
     Campaign(place / "results", place / "scratch").run(module.run_in_campaign, [settings], label="a run")
     (file,) = (place / "results").iterdir()
     content = json.loads(file.read_text())
-    del content["made"]
+    del content["made"], content["sum"]
     content["result"] = {name: value for name, value in content["result"].items() if name not in MEASURED}
     return content, file.read_bytes()
 

@@ -4,7 +4,7 @@
 
 Cosmic Ray (``pip install -e '.[mutation]'``) finds the places and writes the mutants: another operator, number,
 comparison or constant, a condition turned round, a loop that is left out. Annotations and docstrings are left alone. Of
-each package a random sample is tried. A mutant lives in a copy of the tree. First all tests of ``make quick`` are run
+each package a random sample is tried. A mutant lives in a copy of the tree. First all tests that start no process are run
 once, and coverage notes which of them execute which lines, beside the log; then only tests that execute the line of a
 mutant are run, the shortest first, in a process that was forked after torch was loaded; it ends after a time limit,
 with everything that it started. What was found is appended to the log line by line: the same command goes on where it
@@ -183,7 +183,7 @@ class Trial:
             __import__(name)
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans of a trial become children of this process, and are ended
         if not covered.exists():
-            told = self._run(["--quick"], 3600.0, covered)
+            told = self._run(["--quick", "--long"], 3600.0, covered)
             if not covered.exists():
                 raise RuntimeError(f"the tests: {told} without any mutant\n{(copy / 'output').read_text()[-3000:]}")
         self.covered = Covered(**json.loads(covered.read_text()))
