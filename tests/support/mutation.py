@@ -4,9 +4,9 @@
 
 Cosmic Ray (``pip install -e '.[mutation]'``) finds the places and writes the mutants: another operator, number,
 comparison or constant, a condition turned round, a loop that is left out. Annotations and docstrings are left alone. Of
-each package a random sample is tried. A mutant lives in a copy of the tree. First all tests that start no process are run
-once, and coverage notes which of them execute which lines, beside the log; then only tests that execute the line of a
-mutant are run, the shortest first, in a process that was forked after torch was loaded; it ends after a time limit,
+each package a random sample is tried. A mutant lives in a copy of the tree. First all tests that start no process are
+run once, and coverage notes which of them execute which lines, beside the log; then only tests that execute the line of
+a mutant are run, the shortest first, in a process that was forked after torch was loaded; it ends after a time limit,
 with everything that it started. What was found is appended to the log line by line: the same command goes on where it
 was stopped. The summary goes to ``--save FILE``.
 """
