@@ -20,6 +20,7 @@ from support.digits import weights
 
 INFLUENCE = "exact: the samples of a batch influence each other"
 SHARED = "exact: random numbers or inputs of a batch cannot be told apart by samples"
+ASKED = "exact: the model asks for a number of the batch as a whole, and may decide by it"
 OF_NUMPY = "exact: the model draws random numbers of numpy or Python, for a batch as a whole"
 
 
@@ -78,6 +79,8 @@ MIXING: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "as many as there are": (
         lambda h: h * len(h) / 4, "exact: the losses or gradients of samples depend on how many there are in a batch"
     ),
+    "decides by its batch": (lambda h: h.abs() if h.max() > 0.9 else h, ASKED),
+    "asks a view of it": (lambda h: h * (2.0 if h.T[0].clone().t_().sum().item() > 3.0 else 1.0), ASKED),
     "layer dropped": (lambda h: h if float(torch.rand(())) < 0.5 else h.abs(), SHARED),
     "noise for all": (lambda h: h + 0.1 * torch.randn(12), SHARED),
     "numpy": (lambda h: h * float(np.random.beta(2.0, 2.0)), OF_NUMPY),
@@ -102,6 +105,22 @@ def test_rounding_that_differs_with_the_size_of_a_batch_is_no_reason_against_one
     """In float32 four digits are left, and others in larger batches; in double precision it is the same model."""
     fused = train(Net(lambda h: (h + 1000.0 * len(h)) - 1000.0 * len(h)), updates=2)
     assert fused.evaluation == "fused"
+
+
+def test_a_number_that_is_not_of_the_batch_may_be_asked_for() -> None:
+    """Such as a scale, or whether a mask of the model's own is that of a causal transformer."""
+    scale = torch.tensor([2.0, 3.0])
+    assert train(Net(lambda h: h * scale.max().item()), updates=2).evaluation == "fused"
+
+
+def test_a_layer_that_some_passes_leave_out_is_no_error_of_the_trial() -> None:
+    """Its gradient is nothing, which counts as zeros."""
+
+    def without_the_last(hidden: Tensor) -> Tensor:
+        return hidden if len(hidden) > 4 else hidden.detach()  # as many samples as a worker has
+
+    run = train(Net(without_the_last), updates=2)
+    assert run.evaluation == "exact: the losses or gradients of samples depend on how many there are in a batch"
 
 
 def test_a_contrastive_loss_that_returns_a_vector_is_computed_worker_by_worker() -> None:

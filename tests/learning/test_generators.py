@@ -29,18 +29,25 @@ def drawn() -> tuple[float, float, float]:
     return float(torch.rand(())), float(np.random.randn()), random.gauss(0.0, 1.0)
 
 
-def task() -> pl.Task:
+def task(model: nn.Module | None = None) -> pl.Task:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2)).double()
-    return pl.Task(model, cross_entropy, Shaken(), evaluate=lambda model: {"loss": 0.0})
+        dropping = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2)).double()
+    return pl.Task(dropping if model is None else model, cross_entropy, Shaken(), evaluate=lambda model: {"loss": 0.0})
+
+
+def normed() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)).double()
 
 
 def trained(
-    fleet: Any, *, strategy: pl.strategy.Strategy = pl.Synchronous(), updates: int = 30, **options: Any
-) -> Tensor:
+    fleet: Any, *, strategy: pl.strategy.Strategy = pl.Synchronous(), updates: int = 30,
+    model: nn.Module | None = None, **options: Any,
+) -> Tensor:  # fmt: skip
     run = pl.train(
-        task(), strategy=strategy, fleet=fleet, batch_size=8,
+        task(model), strategy=strategy, fleet=fleet, batch_size=8,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.2), stop=pl.Stop(updates=updates), progress=False,
         every=pl.Every(updates=1000), **options,
     )  # fmt: skip
@@ -57,6 +64,31 @@ def test_dropout_and_random_data_are_the_same_on_processes_in_the_simulator_and_
         optimizer=lambda p: torch.optim.SGD(p, lr=0.2), batch_size=8,
     )  # fmt: skip
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pl.ModelAveraging(2),
+        pl.ModelAveraging(2, recalibrate=3),
+        pl.EnsembleCompression(4, compression_steps=2),
+        pl.EnsembleCompression(4, compression_steps=2, weights="regression"),
+    ],
+    ids=["averages", "recalibrated", "compressed", "by regression"],
+)
+def test_random_data_are_the_same_where_workers_hand_in_models(strategy: pl.strategy.Strategy, tmp_path: Path) -> None:
+    """What workers draw, and what the server draws to label their samples or to compute statistics of a norm."""
+    options = {"strategy": strategy, "updates": 4, "model": normed()}
+    ways = [trained(PROCESSES, **options), trained(PROCESSES, directory=tmp_path / "run", **options)]
+    assert torch.equal(ways[0], ways[1])
+    torch.testing.assert_close(ways[0], trained(EXACT, **options), rtol=0.0, atol=1e-12)
+    found = pl.replay(
+        tmp_path / "run", task(options["model"]), strategy=strategy, fleet=PROCESSES,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.2), batch_size=8,
+    )  # fmt: skip
+    assert (found.departure, found.differences, found.compared) == (None, {}, True)
+    trained(PROCESSES, directory=tmp_path / "cut", **{**options, "updates": 2})
+    assert torch.equal(trained(PROCESSES, directory=tmp_path / "cut", resume=True, **options), ways[0])
 
 
 def test_a_run_on_processes_that_is_resumed_draws_what_it_would_have_drawn(tmp_path: Path) -> None:

@@ -51,6 +51,30 @@ def test_micro_batches_of_blocks_and_of_local_models(fleet: Any) -> None:
 
 
 @pytest.mark.parametrize("fleet", FLEETS)
+@pytest.mark.parametrize(
+    ("strategy", "micro_batches"),
+    [(pl.Synchronous(), 4), (pl.LiveCompensation(WORKERS, blocks=4), 1), (pl.ModelAveraging(every=2), 4)],
+    ids=["micro-batches", "blocks", "models"],
+)
+def test_sparse_gradients_of_several_passes_are_those_of_dense_ones(
+    fleet: Any, strategy: pl.strategy.Strategy, micro_batches: int
+) -> None:
+    """A sparse gradient refers to the numbers of the words that the embedding was given: they must stay."""
+    words, labels = torch.arange(96).reshape(48, 2) * 7 % 20, torch.arange(48) % 2
+    found = []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.EmbeddingBag(20, 4, mode="mean", sparse=sparse), nn.Linear(4, 2)).double()
+        run = pl.train(
+            pl.Task(model, functional.cross_entropy, train=(words, labels)), strategy=strategy, fleet=fleet,
+            optimizer=lambda p: torch.optim.SGD(p, lr=1.0), batch_size=8, micro_batches=micro_batches,
+            stop=pl.Stop(updates=3), progress=False,
+        )  # fmt: skip
+        found.append(run.model)
+    close(found[0], found[1], 1e-12)
+
+
+@pytest.mark.parametrize("fleet", FLEETS)
 def test_micro_batches_of_a_loss_with_class_weights(fleet: Any) -> None:
     """A piece counts for the class weights of its targets."""
     loss = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0]))

@@ -44,8 +44,14 @@ class TensorSamples:
         return len(self._inputs)
 
     def fetch(self, indices: Indices) -> tuple[Any, Any]:
-        """A batch of inputs and targets. The next call with as many indices overwrites the inputs."""
+        """A batch of inputs and targets. The next call with as many indices overwrites the inputs.
+
+        Whole numbers are not overwritten: a sparse gradient refers to those that an embedding was given.
+        """
         rows = torch.from_numpy(indices if indices.flags.writeable else indices.copy())  # else torch warns
+        if not (self._inputs.is_floating_point() or self._inputs.is_complex()):
+            rows = rows.to(self._inputs.device)
+            return self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
         buffer = self._buffers.get(len(indices))
         if buffer is None:
             if len(self._buffers) == 8:

@@ -9,14 +9,16 @@ training mode, on a copy of the model, with the same random numbers in all passe
                same shape, so that nothing is rounded otherwise, and the smallest influence shows
 
 Once is not enough: layers that begin with zeros hide what follows them. So joined passes 1, 2, 3, 9, 33, 129, ... are
-tried. What cannot be shown, because something raises or random numbers are drawn for the batch as a whole, is refused.
+tried. What cannot be shown, because something raises, random numbers are drawn for the batch as a whole, or the model
+asks for a number of its batch (to decide by it, as ``if x.max() > 1`` does), is refused.
 """
 
 import copy
 import logging
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from paceline.core.codec import whole
 from paceline.core.stateful import State
@@ -83,6 +86,10 @@ class _CannotTell(Exception):
 
 class _NotTheMean(Exception):
     """The loss of this batch cannot be split into those of its samples."""
+
+
+class _Decides(Exception):
+    """The model asks for a number of its batch."""
 
 
 class _Shared(Exception):
@@ -161,6 +168,33 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return drawn.narrow(differing[0], begin * each, (end - begin) * each)
 
 
+class _Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows what is computed of some tensors, and notes whether Python asks for a number of it.
+
+    What is computed is known by where it is stored, and kept, so that nothing else comes to be stored there.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._stored: dict[int, object] = {}
+        self.asked = False
+        self._keep(tensors)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if any(_place(each) in self._stored for each in tree_leaves((args, kwargs))):
+            self.asked = self.asked or func is torch.ops.aten._local_scalar_dense.default
+            self._keep(tree_leaves(result))
+        return result
+
+    def _keep(self, values: Iterable[Any]) -> None:
+        self._stored.update((place, each) for each in values if (place := _place(each)))
+
+
+def _place(value: Any) -> int:
+    return value.untyped_storage().data_ptr() if isinstance(value, Tensor) and value.layout == torch.strided else 0
+
+
 class _Trial:
     """Passes over any samples of a batch."""
 
@@ -176,14 +210,18 @@ class _Trial:
         """Pass some samples through the model; what came of a part of them."""
         chosen = mapped(self._batch, lambda leaf: leaf.index_select(0, rows.to(leaf.device)))
         with uncompiled(), draws:
-            found = self._loss.losses(self._model, chosen, len(rows))
+            with _followed(self._model, chosen) as followed:
+                found = self._loss.losses(self._model, chosen, len(rows))
+            if followed.asked:
+                raise _Decides
             if found.each is None:
                 raise _NotTheMean
             losses = found.each[own]
             gradients = torch.autograd.grad(losses.mean(), self._parameters, allow_unused=True)
         precision = torch.promote_types(losses.dtype, torch.float32)
         eps = max(torch.finfo(each.dtype).eps for each in (losses, *self._parameters))
-        flat = [_flat(gradient).to(precision) for gradient in gradients if gradient is not None]
+        each = zip(self._parameters, gradients, strict=True)
+        flat = [_flat(torch.zeros_like(p) if gradient is None else gradient).to(precision) for p, gradient in each]
         return _Found(losses.detach().to(precision), torch.cat(flat), math.sqrt(eps))
 
     def in_double_precision(self) -> "_Trial":
@@ -192,6 +230,23 @@ class _Trial:
         trial._model = copy.deepcopy(self._model).double()
         trial._parameters = [parameter for parameter in trial._model.parameters() if parameter.requires_grad]
         return trial
+
+
+@contextmanager
+def _followed(model: nn.Module, batch: Any) -> Iterator[_Followed]:
+    """Follow a batch while it is in the model; not in the loss, which looks for targets that are to be ignored."""
+    followed, inside = _Followed(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), ExitStack()
+
+    def begin(*_: Any) -> None:
+        inside.enter_context(followed)
+
+    enter = model.register_forward_pre_hook(begin)
+    leave = model.register_forward_hook(lambda *_: inside.close(), always_call=True)
+    try:
+        yield followed
+    finally:
+        enter.remove()
+        leave.remove()
 
 
 def _flat(gradient: Tensor) -> Tensor:
@@ -217,6 +272,8 @@ def _why_not(model: nn.Module, loss: Objective, batch: Any, sizes: Sequence[int]
         if loss.state()["separable"] is not False:  # another batch may be: one without targets that are ignored
             raise _CannotTell from None
         return loss.why_whole
+    except _Decides:
+        return "the model asks for a number of the batch as a whole, and may decide by it"
     except _Shared:
         return "random numbers or inputs of a batch cannot be told apart by samples"
     except Exception as error:  # whatever a model raises that is given a joined batch: alone it may not

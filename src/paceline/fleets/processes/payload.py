@@ -117,7 +117,7 @@ class WorkerPayload:
             state, self.samples, self.loss, self.batch_size, self.samples, shards=(), kind="local_steps",
             recipe=recipe, micro_batches=self.micro_batches,
         )  # fmt: skip
-        # its own random numbers are never used: they come with each work, and so does everything else
+        # its own random numbers are never used: torch's come with each work, and the others follow from their seed
         trainer = LocalTrainer(workload, 0, seed=0, model=self.model)
 
         def compute(order: Order, go_on: Callable[[int], bool]) -> tuple[int, Report]:

@@ -114,7 +114,7 @@ class Averaging:
             self._average_momenta(trainers)
         if self._settings.recalibrate and trainers:
             batches = self._mini_batches([ticket.worker for ticket in ordered], self._settings.recalibrate)
-            with torch.random.fork_rng(devices=[]):  # layers such as dropout must not move the run's random numbers
+            with self._trainers[0].served(self._version):  # neither data nor dropout may move the run's random numbers
                 recalibrate(self.model, batches, self._workload.loss.passed)
 
     def state(self) -> State:

@@ -166,7 +166,8 @@ class Ensembling:
         if not self._settings.relabel or not batches:
             return None
         samples = np.intersect1d(np.concatenate(batches), self._chosen[worker])
-        (labels,) = self._relabel(rule, [samples]).labels
+        with self._trainers[worker].served(self._round):
+            (labels,) = self._relabel(rule, [samples]).labels
         return soft_labels(samples, labels, len(self._workload.unaugmented))
 
     def cost(self, ticket: Ticket) -> Cost:
@@ -260,7 +261,7 @@ class Ensembling:
         """Coefficients of the last models; there is no next work to charge this to."""
         if self._settings.weights == "regression":
             self._choose()
-            self._coefficients = self._relabel("regression", self._chosen).coefficients
+            self._coefficients = self._regression().coefficients
 
     def _admit(self, workers: Sequence[int]) -> None:
         """The ensemble is made of those that handed in a finite model; if there are none, it stays what it is."""
@@ -287,10 +288,15 @@ class Ensembling:
 
     def _fit(self) -> None:
         """A regression is fitted on all chosen samples, which so have their labels at once."""
-        found = self._relabel("regression", self._chosen)
+        found = self._regression()
         samples = len(self._workload.unaugmented)
         self._coefficients, self._asked = found.coefficients, ""
         self._labels = [soft_labels(*pair, samples) for pair in zip(self._chosen, found.labels, strict=True)]
+
+    def _regression(self) -> Relabelled:
+        """On the chosen samples of all workers."""
+        with self._trainers[0].served(self._round):
+            return self._relabel("regression", self._chosen)
 
     def _relabel(self, rule: str, parts: Sequence[Indices]) -> Relabelled:
         models = [self._trainers[worker].model for worker in self._members]

@@ -175,7 +175,7 @@ class ModelServer(Server):
 
     def _loss_on_all(self, trainer: LocalTrainer) -> float:
         at_once = EVALUATED_AT_ONCE if isinstance(trainer.loss, SampleLoss) else self._workload.samples_a_pass
-        with eval_mode(trainer.model), torch.inference_mode():
+        with eval_mode(trainer.model), torch.inference_mode(), trainer.served(self.updates):
             loss = evaluated_on(trainer.model, self._workload.unaugmented, trainer.loss, at_once)["loss"]
         return math.inf if math.isnan(loss) else loss
 

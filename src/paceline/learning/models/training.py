@@ -24,7 +24,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -38,7 +38,7 @@ from paceline.data.batches import Losses
 from paceline.data.partition import Indices
 from paceline.data.samples import to_device
 from paceline.learning.devices import CPU
-from paceline.learning.generators import seed_numpy_and_python, work_seed
+from paceline.learning.generators import own_generators, seed_numpy_and_python, work_seed
 from paceline.learning.loss import PieceLoss, backward_in_pieces, numbers
 from paceline.learning.model_state import all_finite, computes_weights, make_dense
 from paceline.learning.optimizers import (
@@ -89,7 +89,7 @@ class LocalTrainer:
         self.parameters = self._state.parameters
         self.optimizer, self._schedule = recipe.make(self._state.named_parameters())
         self._workload = workload
-        self._worker = worker
+        self._worker, self._seed = worker, seed
         self._device = device_of(self.model)
         self._clip_norm = recipe.clip_norm
         self._step = step_of(self.optimizer)
@@ -148,6 +148,13 @@ class LocalTrainer:
         """A random part of some samples."""
         count = round(fraction * len(samples))
         return np.sort(self._generator.choice(samples, size=count, replace=False)) if count else samples[:0]
+
+    def served(self, update: int) -> AbstractContextManager[None]:
+        """Let the server draw for this worker what depends on the number of updates alone: random data, to label it.
+
+        Not on what was drawn before, which on processes is by whoever came first.
+        """
+        return own_generators(work_seed(self._seed, self._worker, -1 - update))
 
     @property
     def begun(self) -> int:
@@ -288,7 +295,7 @@ class LocalTrainer:
                 device.manual_seed(torch.initial_seed())
             else:
                 device.set_rng_state(self._device_random)
-        seed_numpy_and_python(work_seed(torch.initial_seed(), self._worker, self._begun))
+        seed_numpy_and_python(work_seed(torch.initial_seed(), 0, self._begun))  # torch's seed is the worker's own
         self._begun += 1
         try:
             yield
