@@ -1,4 +1,4 @@
-"""Atomic writes, and safe access to files that were made by others.
+"""Atomic writes, locks on what is being written, and safe access to files that were made by others.
 
 A run directory may come from anyone. A symbolic link in it could make the library truncate or overwrite another file of
 the user, and reading a pipe could block forever. So links, pipes and devices are refused, for reading too.
@@ -174,6 +174,101 @@ def read_regular(path: Path, most: int = 1 << 30) -> bytes:
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise ConfigError(f"{path} has {size:,} bytes, more than the limit of {most:,}")
         return file.read()
+
+
+# Locks of the system (``flock``): they end with their process, and leave no file. Where there are none (Windows, some
+# network file systems), everybody gets one.
+
+
+def lock(file: int) -> bool:
+    """Lock an open file or directory until ``unlock``, or its process ends. False if somebody else has locked it."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (OSError, ImportError):
+        return True
+    return True
+
+
+def unlock(file: int) -> None:
+    with suppress(OSError, ImportError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def is_locked(file: int) -> bool:
+    """Has somebody else locked an open file?"""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that those who ask do not meet each other
+    except BlockingIOError:
+        return True
+    except (OSError, ImportError):
+        return False
+    unlock(file)
+    return False
+
+
+class DirectoryLock:
+    """A directory that one run writes into. Raises ``ConfigError`` if another one does."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = -1
+        try:
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        except OSError:  # Windows opens none; and one that cannot be read is refused where that matters
+            return
+        if not lock(handle):
+            writer = _who_locked(handle)
+            os.close(handle)
+            if writer == os.getpid():
+                raise ConfigError(f"{path} is being written by this process already: wait for that run to end")
+            named = "another process" if writer is None else f"process {writer}"
+            raise ConfigError(f"{path} is being written by {named}: wait for it, or end it")
+        self._file = handle
+        _locks.add(self)
+
+    def release(self) -> None:
+        if self._file >= 0:
+            unlock(self._file)  # closing is not enough where a fork of this process has it open
+        self.forget()
+
+    def forget(self) -> None:
+        """Close it, but leave it locked if it is open elsewhere."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+        _locks.discard(self)
+
+
+_locks: set[DirectoryLock] = set()  # of this process
+
+
+def _forget_locks() -> None:
+    """In a fork: it may outlive the process that writes, and would keep its directories locked."""
+    for each in [*_locks]:
+        each.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)
+
+
+def _who_locked(file: int) -> int | None:
+    """The process that has locked an open file, where the system tells."""
+    found = os.fstat(file)
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            words = line.split()
+            if words[1:2] == ["FLOCK"] and words[-3] == place and int(words[-4]) > 0:
+                return int(words[-4])
+    return None
 
 
 def _refuse_irregular(path: Path, found: os.stat_result, *, written: bool) -> None:

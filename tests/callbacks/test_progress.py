@@ -1,5 +1,6 @@
 """How far a run is: by whatever limits it, with the metrics that there are."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 import paceline as pl
 from paceline.callbacks import progress
-from paceline.callbacks.display import Status, TimeLeft
+from paceline.callbacks.display import LogDisplay, Status, TimeLeft, open_display
 from support.digits import TRAINING_SAMPLES, digits_task
 
 FLEET = pl.SimulatedFleet([pl.delays.Constant(1.0), pl.delays.Constant(3.0)])
@@ -102,3 +103,12 @@ def test_a_resumed_run_begins_where_it_was(kept: Kept, tmp_path: Any, monkeypatc
 def test_nothing_is_shown_if_not_asked_for(kept: Kept) -> None:
     train(pl.Stop(updates=2), progress=False)
     assert kept.shown == []
+
+
+def test_without_a_standard_error_a_run_is_as_quiet_as_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under ``pythonw``, or where whoever started Python has closed it."""
+    monkeypatch.setattr(sys, "stderr", None)
+    display = open_display()
+    assert isinstance(display, LogDisplay)
+    display.show(Status("a run", 0.5, 1.0, ("update 1/2",)))
+    assert train(pl.Stop(updates=2)).history[-1].updates == 2

@@ -1,7 +1,10 @@
 """Every command with files that are none, and values that cannot be: one line, exit code 2, nothing written."""
 
 import copy
+import logging
 import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline.cli.main import exit_code, main
+from paceline.cli.main import _printable_logs, exit_code, main
 from paceline.config.experiment import check
 from paceline.config.file import parse_config
 from paceline.core import errors
@@ -181,6 +184,15 @@ def test_rules_inside_rules_in_tables_are_bounded() -> None:
         ("count = 2", "count = 2147483648", "2,147,483,648 workers are more than can be kept account of"),
         ("seeds = [0, 1]", f"seeds = [{2**63}]", "from 0 to 2\\*\\*63 - 1"),
         ("batch_size = 8", "batch_size = 0", "batch_size=0 is not possible"),
+        ("batch_size = 8", f"batch_size = {2**41}", "batch_size=2199023255552 is not possible: at most 1,099,511"),
+        ("batch_size = 8", f"batch_size = {10**400}", "batch_size: a number of about 401 digits is not possible"),
+        ("batch_size = 8", "batch_size = 1" + "0" * 5000, "is not read: one of its numbers has thousands of digits"),
+        ("seeds = [0, 1]", f"seeds = [0, {10**400}]", r"seeds\[1\]: a number of about 401 digits is not possible"),
+        (
+            "[tune]\nlr = [0.1, 0.5]",
+            f"lr = {10**305}",
+            "lr: a number of about 306 digits is not possible",
+        ),
         ('model = "linear"', 'model = "mlp"\nhidden = [2147483648]', "hidden layers of widths"),
         ("[tune]\nlr = [0.1, 0.5]", "lr = nan", "lr=nan is not finite"),
         ("[tune]\nlr = [0.1, 0.5]", "lr = -1.0", "lr=-1.0 is no learning rate"),
@@ -261,3 +273,43 @@ def test_every_error_on_purpose_is_one_line_and_an_exit_code(
 ) -> None:
     assert exit_code(error) == code
     assert capsys.readouterr().err.count("\n") == (code is not None)
+
+
+@pytest.mark.parametrize("command", ["train", "predict"])
+def test_the_name_of_a_file_gives_no_orders_to_a_terminal(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = str(tmp_path / "a\x1b[2J\x07b.toml")
+    assert main([command, name]) == 2
+    said = capsys.readouterr().err
+    assert r"a\x1b[2J\x07b.toml" in said
+    assert said.rstrip("\n").isprintable()
+
+
+def test_nor_does_what_is_logged() -> None:
+    """As a program prints it that has not set up logging."""
+    record = logging.LogRecord("paceline", logging.WARNING, "", 0, "worker %s left\n\tthen", ("\x1b]0;x\x07",), None)
+    with _printable_logs():
+        assert logging.lastResort is not None
+        assert logging.lastResort.format(record) == "worker \\x1b]0;x\\x07 left\n\tthen"
+    assert logging.lastResort.format(record) == "worker \x1b]0;x\x07 left\n\tthen"
+
+
+CLOSED = """
+import os, sys
+for number in {closed}:
+    os.close(number)
+sys.stdin = sys.stdout = sys.stderr = None
+from paceline.cli.main import main
+code = main(["report", "nowhere"])
+opened = os.open("file", os.O_CREAT | os.O_WRONLY)
+os.write(opened, str((code, opened > 2)).encode())
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("closed", [(0, 1, 2), (2,)])
+def test_what_is_opened_takes_no_place_of_a_stream_that_is_closed(closed: tuple[int, ...], tmp_path: Path) -> None:
+    """``paceline ... >&-``: else lines for the terminal would go into a file of the run."""
+    subprocess.run([sys.executable, "-c", CLOSED.format(closed=closed)], cwd=tmp_path, check=False)
+    assert (tmp_path / "file").read_text() == "(2, True)"

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from support.tiny import changed, tiny
 __all__ = ["tiny"]
 TRAIN = ["train", "tiny.toml", "--strategy", "asgd", "--lr", "0.1", "--no-check-step"]
 STOP = pl.Stop(updates=40)
+PAIRS = torch.ones(64, 2), torch.ones(64, 1)
 
 
 @contextmanager
@@ -223,6 +225,35 @@ def test_without_a_directory_it_is_said_that_nothing_is_kept() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         evaluated_by(Failing(), None)
     assert "nothing was kept: give a directory" in raised.value.__notes__[0]
+
+
+class Faulty(torch.optim.Optimizer):
+    """An optimizer of the user's own that raises at its fifth step."""
+
+    calls = -1
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        Faulty.calls = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        Faulty.calls += 1
+        if Faulty.calls == 5:
+            raise ZeroDivisionError("an own fault")
+
+
+@pytest.mark.parametrize("checkpoint", [pl.Every(updates=2), None])
+def test_training_that_raises_says_how_to_go_on(checkpoint: pl.Every | None, tmp_path: Path) -> None:
+    run, task = tmp_path / "run", pl.Task(torch.nn.Linear(2, 1), torch.nn.functional.mse_loss, PAIRS)
+    with pytest.raises(ZeroDivisionError) as raised:
+        pl.train(
+            task, strategy=pl.Synchronous(), fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2), stop=STOP,
+            optimizer=Faulty, directory=run, checkpoint=checkpoint,
+        )  # fmt: skip
+    there = "its last checkpoint" if checkpoint else "its start, for there is no checkpoint"
+    assert raised.value.__notes__ == [
+        f"the run ended after 4 updates; train(..., directory={str(run)!r}, resume=True) continues from {there}"
+    ]
 
 
 def test_the_directory_of_a_run_is_met_with_resume(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

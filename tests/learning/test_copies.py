@@ -76,6 +76,20 @@ def test_a_scheduler_of_another_optimizer_is_refused() -> None:
         train(linear(), cross_entropy, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(other, 2))
 
 
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda optimizer: torch.optim.lr_scheduler.StepLR, "the class StepLR"),
+        (lambda optimizer: None, "a NoneType"),
+        (lambda optimizer: lambda epoch: 0.1, "a function"),
+    ],
+)
+@pytest.mark.parametrize("strategy", [pl.Synchronous(), pl.ModelAveraging(2)], ids=repr)
+def test_what_is_no_scheduler_is_refused(make: Any, what: str, strategy: pl.strategy.Strategy) -> None:
+    with pytest.raises(ConfigError, match=f"scheduler= made {what}, which is no torch scheduler: let it return one"):
+        train(linear(), cross_entropy, None, strategy, scheduler=make)
+
+
 # Losses that refer to the model
 
 

@@ -78,12 +78,13 @@ def test_dropout_and_random_data_are_the_same_on_processes_in_the_simulator_and_
 )
 def test_random_data_are_the_same_where_workers_hand_in_models(strategy: pl.strategy.Strategy, tmp_path: Path) -> None:
     """What workers draw, and what the server draws to label their samples or to compute statistics of a norm."""
-    options = {"strategy": strategy, "updates": 4, "model": normed()}
+    model = normed()
+    options: dict[str, Any] = {"strategy": strategy, "updates": 4, "model": model}
     ways = [trained(PROCESSES, **options), trained(PROCESSES, directory=tmp_path / "run", **options)]
     assert torch.equal(ways[0], ways[1])
     torch.testing.assert_close(ways[0], trained(EXACT, **options), rtol=0.0, atol=1e-12)
     found = pl.replay(
-        tmp_path / "run", task(options["model"]), strategy=strategy, fleet=PROCESSES,
+        tmp_path / "run", task(model), strategy=strategy, fleet=PROCESSES,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.2), batch_size=8,
     )  # fmt: skip
     assert (found.departure, found.differences, found.compared) == (None, {}, True)

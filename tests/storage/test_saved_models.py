@@ -157,9 +157,17 @@ def test_what_is_not_there_is_said(saved: dict[str, pl.Run], tmp_path: Path) -> 
     (tmp_path / "architecture.pt2").write_bytes(b"nothing")
     with pytest.raises(pl.ConfigError, match=r"architecture.pt2 cannot be read"):
         pl.load(tmp_path, trust=True)
-    (tmp_path / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(pl.ConfigError, match="is not a model that Paceline saved"):
-        pl.load(tmp_path)
+    for data in (b"nothing", headed([-1]), headed([1 << 40]), headed(["x"]), headed([1 << 70])):
+        (tmp_path / "model.safetensors").write_bytes(data)
+        with pytest.raises(pl.ConfigError, match="is not a model that Paceline saved") as refusal:
+            pl.load(tmp_path, model=mlp())
+        assert "\n" not in str(refusal.value)
+
+
+def headed(shape: list[Any]) -> bytes:
+    """A file of no numbers whose header tells of a tensor of this shape."""
+    header = json.dumps({"weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    return len(header).to_bytes(8, "little") + header
 
 
 class Unexportable(Own):

@@ -75,7 +75,7 @@ def open_display() -> Display:
     """The display for wherever this process is."""
     if (handle := _notebook()) is not None:
         return NotebookDisplay(handle)
-    return TerminalDisplay() if sys.stderr.isatty() else LogDisplay()
+    return TerminalDisplay() if sys.stderr is not None and sys.stderr.isatty() else LogDisplay()
 
 
 class TerminalDisplay:
@@ -132,6 +132,8 @@ class LogDisplay:
         return self._minute.due()
 
     def show(self, status: Status) -> None:
+        if sys.stderr is None:  # closed by whoever started Python
+            return
         with suppress(OSError):  # a log that cannot be written is no reason to end a run
             print(f"{status.label}: {', '.join((*_how_far(status), *status.parts))}", file=sys.stderr, flush=True)
 

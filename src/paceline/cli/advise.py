@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.common import JsonFile, Trust
+from paceline.cli.common import JsonFile, Trust, config_of
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -126,14 +126,13 @@ def read_prices(text: str, workers: int) -> list[float]:
 
 def _config(source: Path, trust: bool) -> "Config | None":
     """The configuration of a file or of a run; None for a run without one, or whose code is not trusted."""
-    from paceline.config.file import read_config
     from paceline.config.tasks import FactoryChoice
 
     if not source.is_dir():
-        return read_config(source)
+        return config_of(source)
     if not (source / "config.toml").is_file():
         return None
-    config = read_config(source / "config.toml")
+    config = config_of(source / "config.toml", of_the_run=True)
     if isinstance(config.task, FactoryChoice) and not trust:
         typer.echo(f"The model is not looked at: {config.task.factory} is code; add --trust to run it.")
         return None

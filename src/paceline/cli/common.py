@@ -58,12 +58,17 @@ def exit_codes(failed: str | None = None) -> str:
     return f"Exit codes: 0 on success; {one}2 if an argument or file is invalid; 130 on Ctrl-C; 143 on SIGTERM."
 
 
-def config_of(file: Path, chosen: Sequence[str] | None) -> "Config":
-    """The configuration in a TOML file, with the strategies of the command line if there are any."""
+def config_of(file: Path, chosen: Sequence[str] | None = None, *, of_the_run: bool = False) -> "Config":
+    """The configuration in a TOML file, with the strategies of the command line if there are any.
+
+    ``of_the_run``: the file is in the directory of a run, and not named by the user, who may not have written it.
+    """
     from paceline.config.file import read_config
+    from paceline.config.fleets import of_the_user
     from paceline.strategies.names import parse_strategy
 
     config = read_config(file)
+    config = config if of_the_run else replace(config, fleet=of_the_user(config.fleet))
     return config.with_strategies(tuple(map(parse_strategy, chosen))) if chosen else config
 
 

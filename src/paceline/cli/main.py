@@ -8,10 +8,13 @@
 | 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM); the line says what is on disk and how to resume |
 """
 
+import io
+import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import (
@@ -39,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_program(name: str, load: "Callable[[], typer.Typer]", arguments: Sequence[str] | None = None) -> int:
     """Run a Typer program and return one of the exit codes of this module; ``load`` imports its commands."""
-    with ctrl_c_in_one_line():
+    _complete_streams()
+    with ctrl_c_in_one_line(), _printable_logs():
         return _run(name, load, arguments)
 
 
@@ -67,7 +71,49 @@ def exit_code(error: Exception, program: str = "paceline") -> int | None:
 
 def log(line: str) -> None:
     """Print one line on stderr."""
-    print(" ".join(line.split()), file=sys.stderr)
+    print(printable(" ".join(line.split())), file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are spelled out: what a foreign file says must not give orders to a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+@contextmanager
+def _printable_logs() -> Iterator[None]:
+    """The same for what is logged, unless the program that calls this one has set up logging itself."""
+    if (handler := logging.lastResort) is None:
+        yield
+        return
+    before = handler.formatter
+    handler.setFormatter(_Printable())
+    try:
+        yield
+    finally:
+        handler.setFormatter(before)
+
+
+def _complete_streams() -> None:
+    """Put /dev/null where the shell has closed a stream (``>&-``): else the next file to be opened takes its place.
+
+    Names of files that are no UTF-8 are printed as the bytes that they are.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, so that of the stream
+            os.set_inheritable(handle, handle < 3)
+            setattr(sys, name, os.fdopen(handle, mode, encoding="utf-8", errors="replace", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="surrogateescape")
 
 
 def _load_commands() -> "typer.Typer":

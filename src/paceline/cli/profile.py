@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.common import Address, JsonFile, Seed, on_fleet, unused_path
+from paceline.cli.common import Address, JsonFile, Seed, config_of, on_fleet, unused_path
 from paceline.cli.main import FAILED, log
 from paceline.core.errors import ConfigError
 from paceline.engine.signals import Interrupted
@@ -103,11 +103,10 @@ def _show_recorded(path: Path, json_file: Path | None, measuring: Mapping[str, o
 def _profiled(file: Path, kind: str | None, address: str | None, seed: int | None) -> "Config":
     """The configuration in the file, with real workers and a strategy under which no worker waits."""
     from paceline.config.experiment import check
-    from paceline.config.file import read_config
     from paceline.fleets.simulated.fleet import SimulatedFleet
     from paceline.strategies.names import parse_strategy
 
-    config = on_fleet(read_config(file), kind, address)
+    config = on_fleet(config_of(file), kind, address)
     if isinstance(config.fleet, SimulatedFleet):
         raise ConfigError(
             f"{file.name} describes simulated workers, which cannot be measured: add --fleet processes or --fleet ray"

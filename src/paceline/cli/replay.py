@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.common import STRATEGY_FORMAT, Trust, check_trust
+from paceline.cli.common import STRATEGY_FORMAT, Trust, check_trust, config_of
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ def replay(
 
 def _repeat(run: Path, trust: bool) -> None:
     from paceline.config.experiment import replay_config
-    from paceline.config.file import read_config
     from paceline.storage.reading import read_run
     from paceline.trace.recordings import is_recording
 
@@ -57,7 +56,7 @@ def _repeat(run: Path, trust: bool) -> None:
     saved = read_run(run)
     if "profile" in saved.config:
         raise ConfigError(f"{run} is a profile, in which nothing was trained: add --strategy NAME to predict from it")
-    config = read_config(run / "config.toml")
+    config = config_of(run / "config.toml", of_the_run=True)
     check_trust(config, run, trust)
     found = replay_config(saved, config)
     last = found.run.history[-1]

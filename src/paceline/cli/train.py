@@ -128,7 +128,7 @@ def _one_run(
         raise ConfigError(f"cannot resume {resume}: it has no config.toml, which paceline train writes there")
     of_the_run = file is None
     file = file or (resume or Path()) / "config.toml"
-    config = config_of(file, None if strategy is None else [strategy])
+    config = config_of(file, None if strategy is None else [strategy], of_the_run=of_the_run)
     if of_the_run:
         check_trust(config, file.parent, trust)
     if len(config.strategies) > 1:
@@ -141,13 +141,14 @@ def _one_run(
 
 def _on_disk(path: Path, config: "Config") -> str:
     """What is on disk of a run that was stopped, and how to resume it."""
+    from paceline.config.fleets import cluster_of
     from paceline.config.tasks import FactoryChoice
     from paceline.storage.run_directory import RunDirectory
 
     names_code = isinstance(config.task, FactoryChoice)
     if not (path / "config.json").exists():
         return "nothing was written"
-    place = RunDirectory(path, {"config.toml": ""}, names_code=names_code)
+    place = RunDirectory(path, {"config.toml": ""}, names_code=names_code, address=cluster_of(config.fleet))
     return f"everything so far is in {path}; {place.how_to_resume()}"
 
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from paceline.config.file import Chosen, Config, write_config
+from paceline.config.fleets import cluster_of
 from paceline.config.named_tasks import make_named
 from paceline.config.tasks import AnyTask, FactoryChoice, TaskChoice
 from paceline.core.coordinator import Strategy
@@ -97,7 +98,9 @@ def run(
 def place_of(config: Config, choice: StrategyChoice, seed: int, lr: float | None, path: Path) -> RunDirectory:
     """The directory of a run, in which its configuration is kept too."""
     text = write_config(settled(config, choice, seed, lr))
-    return RunDirectory(path, {"config.toml": text}, names_code=isinstance(config.task, FactoryChoice))
+    return RunDirectory(
+        path, {"config.toml": text}, names_code=isinstance(config.task, FactoryChoice), address=cluster_of(config.fleet)
+    )
 
 
 def replay_config(saved: SavedRun, config: Config) -> Replay:

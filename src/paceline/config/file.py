@@ -137,6 +137,7 @@ PLAIN: Mapping[str, Any] = {
     "seeds": tuple[int, ...], "batch_size": int, "micro_batches": int, "target": float, "metric": str,
     "below": float, "above": float, "clip_norm": float, "compensate_delay": float,
 }  # fmt: skip
+MOST_BITS = 996  # of a whole number in a file: below 1e300
 KEYS = (
     *PLAIN, "task", "fleet", "strategy", "optimizer", "scheduler", "tune",
     "partition", "sampling", "stop", "every", "checkpoint",
@@ -238,11 +239,31 @@ def read_chosen(value: Any, where: str) -> Chosen:
 def parse_tables(text: str, where: str) -> dict[str, Any]:
     """The tables of a text; ``where`` names it in messages."""
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where} is not valid TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{where} is not read: its tables or lists are nested too deeply") from None
+    except ValueError:  # of Python, which converts no number of more than 4,300 digits
+        raise ConfigError(f"{where} is not read: one of its numbers has thousands of digits") from None
+    _check_numbers(table, where)
+    return table
+
+
+def _check_numbers(table: dict[str, Any], where: str) -> None:
+    """Refuse whole numbers that are no float: they could not be calculated with, nor even be named in a message."""
+    left: list[tuple[str, Any]] = [*table.items()]
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{name}.{key}", each) for key, each in value.items()]
+        elif isinstance(value, list):
+            left += [(f"{name}[{number}]", each) for number, each in enumerate(value)]
+        elif isinstance(value, int) and abs(value).bit_length() > MOST_BITS:
+            raise ConfigError(
+                f"{where}: {name[:60]}: a number of about {math.ceil(value.bit_length() * math.log10(2)):,} digits is "
+                "not possible: give one below 1e300"
+            )
 
 
 def to_toml(table: Mapping[str, Any]) -> str:

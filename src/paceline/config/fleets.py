@@ -73,6 +73,22 @@ def read_fleet(table: dict[str, Any]) -> AnyFleet:
         raise ConfigError(str(error) if str(error).startswith("fleet") else f"fleet: {error}") from None
 
 
+def of_the_user(fleet: AnyFleet) -> AnyFleet:
+    """A fleet that was read from a file which the user names, and so runs: a Ray address in it is the user's own.
+
+    It is connected to, as code that the file names is run. This machine's token takes more: see ``RayFleet``.
+    """
+    if isinstance(fleet, RayFleet) and not fleet.trust_address:
+        return replace(fleet, trust_address="without token")
+    return fleet
+
+
+def cluster_of(fleet: AnyFleet) -> str | None:
+    """The address of the cluster on other machines that a fleet is on: it has to be named again to resume a run."""
+    address = fleet.address if isinstance(fleet, RayFleet) else None
+    return None if address == "auto" else address
+
+
 def as_processes(fleet: AnyFleet) -> ProcessFleet:
     """The same workers as processes: what was simulated to take some time is made to take it."""
     return (
@@ -176,7 +192,7 @@ def _ray(table: dict[str, Any]) -> RayFleet:
         chosen["resources_per_worker"] = {
             name: read_value(float, amount, f"fleet.resources_per_worker.{name}") for name, amount in amounts.items()
         }
-    # whoever wrote the file may not be whoever runs it
+    # whoever wrote the file may not be whoever runs it: see ``of_the_user``
     return RayFleet(**_real(table, RAY_CHOICES), **chosen, trust_address=False)
 
 

@@ -60,8 +60,15 @@ def as_kind(given: Any, kinds: tuple[type, ...]) -> Any:
 
 def shown(given: Any) -> str:
     """A value as a message shows it: short, on one line."""
-    text = " ".join(repr(given).split())
+    text = " ".join(_repr(given).split())
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _repr(given: Any) -> str:
+    try:
+        return repr(given)
+    except ValueError:  # Python spells no whole number of more than 4,300 digits
+        return f"{type(given).__name__} of thousands of digits"
 
 
 def _decides(given: object) -> bool:
@@ -177,7 +184,10 @@ def read_value(kind: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where}: must be {described(kind)}, not {as_written(value)}")
         return tuple(read_value(arguments[0], each, f"{where}[{i}]") for i, each in enumerate(value))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where}: {as_written(value)} is too large: give a number below 1e308") from None
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{where}: must be {described(kind)}, not {as_written(value)}")
     return value
@@ -198,7 +208,7 @@ def described(kind: Any) -> str:
 
 def as_written(value: Any) -> str:
     """A value as a message about a file shows it: short, and as TOML spells it."""
-    text = "a table" if isinstance(value, dict) else str(value).lower() if isinstance(value, bool) else repr(value)
+    text = "a table" if isinstance(value, dict) else str(value).lower() if isinstance(value, bool) else _repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

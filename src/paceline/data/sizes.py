@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.fields import shown
+from paceline.trace.format import MOST_SAMPLES
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,10 @@ class BatchSizes:
 
     each: tuple[int, ...]
     vary: bool = False
+
+    def __post_init__(self) -> None:
+        if (largest := max(self.each, default=0)) > MOST_SAMPLES:
+            raise ConfigError(f"batch_size={shown(largest)} is not possible: at most {MOST_SAMPLES:,} samples")
 
     @classmethod
     def of(cls, batch_size: int | Sequence[int], workers: int, *, vary: bool = False) -> "BatchSizes":

@@ -9,11 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.callbacks.base import Callback
@@ -31,6 +28,7 @@ from paceline.fleets.replayed import Replayed
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task
 from paceline.storage.reading import SavedRun, read_run
+from paceline.storage.saved_models import read_tensors
 from paceline.storage.spec_file import spec_difference
 from paceline.trace.reading import Trace
 
@@ -122,10 +120,7 @@ def _compared(saved: SavedRun, now: Mapping[str, Tensor]) -> tuple[dict[str, flo
     file = saved.path / "model.safetensors"
     if saved.summary is None or not file.is_file():
         return {}, False
-    try:
-        recorded: dict[str, Any] = load_file(file)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {file}: {' '.join(str(error).split())}") from None
+    recorded = read_tensors(file)
     if recorded.keys() != now.keys():
         raise ConfigError(f"{file} is of another model: {', '.join(sorted(recorded.keys() ^ now.keys()))} differ")
     return {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from paceline.callbacks.base import Callback, RunInfo
 from paceline.callbacks.hooks import Hooks
 from paceline.core.codec import real
-from paceline.core.errors import CannotWrite, ConfigError, Diverged, TooFewWorkers
+from paceline.core.errors import CannotWrite, ConfigError, Diverged, PacelineError, TooFewWorkers
 from paceline.core.fields import nearest
 from paceline.core.stateful import State
 from paceline.engine.checkpoints import Checkpoints
@@ -171,6 +171,13 @@ class Runner:
                 ended = Ended("evaluation failed", str(failed), error=failed.error)
             except CannotWrite as error:
                 raise CannotWrite(f"{error}; {checkpoints.how_to_resume()}" if checkpoints else str(error)) from None
+            except PacelineError:
+                raise
+            except Exception as error:  # of the user's model, data, optimizer or scheduler, in the middle of an update
+                if checkpoints is not None:
+                    updates = evaluator.server.updates
+                    error.add_note(f"the run ended after {updates:,} updates; {checkpoints.how_to_resume()}")
+                raise
             if checkpoints is not None and self._can_continue(ended) and (unsaved := checkpoints.save_at_end()):
                 ended = ended.with_problem(unsaved)
             seconds = self._seconds_at_end(ended)

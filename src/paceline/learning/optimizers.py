@@ -23,6 +23,7 @@ from paceline.data.samples import to_device
 MakeOptimizer = Callable[[Any], Optimizer]  # from parameters, or from (name, parameter) pairs
 MakeScheduler = Callable[[Optimizer], LRScheduler]
 UNUSUAL = ("maximize", "foreach", "fused", "differentiable")  # options of SGD
+SCHEDULES = ("step", "state_dict", "load_state_dict")  # what a scheduler has to have
 
 
 def refuse_closures(kind: type[Optimizer]) -> None:
@@ -196,12 +197,23 @@ class Recipe:
                 f"a copy of the model. Make it of what it is handed, optimizer=lambda p: torch.optim.{name}(p)"
             )
         scheduler = self.scheduler(optimizer) if self.scheduler else None
+        if self.scheduler is not None:
+            _refuse_other_schedulers(scheduler)
         if getattr(scheduler, "optimizer", optimizer) is not optimizer:
             raise ConfigError(
                 "the scheduler is one of another optimizer than it was handed, and would have no effect: "
                 f"scheduler=lambda optimizer: torch.optim.lr_scheduler.{type(scheduler).__name__}(optimizer, ...)"
             )
         return optimizer, Schedule(scheduler)
+
+
+def _refuse_other_schedulers(made: Any) -> None:
+    if isinstance(made, type) or not all(callable(getattr(made, name, None)) for name in SCHEDULES):
+        what = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
+        raise ConfigError(
+            f"scheduler= made {what}, which is no torch scheduler: let it return one, such as "
+            "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 100)"
+        )
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:

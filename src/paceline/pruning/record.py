@@ -152,7 +152,7 @@ def read_pruning(directory: Path) -> SavedPruning | None:
     try:
         arrays = load_file(path)
         return SavedPruning(record_of(arrays), arrays.get("targets"), arrays["shown"], arrays["inputs"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, MemoryError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
 
 

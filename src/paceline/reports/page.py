@@ -112,7 +112,8 @@ def page(runs: Sequence[Described], overview: Overview | None = None) -> str:
     }
     parts["allowed"] = " ".join(_source_hash(parts[name]) for name in ("theme", "library", "script"))
     pieces = _asset("report.html").split("@@")  # text, name, text, name, ..., text
-    return "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+    text = "".join(parts[piece] if number % 2 else piece for number, piece in enumerate(pieces))
+    return text.encode(errors="replace").decode()  # the name of a directory may be no UTF-8
 
 
 def style_sheet(runs: Sequence[Described]) -> str:

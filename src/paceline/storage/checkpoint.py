@@ -24,6 +24,7 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.files import write_atomically
+from paceline.storage.saved_models import UNREADABLE
 
 FORMAT = 1
 KEY = "paceline_checkpoint"
@@ -48,7 +49,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             checksum, text = _parts(path, (file.metadata() or {}).get(KEY))
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+    except (SafetensorError, *UNREADABLE) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path} is no whole checkpoint of Paceline: {_line(error)}") from None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError
 from paceline.files import (
+    DirectoryLock,
     check_parent,
     check_regular,
     is_partial,
@@ -43,30 +44,48 @@ WRITTEN_IN_PLACE = ("trace.jsonl", "metrics.jsonl")
 class RunDirectory:
     """The directory of one run, and further ``notes`` (file name to text) to keep in it.
 
-    ``names_code``: the notes name code of the user's own, which is run again only where that is trusted.
+    ``names_code``: the notes name code of the user's own, which is run again only where that is trusted. ``address`` is
+    that of a cluster, which is connected to again only where it is named again.
 
     ``resumed`` tells that it holds a checkpoint to resume from. Then nothing is changed until ``cut``, so that a run
-    that cannot be resumed stays as it is.
+    that cannot be resumed stays as it is. While it is open no other run can be, in this process or another one.
     """
 
-    def __init__(self, path: Path | str, notes: Mapping[str, str] | None = None, *, names_code: bool = False) -> None:
+    def __init__(
+        self, path: Path | str, notes: Mapping[str, str] | None = None, *, names_code: bool = False,
+        address: str | None = None,
+    ) -> None:  # fmt: skip
         self.path = Path(path)
         self.resumed = False
         self._notes = notes or {}
-        self._trust = " --trust" if names_code else ""
+        self._lock: DirectoryLock | None = None
+        self._trust = (" --trust" if names_code else "") + (f" --address {address}" if address else "")
 
     def open(
         self, spec: "DataclassInstance", *, resume: bool = False, extra: Mapping[str, Any] | None = None
     ) -> "RunDirectory":
         """Begin a run of this spec in an empty directory; or find one there, to resume. ``extra`` is kept with it."""
         check_files(self.path, written=True)
+        self._config = spec_text(spec, extra or {})
+        if not self.path.is_dir():
+            self.check_empty(resume=resume)
+            with writing(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = DirectoryLock(self.path)
+        try:
+            self._begin(spec, resume=resume)
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def _begin(self, spec: "DataclassInstance", *, resume: bool) -> None:
         if resume and (self.path / "config.json").is_file():
             if found := spec_difference(read_spec(self.path / "config.json"), spec, MAY_CHANGE):
                 raise ConfigError(f"cannot resume {self.path}: the run was begun with {found}")
             self.resumed = self.checkpoint.exists()
         else:
             self.check_empty(resume=resume)
-        self._config = spec_text(spec, extra or {})
         metrics = self.path / "metrics.jsonl"
         if self.resumed and not metrics.is_file():
             raise ConfigError(f"cannot resume {self.path}: it has no metrics.jsonl")
@@ -74,7 +93,6 @@ class RunDirectory:
             with writing(metrics):
                 self._write_config()
         self.metrics = MetricsFile(metrics, resumed=self.resumed)
-        return self
 
     def how_to_resume(self) -> str:
         """What to do with a run that did not come to its end."""
@@ -84,7 +102,6 @@ class RunDirectory:
         return f"{again} continues from its {'last checkpoint' if there else 'start, for there is no checkpoint'}"
 
     def _write_config(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
         remove_partial(self.path)
         write_atomically(self.path / "config.json", self._config)
         for name, text in self._notes.items():
@@ -132,7 +149,11 @@ class RunDirectory:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.metrics.close()
+        try:
+            self.metrics.close()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
     def finish(self, model: "nn.Module", summary: Mapping[str, Any], loss: "nn.Module | None" = None) -> None:
         from safetensors.torch import save

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from paceline.learning.workload import Workload
 
 ARCHITECTURE, GLOBAL, LOCAL, LOSS = "architecture.pt2", "model.safetensors", "local.safetensors", "loss.safetensors"
+# what torch makes of a header that no run has written, such as one of shapes that no tensor has
+UNREADABLE = (MemoryError, OSError, OverflowError, RuntimeError, TypeError, ValueError)
 log = logging.getLogger("paceline")
 
 
@@ -112,8 +114,9 @@ def read_tensors(file: Path) -> "dict[str, Tensor]":
     check_regular(file)
     try:
         return load_file(file)
-    except SafetensorError as error:
-        raise ConfigError(f"{file} is not a model that Paceline saved: {error}") from None
+    except (SafetensorError, *UNREADABLE) as error:
+        line = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{file} is not a model that Paceline saved: {line or type(error).__name__}") from None
 
 
 def _check_architecture(directory: Path, *, trust: bool) -> None:

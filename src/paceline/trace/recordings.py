@@ -21,7 +21,6 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -30,7 +29,7 @@ from typing import Any
 from paceline.core.codec import MOST_WORKERS, real, whole
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Arrived, Joined, Start, Step, Ticket, Work, mean
-from paceline.files import check_regular, open_regular
+from paceline.files import check_regular, is_locked, lock, open_regular, unlock
 from paceline.trace.clocks import ClockMarks, clock_notes, disagreement
 from paceline.trace.format import FORMAT as TRACE_FORMAT
 from paceline.trace.format import LONGEST_LINE, LONGEST_NAME, MALFORMED, MOST_SECONDS, Computed, Fact, encode
@@ -47,31 +46,8 @@ def file_of(directory: Path, worker: int) -> Path:
 
 def hold(file: int) -> Callable[[], None]:
     """Mark an open file as being written, until its process ends or the function that is returned is called."""
-    with suppress(OSError, ImportError):  # a file system, or a system, without such locks
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def release() -> None:
-        with suppress(OSError, ImportError):
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_UN)
-
-    return release
-
-
-def _is_held(file: int) -> bool:
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (OSError, ImportError):
-        return False
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return False
+    lock(file)
+    return lambda: unlock(file)
 
 
 @dataclass
@@ -222,7 +198,7 @@ def _check_complete(directory: Path, workers: Sequence[WorkerRecording]) -> None
 def _read_file(file: Path) -> WorkerRecording:
     check_regular(file)
     with open_regular(file) as opened:
-        if _is_held(opened.fileno()):
+        if is_locked(opened.fileno()):
             raise ConfigError(
                 f"{file} is still open: its worker records into it; read it when the recorder is closed (leave the "
                 "with statement, or call close())"

@@ -6,7 +6,7 @@ last line that was torn is passed over when reading.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,17 @@ from paceline.core.codec import whole
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Event, Instruction, Ticket
 from paceline.files import NO_LINK, cannot_write, writing
-from paceline.trace.format import FORMAT, Computed, Fact, FreshState, MachineWorkers, NonFinite, WorkCost, encode
+from paceline.trace.format import (
+    FORMAT,
+    MOST_SECONDS,
+    Computed,
+    Fact,
+    FreshState,
+    MachineWorkers,
+    NonFinite,
+    WorkCost,
+    encode,
+)
 from paceline.trace.history import History, Observer
 from paceline.trace.reading import Trace, lines_of, lines_until, read_trace
 
@@ -73,7 +83,12 @@ class TraceWriter:
         assert self._file is not None
         os.ftruncate(self._file, self._position)
 
-    def record(self, events: Iterable[Event], instructions: Iterable[Instruction]) -> None:
+    def record(self, events: Sequence[Event], instructions: Iterable[Instruction]) -> None:
+        if events and events[-1].at > MOST_SECONDS:  # it could not be read
+            raise ConfigError(
+                f"the clock of the run has come to {events[-1].at:.4g} s, and a trace ends at {MOST_SECONDS:.0e} s: "
+                "make delays, latencies or the run shorter"
+            )
         if self._file is None:
             facts = self._facts
             facts.extend(events)

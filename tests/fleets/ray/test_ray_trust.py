@@ -1,4 +1,4 @@
-"""This machine's Ray token is sent to nobody whom the user has not named."""
+"""Nobody whom the user has not named is connected to, nor sent this machine's Ray token."""
 
 import os
 from pathlib import Path
@@ -9,9 +9,11 @@ import ray
 from ray.exceptions import AuthenticationError
 
 import paceline as pl
-from paceline.cli.common import on_fleet
-from paceline.config.file import read_config
-from paceline.config.fleets import fleet_table, read_fleet
+from paceline.cli.common import config_of, on_fleet
+from paceline.cli.main import main
+from paceline.config.experiment import place_of
+from paceline.config.file import parse_config, read_config
+from paceline.config.fleets import fleet_table, of_the_user, read_fleet
 from paceline.fleets.ray import connection
 
 ADDRESS = "203.0.113.7:6379"
@@ -39,7 +41,7 @@ class Stranger:
         self.saw: list[str] = []
         monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
         monkeypatch.delenv(connection.TRUSTED, raising=False)
-        monkeypatch.setattr(connection, "check_reachable", lambda address: None)
+        monkeypatch.setattr(connection, "check_reachable", lambda address: self.saw.append("a knock"))
         monkeypatch.setattr(ray, "init", self.contact)
         monkeypatch.setattr("ray._raylet.GcsClient", self.contact)
         monkeypatch.setattr(
@@ -61,20 +63,20 @@ def stranger(monkeypatch: pytest.MonkeyPatch) -> Stranger:
 
 def test_an_address_from_a_file_gets_no_token(stranger: Stranger) -> None:
     with pytest.raises(pl.ConfigError, match=r"only a file names that address: if you trust it, give --address 203"):
-        connection.connect(ADDRESS, {}, trusted=False)
-    assert stranger.saw == ["nothing"]
+        connection.connect(ADDRESS, {}, trusted="without token")
+    assert stranger.saw == ["a knock", "nothing"]
 
 
 def test_nor_where_ray_would_send_it_to_anybody(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with pytest.raises(pl.ConfigError, match="would be sent this machine's token"):
-        connection.connect(ADDRESS, {}, trusted=False)
-    assert stranger.saw == []
+        connection.connect(ADDRESS, {}, trusted="without token")
+    assert stranger.saw == ["a knock"]
 
 
 def test_an_address_that_the_user_names_gets_it(stranger: Stranger) -> None:
     connection.connect(ADDRESS, {}, trusted=True)
-    assert stranger.saw == ["nothing", "token", "token"]
+    assert stranger.saw == ["a knock", "nothing", "token", "token"]
 
 
 @pytest.mark.parametrize("trusted", [ADDRESS, f"10.0.0.1:6379,{ADDRESS}", f"10.0.0.1:6379, {ADDRESS}"])
@@ -89,7 +91,60 @@ def test_so_does_one_that_the_environment_names(
 def test_no_part_of_an_address_is_trusted(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(connection.TRUSTED, f"{ADDRESS}0 {ADDRESS[:-1]} x{ADDRESS}")
     with pytest.raises(pl.ConfigError, match="only a file names"):
+        connection.connect(ADDRESS, {}, trusted="without token")
+    stranger.saw.clear()
+    with pytest.raises(pl.ConfigError, match="is not connected to"):
         connection.connect(ADDRESS, {}, trusted=False)
+    assert stranger.saw == []
+
+
+@pytest.mark.parametrize("mode", ["", "token"])
+def test_an_address_from_the_directory_of_a_run_is_not_connected_to(
+    mode: str, stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(FILE)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    assert main(["train", "--resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        f"error: the Ray cluster at {ADDRESS} is not connected to: only the directory of a run names that address, and "
+        f"whoever answers there can run code here: if you trust it, give --address {ADDRESS}, or set "
+        f"PACELINE_TRUSTED_ADDRESSES={ADDRESS}\n"
+    )
+    assert stranger.saw == []
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_one_that_the_user_names_again_is(
+    stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reached(address: str) -> None:
+        raise pl.ConfigError(f"reached {address}")
+
+    monkeypatch.setattr(connection, "check_reachable", reached)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(FILE)
+    (tmp_path / "own.toml").write_text(FILE)
+    resume, fresh = ["train", "--resume", str(tmp_path / "run")], ["train", str(tmp_path / "own.toml")]
+    new = ["--directory", str(tmp_path / "new")]
+    for arguments in ([*resume, "--address", ADDRESS], [*fresh, *new], [*fresh, *resume[1:]]):
+        assert main(arguments) == 2
+        assert capsys.readouterr().err == f"error: reached {ADDRESS}\n"
+    monkeypatch.setenv(connection.TRUSTED, ADDRESS)
+    assert main(resume) == 2
+    assert capsys.readouterr().err == f"error: reached {ADDRESS}\n"
+
+
+def test_a_run_on_such_a_cluster_says_that_it_has_to_be_named_again() -> None:
+    config = parse_config(FILE)
+    place = place_of(config, config.strategies[0], 0, None, Path("run"))
+    assert place.how_to_resume().startswith(f"paceline train --resume run --address {ADDRESS} continues")
+    local = parse_config(FILE.replace(ADDRESS, "auto"))
+    assert " --address" not in place_of(local, local.strategies[0], 0, None, Path("run")).how_to_resume()
 
 
 def test_files_are_told_from_users() -> None:
@@ -100,8 +155,12 @@ def test_files_are_told_from_users() -> None:
     assert pl.RayFleet(2, address=ADDRESS).trust_address
     assert pl.RayFleet(2, address=ADDRESS) == fleet  # it is no part of what is trained
     assert "trust_address" not in fleet_table(pl.RayFleet(2, address=ADDRESS))
+    assert of_the_user(fleet).trust_address == "without token"  # type: ignore[union-attr]
+    assert of_the_user(pl.RayFleet(2, address=ADDRESS)).trust_address is True  # type: ignore[union-attr]
     with pytest.raises(pl.ConfigError, match="trust_address"):
         read_fleet({**table, "trust_address": True})
+    with pytest.raises(pl.ConfigError, match="trust_address='yes' is unknown"):
+        pl.RayFleet(2, trust_address="yes")  # type: ignore[arg-type]
 
 
 def test_the_command_line_is_the_user(tmp_path: Path) -> None:
@@ -110,4 +169,8 @@ def test_the_command_line_is_the_user(tmp_path: Path) -> None:
     for named, trusted in ((None, False), (ADDRESS, True), ("10.0.0.1:1", True)):
         fleet = on_fleet(config, None, named).fleet
         assert isinstance(fleet, pl.RayFleet)
-        assert fleet.trust_address == trusted
+        assert fleet.trust_address is trusted
+    for of_the_run, trust in ((True, False), (False, "without token")):
+        fleet = config_of(tmp_path / "file.toml", of_the_run=of_the_run).fleet
+        assert isinstance(fleet, pl.RayFleet)
+        assert fleet.trust_address == trust

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import AuthenticationError, GetTimeoutError, RayActorError
@@ -26,9 +26,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from paceline.core.errors import ConfigError
 from paceline.fleets.ray.callbacks import CallbackThread
 
+if TYPE_CHECKING:
+    from paceline.fleets.ray.fleet import AddressTrust
+
 REACHED_WITHIN = 5.0  # seconds until a cluster must have answered
 CHECK_INTERVAL = 1.0  # seconds between two looks at the reservation
-TRUSTED = "PACELINE_TRUSTED_ADDRESSES"  # environment variable: addresses that may be sent the token, by commas
+TRUSTED = "PACELINE_TRUSTED_ADDRESSES"  # environment variable: addresses that are trusted, by commas
 OF_THIS_MACHINE = ("auto", "local")  # instead of an address
 LOCAL_STORE = 200 * 2**20  # bytes of the object store: workers of this machine use shared memory instead
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # resources that Ray has arguments for
@@ -56,7 +59,7 @@ class Connection:
     """A connection to one cluster."""
 
     def __init__(
-        self, address: str | None, wanted: Mapping[str, float], callbacks: CallbackThread, *, trusted: bool
+        self, address: str | None, wanted: Mapping[str, float], callbacks: CallbackThread, *, trusted: "AddressTrust"
     ) -> None:
         self._ours = not ray.is_initialized()
         if self._ours:
@@ -275,11 +278,19 @@ def _gone(error: Exception) -> ActorGone:
 # Connecting.
 
 
-def connect(address: str | None, wanted: Mapping[str, float], *, trusted: bool) -> None:
+def connect(address: str | None, wanted: Mapping[str, float], *, trusted: "AddressTrust") -> None:
     """Connect this process to a cluster, or start one on this machine that has the ``wanted`` resources.
 
-    Only a ``trusted`` address, or one that the environment names, is sent this machine's token.
+    What a cluster answers is unpickled in this process, so only a ``trusted`` address, or one that the environment
+    names, is connected to; and only such an address is sent this machine's token, not if ``trusted`` says without.
     """
+    trusted = trusted if address is None else (_is_trusted(address) or trusted)
+    if address is not None and not trusted:
+        raise ConfigError(
+            f"the Ray cluster at {address} is not connected to: only the directory of a run names that address, and "
+            f"whoever answers there can run code here: if you trust it, give --address {address}, or set "
+            f"{TRUSTED}={address}"
+        )
     try:
         with warnings.catch_warnings(), _sigterm_kept():
             warnings.simplefilter("ignore", FutureWarning)  # about accelerator variables, which are not set here
@@ -292,7 +303,7 @@ def connect(address: str | None, wanted: Mapping[str, float], *, trusted: bool) 
                 )  # fmt: skip
             else:
                 check_reachable(address)
-                _send_token(address, trusted=trusted or _is_trusted(address))
+                _send_token(address, trusted=trusted is True)
                 ray.init(address, namespace=f"paceline-{os.getpid()}-{time.time_ns()}", logging_level=logging.ERROR)
     except ConfigError:
         raise
@@ -309,7 +320,7 @@ def connect(address: str | None, wanted: Mapping[str, float], *, trusted: bool) 
 
 
 def _is_trusted(address: str) -> bool:
-    """Whether this address may be sent this machine's token even if only a file names it."""
+    """Whether this address is trusted even if only a file names it."""
     return address in OF_THIS_MACHINE or address in os.environ.get(TRUSTED, "").replace(",", " ").split()
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields
+from paceline.core.fields import check_fields, shown
 from paceline.delays import Delay
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.ray.notices import RAY, check_notices
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from paceline.learning.contributions import SharedContributions
     from paceline.learning.workload import Workload
     from paceline.trace.format import MachineWorkers
+
+
+AddressTrust = bool | Literal["without token"]  # how far the address of a cluster is trusted
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,9 @@ class RayFleet:
     state         who keeps what the optimizers of workers remember that train models: as in a ``ProcessFleet``
     notices       who is asked whether a machine will be taken away, which becomes the event ``Leaving``: ``"ray"``, and
                   on spot machines their cloud, ``("ray", "aws")``, ``"gcp"`` or ``"azure"``
-    trust_address send this machine's Ray token to the address, if the cluster asks for it; not where a file names it
+    trust_address connect to the address, and send it this machine's Ray token if the cluster asks for it; or only
+                  connect, ``"without token"``: where a TOML file of the user's names it. False where the directory of a
+                  run does: such an address is refused
     """
 
     workers: int
@@ -63,7 +68,7 @@ class RayFleet:
     deadline: SilenceTimeout = SilenceTimeout()
     state: Literal["server", "worker"] = "server"
     notices: Sequence[str] = field(default=(RAY,), repr=False)  # a run may be resumed with others
-    trust_address: bool = field(default=True, repr=False, compare=False)
+    trust_address: AddressTrust = field(default=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -79,6 +84,8 @@ class RayFleet:
         if self.shards < 1:
             raise ConfigError(f"shards={self.shards} leaves no server: at least 1")
         check_notices(self.notices)
+        if self.trust_address not in (True, False, "without token"):
+            raise ConfigError(f"trust_address={shown(self.trust_address)} is unknown: True, False or 'without token'")
         check_system()
         if self.wire not in (None, "bfloat16"):
             raise ConfigError(f"wire={self.wire!r} is unknown: 'bfloat16', or none to send everything as it is")
