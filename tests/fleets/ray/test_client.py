@@ -207,10 +207,12 @@ def test_only_a_worker_whose_own_machine_has_no_node_is_soon_not_expected_any_mo
 ) -> None:
     """Others may take longer to start, as when their data are far away."""
     nodes = {0: "", 1: "of the other machine"}
-    monkeypatch.setattr(connection, "placement_group_table", lambda group: {"bundles_to_node_id": nodes})
+    monkeypatch.setattr(
+        connection, "placement_group_table", lambda each: {"bundles_to_node_id": {0: nodes[each]}, "state": "PENDING"}
+    )
     monkeypatch.setattr(connection, "CHECK_INTERVAL", -1.0)
     reserved = connection.Connection.__new__(connection.Connection)
-    reserved._checked_at, reserved._group = 0.0, None
+    reserved._capacity, reserved._groups = {}, [0, 1]
     monkeypatch.setattr(remote.client.common.session, "connection", reserved)
     waiting = remote.client.start(remote.workers[7])
     assert (waiting.expected_for, waiting.start_timeout) == (EXPECTED_FOR, math.inf)
@@ -218,9 +220,27 @@ def test_only_a_worker_whose_own_machine_has_no_node_is_soon_not_expected_any_mo
     starting = remote.client.start(remote.workers[7])
     assert starting.expected_for == math.inf
     assert starting.start_timeout < math.inf
+    remote.client.bundle = 0
     assert waiting.expected_for == EXPECTED_FOR
     nodes[0] = "of another machine"
     assert waiting.expected_for == math.inf
+
+
+def test_an_agent_that_was_to_start_on_a_node_that_is_gone_starts_elsewhere(remote: Remote) -> None:
+    """Ray would let it wait for ever. One that has told where it is ends with its node, and says so."""
+    machine: Any = remote.client.common.session.connection
+    machine.has_capacity, machine.is_gone = lambda number: False, lambda number: len(remote.actors) == 1
+    assert remote.processes[7].expected_for == EXPECTED_FOR
+    first, second = remote.actors
+    assert first.sent == [("kill", ())]
+    first.answer("describe", ActorGone("ended"))  # which is no news any more
+    assert not remote.processes[7].has_ended()
+    assert remote.processes[9].start_timeout == math.inf
+    assert remote.actors == [first, second]
+    remote.open()
+    machine.is_gone = lambda number: True
+    assert remote.processes[7].expected_for == math.inf
+    assert remote.actors == [first, second]
 
 
 def test_while_workers_quit_a_call_waits_for_the_news_of_their_ends(remote: Remote) -> None:

@@ -381,6 +381,32 @@ def test_a_run_begins_without_a_worker_that_finds_no_place(
             cluster.remove(node)
 
 
+def test_a_lost_node_that_nobody_replaces_keeps_no_core_busy(cluster: Nodes, tmp_path: Path) -> None:
+    """Ray would try to place its machine again, without a pause, while another node could take it if it were free."""
+    doomed, spare = (cluster.add(1, resources={"apart": 1.0}) for _ in range(2))
+    store = psutil.Process(cluster.cluster.head_node.all_processes["gcs_server"][0].process.pid)
+    doom, since, trace = [doomed], [], tmp_path / "run" / "trace.jsonl"
+
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        there = trace.read_text() if trace.exists() else ""
+        while doom and '["step"' in there:
+            cluster.kill(doom.pop())
+        now = time.monotonic(), sum(store.cpu_times()[:2])
+        if '["left"' in there:
+            since.append(now)
+        return {"loss": 0.0, "accuracy": float(bool(since) and now[0] > since[0][0] + 3.0)}
+
+    try:
+        fleet = pl.RayFleet(2, {"apart": 1.0}, address=cluster.address, slow=dict.fromkeys(range(2), SLOW[0]))
+        stop, task = pl.Stop(target=0.5), replace(digits_task(), evaluate=evaluate)
+        train(task, pl.Asynchronous(), fleet, stop=stop, every=pl.Every(updates=5), directory=tmp_path / "run")
+    finally:
+        for node in (doomed, spare):
+            cluster.remove(node)
+    (began, before), *_, (ended, after) = since
+    assert after - before < 0.5 * (ended - began)
+
+
 class Killing:
     """Kills a process of Ray once, when there have been a few updates, and waits until enough workers joined again."""
 

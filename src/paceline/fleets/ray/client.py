@@ -249,6 +249,17 @@ class AgentClient:
             ping.start()
             actor.call(partial(self._handle_ping, ping), "ping", group=CONTROL)
 
+    def has_place(self) -> bool:
+        """Whether the machine has a node. If it was lost when the agent was to start there, one starts elsewhere."""
+        connection = self.common.session.connection
+        if connection.has_capacity(self.bundle):
+            return True
+        with self._lock:
+            if self._actor is not None and self._info is None and connection.is_gone(self.bundle):
+                self._actor.kill()
+                self._start_agent()
+        return False
+
     def close(self) -> None:
         """The run is over: let the agent go, or stay for the next run."""
         with self._lock:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from paceline.fleets.ray.fleet import AddressTrust
 
 REACHED_WITHIN = 5.0  # seconds until a cluster must have answered
-CHECK_INTERVAL = 1.0  # seconds between two looks at the reservation
+CHECK_INTERVAL = 1.0  # seconds between two looks at the reservation of a machine whose node is gone
+LOOK_INTERVAL = 0.02  # and while it is made
+NODE_ID = "ray.io/node-id"  # the label that Ray itself gives to each node
 TRUSTED = "PACELINE_TRUSTED_ADDRESSES"  # environment variable: addresses that are trusted, by commas
 OF_THIS_MACHINE = ("auto", "local")  # instead of an address
 LOCAL_STORE = 200 * 2**20  # bytes of the object store: workers of this machine use shared memory instead
@@ -68,9 +70,11 @@ class Connection:
             present = ray.get_runtime_context().gcs_address
             raise ConfigError(f"this process is connected to the Ray cluster at {present} already, not to {address}")
         self._callbacks = callbacks
-        self._group: PlacementGroup | None = None
+        self._groups: list[PlacementGroup] = []  # of each reserved machine
+        self._bundles: list[Mapping[str, float]] = []  # its resources
+        self._labels: list[Mapping[str, str]] = []  # what its node has to have, if anything was wanted
+        self._capacity: dict[int, tuple[float, bool]] = {}  # has it a node, and when that was looked at
         self._store: Any = None  # Ray's control store, once it was asked
-        self._checked_at, self._nodes = -math.inf, dict[int, str]()  # machine -> the id of its node
 
     def nodes(self) -> list[Mapping[str, Any]]:
         """The nodes that are alive, as Ray describes them."""
@@ -88,40 +92,43 @@ class Connection:
 
         Ray first places each worker by itself, which tells how many fit where. Then the workers of a node are reserved
         as one bundle, so that they stay together: also when their node is lost, and another one takes them.
+
+        Each machine has a group of its own, tied to its node. A group with other machines would be placed again by Ray
+        when it loses a node, without a pause: Ray 2.60 keeps a core of the head busy until another node comes.
         """
         until = time.monotonic() + within
-        first = self._placed([dict(each)] * workers, labels, until, spread=spread)
-        if first is None:
-            return ()
+        first = _group([each] * workers, labels, spread=spread)
+        placed = _placed([first], until)
         nodes = placement_group_table(first)["bundles_to_node_id"]
         remove_placement_group(first)
+        if not placed:
+            return ()
         together: dict[str, list[int]] = {}
         for worker in range(workers):
             together.setdefault(nodes[worker], []).append(worker)
         machines = [*together.values()]
         self._bundles = [{name: amount * len(some) for name, amount in each.items()} for some in machines]
-        wanted = [{k: v for worker in some for k, v in labels[worker].items()} for some in machines] if labels else ()
-        self._group = self._placed(self._bundles, wanted, time.monotonic() + within, spread=spread)
-        return machines if self._group is not None else ()
+        self._labels = [{k: v for worker in some for k, v in labels[worker].items()} for some in machines if labels]
+        self._groups = [_group([self._bundles[i]], [{NODE_ID: node}]) for i, node in enumerate(together)]
+        if _placed(self._groups, time.monotonic() + within):
+            return machines
+        self._release()
+        return ()
 
-    def _placed(
-        self, bundles: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]], until: float, *, spread: bool
-    ) -> PlacementGroup | None:
-        group = placement_group(
-            [dict(each) or {"CPU": 0.001} for each in bundles], strategy="SPREAD" if spread else "PACK",
-            **({"bundle_label_selector": [dict(label) for label in labels]} if labels else {}),
-        )  # fmt: skip
-        try:
-            ray.get(group.ready(), timeout=max(0.0, until - time.monotonic()))
-        except GetTimeoutError:
+    def _node(self, machine: int) -> str:
+        """The id of a reserved machine's node; none while its node is gone and no other one can take it."""
+        found: str = placement_group_table(self._groups[machine])["bundles_to_node_id"].get(0, "")
+        return found
+
+    def _release(self) -> None:
+        for group in self._groups:
             remove_placement_group(group)
-            return None
-        return group
+        self._groups = []
 
     def machine_here(self) -> int:
         """The number of the reserved machine that is this process's own node; -1 if it is none of them."""
-        nodes, here = placement_group_table(self._group)["bundles_to_node_id"], self.node_here()
-        return next((number for number, node in sorted(nodes.items()) if node == here), -1)
+        here = self.node_here()
+        return next((number for number in range(len(self._groups)) if self._node(number) == here), -1)
 
     def node_here(self) -> str:
         """The id of this process's own node."""
@@ -144,30 +151,40 @@ class Connection:
     def has_capacity(self, machine: int) -> bool:
         """Whether a reserved machine has a node. It has none while its node is gone and no other one can take it."""
         now = time.monotonic()
-        if now - self._checked_at > CHECK_INTERVAL:
-            self._checked_at = now
-            self._nodes = placement_group_table(self._group)["bundles_to_node_id"]
-        return bool(self._nodes.get(machine))
+        looked_at, has_one = self._capacity.get(machine, (-math.inf, False))
+        if now - looked_at > CHECK_INTERVAL:
+            has_one = bool(self._node(machine))
+            self._capacity[machine] = now, has_one
+        return has_one
+
+    def is_gone(self, machine: int) -> bool:
+        """Whether the node that a machine was reserved on is gone: what was to start there never will."""
+        return bool(placement_group_table(self._groups[machine])["state"] == "RESCHEDULING")
 
     def start(self, kind: type, bundle: int) -> "ActorHandle":
-        """Start an actor of a class that takes all of one bundle. It may have to wait until the bundle is free."""
+        """Start an actor of a class that takes all of one bundle. It may have to wait until the bundle is free.
+
+        A machine whose node is gone is reserved anew, wherever there is room.
+        """
         resources = self._bundles[bundle]
+        if self.is_gone(bundle):
+            remove_placement_group(self._groups[bundle])
+            self._groups[bundle] = _group([resources], self._labels[bundle : bundle + 1])
         named = {OPTIONS[name]: amount for name, amount in resources.items() if name in OPTIONS}
         rest = {name: amount for name, amount in resources.items() if name not in OPTIONS}
+        place = PlacementGroupSchedulingStrategy(self._groups[bundle], placement_group_bundle_index=0)
         remote = ray.remote(concurrency_groups=GROUPS)(kind).options(
-            **{"num_cpus": 0, **named}, resources=rest, max_restarts=0, max_task_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle),
+            **{"num_cpus": 0, **named}, resources=rest, max_restarts=0, max_task_retries=0, scheduling_strategy=place,
         )  # fmt: skip
         return ActorHandle(remote.remote(), self._callbacks)
 
     def start_on(self, kind: type, machines: Sequence[int]) -> "list[ActorHandle]":
         """Start actors of a class that need no resources, one on the node of each of these machines."""
-        nodes = placement_group_table(self._group)["bundles_to_node_id"]
         return [
             ActorHandle(
                 ray.remote(kind).options(
                     num_cpus=0, max_restarts=0, max_task_retries=0,
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(nodes[machine], soft=True),
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(self._node(machine), soft=True),
                 ).remote(),
                 self._callbacks,
             )
@@ -179,10 +196,27 @@ class Connection:
         return ray.put(value)
 
     def close(self) -> None:
-        if self._group is not None:
-            remove_placement_group(self._group)
+        self._release()
         if self._ours:
             ray.shutdown()
+
+
+def _group(
+    bundles: Sequence[Mapping[str, float]], labels: Sequence[Mapping[str, str]], *, spread: bool = False
+) -> PlacementGroup:
+    return placement_group(
+        [dict(each) or {"CPU": 0.001} for each in bundles], strategy="SPREAD" if spread else "PACK",
+        **({"bundle_label_selector": [dict(label) for label in labels]} if labels else {}),
+    )  # fmt: skip
+
+
+def _placed(groups: Sequence[PlacementGroup], until: float) -> bool:
+    """Wait until all of them are placed. ``ready()`` of Ray would start a process on each node for it."""
+    while any(placement_group_table(group)["state"] != "CREATED" for group in groups):
+        if time.monotonic() > until:
+            return False
+        time.sleep(LOOK_INTERVAL)
+    return True
 
 
 class ActorHandle:

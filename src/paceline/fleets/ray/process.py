@@ -4,7 +4,6 @@ import os
 import select
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.fleets.ray.messages import AgentInfo
@@ -27,7 +26,6 @@ class RemoteProcess:
         self.pid = 0
         self._client = client
         self._worker = worker
-        self._has_capacity = partial(common.session.connection.has_capacity, client.bundle)
         self._at_first = common.at_first
         self._info: AgentInfo | None = None
         self._requested_at = time.monotonic()
@@ -54,14 +52,14 @@ class RemoteProcess:
     @property
     def start_timeout(self) -> float:
         """Unlimited while it waits for resources; then as long as a worker's first ticket may take."""
-        if self._placed_at is None and self._has_capacity():
+        if self._placed_at is None and self._client.has_place():
             self._placed_at = time.monotonic()
         return float("inf") if self._placed_at is None else self._placed_at - self._requested_at + self._at_first
 
     @property
     def expected_for(self) -> float:
         """Limited while it waits for resources. It may still join later."""
-        return EXPECTED_FOR if self._info is None and not self._has_capacity() else float("inf")
+        return EXPECTED_FOR if self._info is None and not self._client.has_place() else float("inf")
 
     def kill(self) -> None:
         self._client.kill(self._worker)

@@ -10,7 +10,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import nearest
 from paceline.fleets.ray.agent import Agent
 from paceline.fleets.ray.callbacks import CallbackThread
-from paceline.fleets.ray.connection import ActorGone, ActorHandle, Connection
+from paceline.fleets.ray.connection import NODE_ID, ActorGone, ActorHandle, Connection
 from paceline.fleets.ray.fleet import RayFleet
 from paceline.fleets.ray.shards import Shard
 
@@ -18,7 +18,6 @@ log = logging.getLogger("paceline")
 
 RESERVED_WITHIN = 10.0  # seconds that others may take to free what is missing
 FREED_WITHIN = 10.0  # seconds that shards may take to free what they had for the last run
-NODE_ID = "ray.io/node-id"  # the label that Ray itself gives to each node
 CONDITIONS = ("!", "in(")  # how a label's value begins that is a condition
 
 
