@@ -98,11 +98,12 @@ class Connection:
         """
         until = time.monotonic() + within
         first = _group([each] * workers, labels, spread=spread)
-        placed = _placed([first], until)
-        nodes = placement_group_table(first)["bundles_to_node_id"]
-        remove_placement_group(first)
-        if not placed:
-            return ()
+        try:
+            if not _placed([first], until):
+                return ()
+            nodes = placement_group_table(first)["bundles_to_node_id"]
+        finally:
+            remove_placement_group(first)
         together: dict[str, list[int]] = {}
         for worker in range(workers):
             together.setdefault(nodes[worker], []).append(worker)
