@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,22 +126,22 @@ def test_a_place_that_cannot_hold_results_is_refused_before_any_run(tmp_path: Pa
 def test_after_an_interruption_no_process_is_left_and_the_rest_is_done_later(tmp_path: Path) -> None:
     """By Ctrl-C, by a kill, and then by nothing."""
     (tmp_path / "hold").write_text("")
-    work = tmp_path / "work"
     for number, how in enumerate((signal.SIGINT, signal.SIGKILL), start=1):
         with begin(tmp_path) as process, reaped(process):
-            assert until(lambda tries=number: calls(tmp_path) == [1, 1, tries, tries] and len(kept(work)) == 2)
+            assert until(partial(half_done, tmp_path, number))
             process.send_signal(how)
             assert process.wait(timeout=PATIENCE) != 0
-        assert until(lambda: not any(alive(pid) for number in range(NUMBERS) for pid in pids(tmp_path, number)))
-        assert len(kept(work)) == 2
+        assert until(lambda: not any(alive(pid) for each in range(NUMBERS) for pid in pids(tmp_path, each)))
+        assert half_done(tmp_path, number)
     (tmp_path / "hold").unlink()
     with begin(tmp_path) as process, reaped(process):
         assert process.wait(timeout=PATIENCE) == 0
     assert calls(tmp_path) == [1, 1, 3, 3]
 
 
-def kept(work: Path) -> list[Path]:
-    return list(work.glob("*.json"))
+def half_done(directory: Path, tries: int) -> bool:
+    """Are two of four runs kept, and were the others begun so many times?"""
+    return calls(directory) == [1, 1, tries, tries] and len(list((directory / "work").glob("*.json"))) == 2
 
 
 def test_a_background_job_ignores_ctrl_c_with_its_processes(tmp_path: Path) -> None:
