@@ -396,6 +396,8 @@ def _another_worker(ledger: dict[str, Any]) -> None:
         at("loop", "coordinator", "ledger", "numbers", value=[6, 0.0, 1.0]),
         at("loop", "coordinator", "ledger", "_groups", value=[[0, 1], [2, 3], [4]]),
         at("loop", "coordinator", "ledger", "parts", 0, "_workers", value=[0]),
+        at("loop", "coordinator", "ledger", "parts", 1, "_recalled", value=[]),
+        at("loop", "coordinator", "ledger", "parts", 1, "_kept", value=[]),
         at("server", "optimizer", "param_groups", 0, "lr", value="much"),
         at("server", "optimizer", "param_groups", 0, "lr", value=float("nan")),
         at("server", "optimizer", "state", value={0: {"momentum_buffer": torch.zeros(3, dtype=torch.int64)}}),

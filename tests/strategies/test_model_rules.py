@@ -104,6 +104,13 @@ def test_averages_become_more_frequent_as_the_loss_falls() -> None:
         pl.simulate(pl.AdaComm(8), fleet(2), pl.Stop(updates=3))
 
 
+@pytest.mark.parametrize(
+    ("loss", "first", "steps"), [(0.0, 0.0, 1), (0.5, 0.0, 1), (0.0, 2.0, 1), (0.5, 2.0, 4), (-1.0, 2.0, 1)]
+)
+def test_local_steps_are_at_least_one_whatever_the_loss(loss: float, first: float, steps: int) -> None:
+    assert pl.AdaComm(8).after(loss, first) == steps
+
+
 def test_an_elasticity_is_for_each_of_those_at_hand() -> None:
     assert {*updates(pl.EASGD(2), 1)[0].weights.values()} == {Fraction(3, 10)}
     assert {*updates(pl.EASGD(2, 0.25), 1)[0].weights.values()} == {Fraction(1, 4)}

@@ -55,7 +55,7 @@ SLIPS = (  # of all that Cosmic Ray offers, what one could have written by mista
     "ReplaceContinueWithBreak", "NumberReplacer", "ZeroIterationForLoop",
 )  # fmt: skip
 
-# Lines that only worker processes execute, which coverage does not see, and tests that start these.
+# What worker processes execute coverage does not see: tests that start these are run after the others.
 IN_WORKERS: dict[str, Sequence[str]] = {
     "learning/models/shared": ("tests/fleets/processes/test_process_models.py",),
     "learning/gradients": ("tests/fleets/processes/test_processes.py", "tests/fleets/processes/test_gangs.py"),
@@ -191,10 +191,9 @@ class Trial:
     def tests(self, mutant: Mutant, code: str) -> tuple[Sequence[str], float]:
         """Those that concern a mutant, and the limit of their time."""
         tests = self.covered.of(mutant.module, lines_of(code, mutant.line))
-        if tests:
-            return tests, 60.0 + 5 * sum(self.covered.seconds[test] for test in tests)
         places = (Path(mutant.module), *Path(mutant.module).parents)
-        return next((IN_WORKERS[str(place)] for place in places if str(place) in IN_WORKERS), ()), 400.0
+        more = next((IN_WORKERS[str(place)] for place in places if str(place) in IN_WORKERS), ())
+        return [*tests, *more], 60.0 + 5 * sum(self.covered.seconds[test] for test in tests) + 400.0 * bool(more)
 
     def outcome(self, mutant: Mutant) -> dict[str, str]:
         """``killed``, ``survived`` or ``timed out``, the lines that are others, and the test that failed first."""

@@ -136,3 +136,24 @@ def test_who_still_reads_the_weights_changes_no_bit(
 ) -> None:
     prompt, late = (timing.run(optimizer, batch_norm, together) for timing in (PROMPT, slow))
     assert {name for name in prompt if not torch.equal(prompt[name], late[name])} == set()
+
+
+def test_the_weight_of_losses_comes_back_from_a_checkpoint() -> None:
+    """With class weights it is not the number of samples."""
+    made = []
+    for _ in range(2):
+        data = torch.ones(8, 3), torch.tensor([0, 0, 0, 1] * 2)
+        task = pl.Task(nn.Linear(3, 2), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0])), data)
+        workload = workload_of(task, [np.arange(8)], 4)
+        made.append((workload, *pl.ProcessFleet(1).inline(workload, seed=0)))
+    (_, worker, gradients), (_, _, restored) = made
+    assert isinstance(gradients, SharedGradients)
+    assert isinstance(restored, SharedGradients)
+    ticket = Ticket(0, 0, 0)
+    gradients.promise(ticket, (np.arange(4),), 0)
+    worker.hand_in(ticket, 1)
+    restored.restore(gradients.state())
+    found = [each.evaluate({ticket: Fraction(1)}, ()).passes for each in (gradients, restored)]
+    for (computed,) in found:
+        assert computed.loss_weight == 1.0 + 1.0 + 1.0 + 5.0
+    assert found[0][0].loss_sum == found[1][0].loss_sum
