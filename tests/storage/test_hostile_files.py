@@ -26,7 +26,7 @@ from paceline.storage.reading import read_run
 from paceline.storage.run_directory import FILES
 from support.digits import linear
 from support.fuzz_files import fuzz
-from support.resumable import CASES, Case, dropout, sgd
+from support.resumable import CASES, MODELS, Case, dropout, sgd
 
 CASE = CASES["grouped compensation"]
 MORE = pl.Stop(updates=9)
@@ -324,6 +324,19 @@ def at(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
 def test_a_forged_checkpoint_is_refused(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
     forge(directory, change)
     assert "cannot resume from" in refused(directory)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("version", 5), ("users", {6: 1}), ("users", {5: 2}), ("users", {}), ("earlier", {})]
+)
+def test_an_average_that_does_not_fit_the_work_that_began_with_it_is_refused(
+    key: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case = MODELS["averages in groups"]
+    case.run(tmp_path / "run", pl.Stop(updates=6))
+    forge(tmp_path / "run", at("server", "aggregation", key, value=value))
+    assert "cannot resume from" in refused(tmp_path / "run", case)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "1", '{"$": "call", "of": "os.system"}', '{"$": "tensor", "of": "x"}'])
