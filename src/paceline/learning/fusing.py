@@ -7,6 +7,8 @@ training mode, on a copy of the model, with the same random numbers in all passe
                digits, or in double precision (rounding depends on the size of a batch, and may turn a ReLU round)
     influence  they stay the same, almost to the last bit, when the other worker has other samples: the passes have the
                same shape, so that nothing is rounded otherwise, and the smallest influence shows
+    weight     the gradient of an eighth of the losses is an eighth of the gradient: a joined pass begins with the
+               weights of contributions, and what clips gradients on their way would clip others
 
 Once is not enough: layers that begin with zeros hide what follows them. So joined passes 1, 2, 3, 9, 33, 129, ... are
 tried. What cannot be shown, because something raises, random numbers are drawn for the batch as a whole, or the model
@@ -36,6 +38,7 @@ from paceline.learning.loss import Objective
 from paceline.learning.threads import uncompiled
 
 log = logging.getLogger("paceline")
+WEIGHT = 0.125  # of a contribution in a trial; a power of 2, so that nothing is rounded otherwise
 SOON = 3  # joined passes that are tried one after the other; then one whenever there are four times as many
 
 
@@ -206,8 +209,8 @@ class _Trial:
         if not all(isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == samples for leaf in leaves(batch)):
             raise _Shared
 
-    def run(self, rows: Tensor, own: slice, draws: _Draws) -> _Found:
-        """Pass some samples through the model; what came of a part of them."""
+    def run(self, rows: Tensor, own: slice, draws: _Draws, weight: float = 1.0) -> _Found:
+        """Pass some samples through the model; what came of a part of them, and the gradient divided by its weight."""
         chosen = mapped(self._batch, lambda leaf: leaf.index_select(0, rows.to(leaf.device)))
         with uncompiled(), draws:
             with _followed(self._model, chosen) as followed:
@@ -217,12 +220,12 @@ class _Trial:
             if found.each is None:
                 raise _NotTheMean
             losses = found.each[own]
-            gradients = torch.autograd.grad(losses.mean(), self._parameters, allow_unused=True)
+            gradients = torch.autograd.grad(losses.mean() * weight, self._parameters, allow_unused=True)
         precision = torch.promote_types(losses.dtype, torch.float32)
         eps = max(torch.finfo(each.dtype).eps for each in (losses, *self._parameters))
         each = zip(self._parameters, gradients, strict=True)
         flat = [_flat(torch.zeros_like(p) if gradient is None else gradient).to(precision) for p, gradient in each]
-        return _Found(losses.detach().to(precision), torch.cat(flat), math.sqrt(eps))
+        return _Found(losses.detach().to(precision), torch.cat(flat) / weight, math.sqrt(eps))
 
     def in_double_precision(self) -> "_Trial":
         trial = copy.copy(self)
@@ -296,6 +299,8 @@ def _influence(trial: _Trial, first: Tensor, last: Tensor) -> str | None:
         replaced = torch.cat([instead, own] if begin else [own, instead])
         if not found.same(trial.run(replaced, part, draws.again()), found.last_bits):
             return "the samples of a batch influence each other"
+        if not found.same(trial.run(joined, part, draws.again(), WEIGHT), found.last_bits):
+            return "a backward pass is not linear: the gradient of a part of the loss is not that part of the gradient"
         alone = trial.run(own, slice(None), draws.again((part.start, part.stop, len(joined))))
         apart = apart or not found.same(alone, found.half_of_the_digits)
     if apart and not _same_in_double_precision(trial.in_double_precision(), first, last):

@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from paceline.core.errors import ConfigError
 
+HALF = (torch.bfloat16, torch.float16)
 LARGE = 1 << 20  # bytes
 ALIGNMENT = 64  # bytes, as torch aligns tensors
 COMPILED = "_orig_mod."  # torch.compile puts it before the names of what it compiled
@@ -65,10 +66,6 @@ class ModelState:
         self.gradients = vectors
         for parameter, gradient in zip(self.parameters, of_parameters, strict=True):
             parameter.grad = gradient
-
-    def counts(self) -> list[int]:
-        """How often each parameter's gradient was changed: it stays where a backward pass does not reach one."""
-        return [parameter.grad._version for parameter in self.parameters if parameter.grad is not None]
 
     @contextmanager
     def without_gradients(self, unused: Collection[int]) -> Iterator[None]:
@@ -146,7 +143,7 @@ class ModelState:
             buffer.data = value
         return own
 
-    def move_buffers(self, changes: Sequence["BufferChange"], *, fresh: bool) -> None:
+    def move_buffers(self, changes: Sequence["BufferChange"], *, fresh: bool, pulled: bool = False) -> None:
         r"""Buffers move as parameters do, by what the workers changed since they downloaded them.
 
         $$b \leftarrow b + \sum_i w_i \bigl(r_i\,(b_i - b^{(i)}) - f_i\,(b - b^{(i)})\bigr),$$
@@ -159,24 +156,42 @@ class ModelState:
         without bound with more.) Without a momentum they are the mean of all mini-batches; then $f = k / (n + k)$ if
         the model has seen $n$, and $r = f / f^{(i)}$ with the worker's own share.
         Where all began with $b$ (they are ``fresh``) there is nothing to forget, $r = 1$; and where $\sum w_i = 1$ too,
-        all this is $\sum_i w_i b_i$.
+        all this is $\sum_i w_i b_i$. Where the model is ``pulled`` by the workers' own, whatever they began with, buffers
+        are too: $b \leftarrow b + \sum_i w_i (b_i - b)$.
 
-        What whole numbers (counters) move by is rounded to the nearest one, halves to the even one; what is true or
-        false is 1 or 0. So a count of mini-batches goes up by one with each update: of one worker, or of all together.
+        Mini-batches are counted whole: whoever moves the model by a fraction of what a worker learnt ($\sum w_i < 1$)
+        has learnt of its mini-batches all the same. So whole numbers and flags, and means of all mini-batches, which go
+        by such a count, are never pulled: they move by what changed in the worker's work, with weights that add up to
+        1. What whole numbers move by is rounded to the nearest one, halves to the even one; what is true or false is 1
+        or 0. So a count of mini-batches goes up by one with each update: of one worker, or of all together.
         """
-        average = fresh and sum(change.weight for change in changes) == 1
+        weights = [change.weight for change in changes]
+        of_whole = _whole(weights)
+        average = sum(weights) == 1
         values = []
         for number, buffer in enumerate(self.buffers):
-            each = [(float(weight), began[number], own[number]) for weight, began, own in changes]
+            counts = self.counts_whole(number)
+            follows = pulled and not counts
+            each = [
+                (float(weight), buffer.data if follows else began[number], own[number])
+                for weight, (_, began, own) in zip(of_whole if counts else weights, changes, strict=True)
+            ]
             if all(torch.equal(began, own) for _, began, own in each):
                 values.append(buffer.data)
             elif not (buffer.is_floating_point() or buffer.is_complex()):
                 values.append(_counted(buffer.data, each))
             else:
-                shares = [_KEPT if fresh else self._shares(number, change) for change in changes]
-                values.append(_moved(buffer.data, each, shares, average=average))
+                keep = fresh or follows
+                shares = [_KEPT if keep else self._shares(number, change) for change in changes]
+                values.append(_moved(buffer.data, each, shares, average=keep and average))
         for buffer, value in zip(self.buffers, values, strict=True):
             buffer.data = value
+
+    def counts_whole(self, number: int) -> bool:
+        """Does a buffer count mini-batches, or is it a mean of all that were counted?"""
+        buffer, (module, _) = self.buffers[number], self._statistics.get(number, (None, 0))
+        real = buffer.is_floating_point() or buffer.is_complex()
+        return not real or (module is not None and module.momentum is None)
 
     def _shares(self, number: int, change: "BufferChange") -> tuple[float, float]:
         """The factors r and f of a worker's change of a buffer."""
@@ -205,7 +220,7 @@ class ModelState:
 
 
 class BufferChange(NamedTuple):
-    """What a worker's buffers were when it downloaded the model, what they became, and the weight that this has."""
+    """What a worker's buffers were when it began its work, what they became, and the weight that this has."""
 
     weight: Fraction
     began: Sequence[Tensor]
@@ -239,6 +254,12 @@ def _moved(buffer: Tensor, each: Changes, shares: Sequence[tuple[float, float]],
             if forgotten:
                 total.sub_(buffer.to(wide) - began.to(wide), alpha=weight * forgotten)
     return total.to(buffer.dtype)
+
+
+def _whole(weights: Sequence[Fraction]) -> Sequence[Fraction]:
+    """Weights that add up to 1, where they would move the model by a fraction. A negative one takes something back."""
+    total = sum(weights)
+    return [weight / total for weight in weights] if total < 1 and all(w > 0 for w in weights) else weights
 
 
 def _counted(buffer: Tensor, each: Changes) -> Tensor:

@@ -13,10 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import paceline as pl
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Arrived, Event, Joined, Step, Ticket
+from paceline.data.samples import TensorSamples
 from paceline.fleets.processes.inline import ProcessInlineWorker, inline_on, opened_on
 from paceline.fleets.processes.places import Places
 from paceline.learning.arena.arena import Layout, Slot
@@ -34,6 +36,9 @@ from paceline.learning.gradients.sharding import (
     norm_of,
     squares,
 )
+from paceline.learning.gradients.work import GradientWork
+from paceline.learning.loss import SampleLoss
+from paceline.learning.model_state import ModelState
 from paceline.learning.optimizers import Recipe
 from paceline.learning.workload import Workload, workload_of
 from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
@@ -293,6 +298,43 @@ def test_a_checkpoint_of_any_number_of_shards_is_read_with_any_other(shards: int
         parts.server._batches = parts.batches
     ours, theirs = one.second(), other.second()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+class Branching(nn.Module):
+    """The second layer is used only by samples that are above zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.rare = nn.Linear(1, 2), nn.Linear(1, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.always(inputs)
+        return outputs + self.rare(inputs) if (inputs > 0).any() else outputs
+
+
+def test_a_gradient_that_follows_one_without_some_parameters_in_its_slot_has_them() -> None:
+    """A slot marks what is missing only where something is: the marks of a former ticket mean nothing."""
+    samples = TensorSamples(torch.tensor([[-1.0], [-2.0], [1.0], [2.0]]), torch.tensor([0, 1, 0, 1]))
+    model, loss = Branching(), SampleLoss(cross_entropy, samples)
+    layout = Layout(list(model.parameters()), [], 2)
+    machine = MemoryMachine.in_memory([0], layout)
+    held = DistributedGradients(ModelState(model), layout, (), [machine])
+    worker = Branching()
+    work = GradientWork(worker, list(worker.parameters()), samples, loss)
+    unused = []
+    for serial, batch in enumerate(([0, 1], [2, 3])):
+        ticket = Ticket(serial, 0, serial)
+        held.promise(ticket, (np.array(batch),), serial)
+        source, slot = held.promised(ticket).source, held.promised(ticket).slot
+        row = machine.arena[slot]
+        _, report = work.compute(machine.arena[source], row, np.array(batch), units=1, seed=0, go_on=lambda _: True)
+        held.hand_in(ticket, report)
+        if serial:
+            assert held.state()["rows"].popitem()[1]["unused"] == []
+        unused.append(list(held.evaluate({ticket: Fraction(1)}, ()).unused))
+        held.settle([ticket])
+        held.before_update()
+    assert unused == [[2, 3], []]
 
 
 def test_work_that_was_running_when_workers_came_to_other_machines_frees_no_slot_of_another() -> None:

@@ -112,8 +112,8 @@ class Promise:
     """What is known of a ticket until it is settled: the slots that it reads and writes, and what was reported."""
 
     __slots__ = (
-        "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "norm", "number", "samples", "slot",
-        "source", "unused", "used",
+        "began", "handed_in", "indices", "loss_sum", "loss_weight", "losses", "missing", "norm", "number", "samples",
+        "slot", "source", "unused", "used",
     )  # fmt: skip
 
     def __init__(self, indices: Indices, slot: int, source: int, number: int = 0, began: Sequence[Any] = ()) -> None:
@@ -129,7 +129,8 @@ class Promise:
         self.loss_weight = 0.0
         self.norm = math.nan  # of the gradient
         self.used = False
-        self.unused: Collection[int] = ()  # parameters that it has no gradient of
+        self.missing = 0  # of how many parameters it has no gradient: only then does the slot mark them
+        self.unused: Collection[int] = ()  # these, where the slot was read
 
 
 class SlotEnd(NamedTuple):

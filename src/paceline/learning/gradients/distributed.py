@@ -231,7 +231,7 @@ class DistributedGradients(HeldGradients):
         promise = self._promises[ticket]
         promise.losses, promise.loss_sum, promise.loss_weight = report.losses, report.loss_sum, report.loss_weight
         promise.handed_in = True
-        promise.norm = report.norm
+        promise.norm, promise.missing = report.norm, report.unused
         self._partial = self._partial or report.unused > 0
         self._held_in[ticket] = self.machine_of(ticket.worker).incarnation
         self._book(ticket.worker).hand_in(ticket, promise.source)
@@ -369,8 +369,9 @@ class DistributedGradients(HeldGradients):
         self, result: Evaluated, weights: Weights, tickets: Sequence[Ticket], ends: Sequence[RowEnd]
     ) -> None:
         for ticket, end in zip(tickets, ends, strict=True):
-            if self._partial and not self._promises[ticket].used:
-                self._promises[ticket].unused = marked(end.unused)
+            promise = self._promises[ticket]
+            if promise.missing and not promise.used:
+                promise.unused = marked(end.unused)
             self._report(result, ticket, weights[ticket], end)
 
     # Checkpoints.
@@ -383,7 +384,7 @@ class DistributedGradients(HeldGradients):
                     row = self.machine_of(ticket.worker).read(promise.slot)
                 except MachineLost:
                     continue
-                promise.unused = marked(row.unused) if self._partial else ()
+                promise.unused = marked(row.unused) if promise.missing else ()
                 rows[ticket] = {
                     "vectors": row.vectors, "buffers": row.buffers, "losses": row.losses, "logged": row.logged,
                 }  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,11 +38,21 @@ from paceline.learning.copies import has_backward_hooks
 from paceline.learning.fusing import Fusing
 from paceline.learning.generators import seed_generators, work_seed
 from paceline.learning.loss import backward_in_pieces, numbers
-from paceline.learning.model_state import BufferChange, Snapshot, all_finite, like, mixes_samples, norm
+from paceline.learning.model_state import (
+    HALF,
+    BufferChange,
+    ModelState,
+    Snapshot,
+    all_finite,
+    like,
+    mixes_samples,
+    norm,
+)
 from paceline.learning.task import device_of
 from paceline.learning.threads import Threads
 from paceline.learning.workload import Workload
 
+ONE = Fraction(1)
 FUSED_SAMPLES = 1024  # a larger pass gains nothing more and only takes memory
 
 
@@ -65,14 +76,8 @@ class LazyGradients:
         self._data = workload.samples
         self._loss = workload.loss
         self._device = device_of(state.model)
-        self._hooked = has_backward_hooks(state.trained)
-        why_not = "hooks look at the gradients of single mini-batches" if self._hooked else mixes_samples(state.trained)
-        if why_not is None and self._loss.state()["separable"] is False:
-            why_not = self._loss.why_whole
         self._micro_batches = workload.micro_batches
-        if self._micro_batches > 1:
-            why_not = f"a mini-batch goes through the model in {self._micro_batches} micro-batches"
-        self._fusing = Fusing(why_not if fused else "asked for")
+        self._fusing = Fusing(self._why_exact() if fused else "asked for")
         self._seed = seed
         self._threads = threads
         self._version = 0
@@ -83,6 +88,27 @@ class LazyGradients:
         self._bundles: list[_Bundle] = []
         self._non_finite: set[Ticket] = set()  # known not to be finite, and not settled yet
         self._even: dict[tuple[Fraction, int, int], Tensor] = {}
+
+    def _why_exact(self) -> str | None:
+        """Why mini-batches are not even tried together, if that is known beforehand."""
+        if self._micro_batches > 1:
+            return f"a mini-batch goes through the model in {self._micro_batches} micro-batches"
+        if has_backward_hooks(self._state.trained):
+            return "hooks look at the gradients of single mini-batches"
+        if any(parameter.dtype in HALF for parameter in self._state.parameters):
+            return "gradients of half precision are added up in single precision"
+        why_not = mixes_samples(self._state.trained)
+        return self._loss.why_whole if why_not is None and self._loss.state()["separable"] is False else why_not
+
+    @cached_property
+    def _totals(self) -> list[Tensor]:
+        """The vectors that gradients are added up in: the model's own, or of single precision for half."""
+        return [flat.float() if flat.dtype in HALF else flat for flat in self._state.gradients]
+
+    @cached_property
+    def _total_of(self) -> list[Tensor]:
+        """Each parameter's part of these: its ``grad``, or of half precision a view of the wider vector."""
+        return [*_parts(self._state, self._totals)]
 
     @property
     def evaluation(self) -> str:
@@ -170,7 +196,7 @@ class LazyGradients:
                 for weight, began, own in (more[0] if more else ())
             ]
             unused = [whole(number) for number in more[1]] if more else []
-            sums = like(self._state.gradients, gradients)
+            sums = like(self._totals, gradients)
             self._bundles.append(_Bundle(unpack_weights(weights), sums, changes, unused))
         self._non_finite.update(unpack_tickets(state["spoiled"]))
         self._loss.restore(state["loss"])
@@ -193,10 +219,10 @@ class LazyGradients:
         return result
 
     def _sum(self, weights: Weights, keep: Collection[Ticket]) -> Evaluated:
-        state = self._state
-        for flat in state.gradients:
-            flat.zero_()
-        counts = state.counts()
+        state, totals = self._state, self._totals
+        for total in totals:
+            total.zero_()
+        counts = self._counts()
         result = Evaluated()
         known = [(bundle, _ratio(weights, bundle.weights)) for bundle in self._bundles]
         bundled = {ticket for bundle, ratio in known if ratio for ticket in bundle.weights}
@@ -206,18 +232,21 @@ class LazyGradients:
             keep = frozenset(keep)
             kept = [ticket for ticket in tickets if ticket in keep]
             self._backward(kept, weights, present, result)
-            sums = [flat.clone() for flat in state.gradients]
-            unused = _unchanged(counts, state.counts())
+            sums = [total.clone() for total in totals]
+            unused = _unchanged(counts, self._counts())
             self._bundles.append(_Bundle({t: weights[t] for t in kept}, sums, list(result.buffers), unused))
             tickets = [ticket for ticket in tickets if ticket not in keep]
         self._backward(tickets, weights, present, result)
-        result.unused = _unchanged(counts, state.counts())
+        result.unused = _unchanged(counts, self._counts())
         for bundle, ratio in known:
             if ratio:
-                for flat, bundled_flat in zip(state.gradients, bundle.gradients, strict=True):
-                    flat.add_(bundled_flat, alpha=float(ratio))
+                for total, gradient in zip(totals, bundle.gradients, strict=True):
+                    total.add_(gradient, alpha=float(ratio))
                 result.buffers += [each._replace(weight=ratio * each.weight) for each in bundle.buffers]
                 result.unused = [number for number in result.unused if number in bundle.unused]
+        for flat, total in zip(state.gradients, totals, strict=True):
+            if flat is not total:
+                flat.copy_(total)
         result.norm = norm(state.gradients)
         result.finite = result.norm < math.inf or all_finite(state.gradients)
         return result
@@ -241,9 +270,9 @@ class LazyGradients:
     def _backward_one_version(self, tickets: list[Ticket], weights: Weights, result: Evaluated) -> None:
         if self.measure_spread:
             for ticket in tickets:
-                before = [flat.clone() for flat in self._state.gradients]
+                before = [total.clone() for total in self._totals]
                 self._backward_alone(ticket, weights[ticket], result)
-                own = [now - then for now, then in zip(self._state.gradients, before, strict=True)]
+                own = [now - then for now, then in zip(self._totals, before, strict=True)]
                 result.mean_square += norm(own) ** 2 / float(weights[ticket])
             return
         if self._fusing.why_not is not None:
@@ -264,7 +293,7 @@ class LazyGradients:
                 before = self._state.lend_buffers()
                 found = self._loss.losses(self._state.model, batch, samples)
                 if (losses := found.each) is not None:
-                    torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
+                    self._backward_together(losses, tickets, batches, weights)
                 own_buffers = self._state.take_buffers_back(before)
         if found is None or found.each is None:
             for ticket in tickets:
@@ -273,6 +302,16 @@ class LazyGradients:
         result.passes.append(_pass(tickets, batches, numbers(found.each), found.logged_sums()))
         if before:
             result.buffers.append(BufferChange(sum((weights[t] for t in tickets), Fraction()), before, own_buffers))
+
+    def _backward_together(
+        self, losses: Tensor, tickets: list[Ticket], batches: list[Indices], weights: Weights
+    ) -> None:
+        """Begin a backward pass with the weights, where it was shown to be linear in them, or there is none."""
+        if len(tickets) > 1 or weights[tickets[0]] == 1:
+            torch.autograd.backward(losses, self._spread(tickets, batches, weights, losses))
+            return
+        with self._apart(weights[tickets[0]]):
+            torch.autograd.backward(losses, self._evenly(ONE, len(batches[0]), 1, losses))
 
     def _fetch(self, tickets: list[Ticket], batches: list[Indices]) -> Any:
         """The samples of all tickets as one batch; nothing if their batches cannot be joined.
@@ -316,10 +355,8 @@ class LazyGradients:
         before = state.lend_buffers()
         found = self._loss.losses(state.model, batch, len(indices))
         mean = found.mean()
-        if self._hooked:
-            self._backward_hooked(mean, float(weight))
-        else:
-            torch.autograd.backward(mean, torch.full_like(mean, float(weight)))
+        with self._apart(weight):
+            torch.autograd.backward(mean)
         own_buffers = state.take_buffers_back(before)  # a backward pass may change them too, if it recomputes
         logged = found.logged_sums()
         if found.each is None:
@@ -340,7 +377,7 @@ class LazyGradients:
             return batch
 
         before = state.lend_buffers()
-        with self._apart(float(weight)):
+        with self._apart(weight):
             found = backward_in_pieces(
                 self._loss, state.model, state.parameters, fetch, samples=len(indices), count=self._micro_batches
             )
@@ -349,23 +386,26 @@ class LazyGradients:
         if before:
             result.buffers.append(BufferChange(weight, before, own_buffers))
 
-    def _backward_hooked(self, loss: Tensor, weight: float) -> None:
-        """Hooks are shown the gradient of the worker's own mini-batch, as they are where it is computed by a worker."""
-        with self._apart(weight):
-            torch.autograd.backward(loss)
-
     @contextmanager
-    def _apart(self, weight: float) -> Iterator[None]:
-        """Let a backward pass begin without gradients; then add what came of it, times a weight, to those there are."""
-        parameters = self._state.parameters
-        sums = [parameter.grad for parameter in parameters]
+    def _apart(self, weight: Fraction) -> Iterator[None]:
+        """Let a backward pass compute a worker's own gradient, and add it, times a weight, to those there are.
+
+        A backward pass that began with the weight would come to the same only if it were linear: hooks and functions
+        of the user's own may clip or round the gradients on their way.
+        """
+        parameters, totals, factor = self._state.parameters, self._total_of, float(weight)
+        grads = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
         yield
-        for parameter, total in zip(parameters, sums, strict=True):
-            if parameter.grad is not None and total is not None:
-                total.add_(parameter.grad, alpha=weight)
-            parameter.grad = total
+        for parameter, total, grad in zip(parameters, totals, grads, strict=True):
+            if parameter.grad is not None:
+                total.add_(parameter.grad, alpha=factor)
+            parameter.grad = grad
+
+    def _counts(self) -> list[int]:
+        """How often each parameter's total was changed: it stays where a backward pass does not reach one."""
+        return [total._version for total in self._total_of]
 
     def _draw_for(self, ticket: Ticket) -> None:
         """What is drawn now belongs to a ticket."""
@@ -434,6 +474,16 @@ def _groups_of_samples(tickets: list[Ticket], samples: Mapping[Ticket, Indices])
         group.append(ticket)
         size += len(samples[ticket])
     yield group
+
+
+def _parts(state: ModelState, totals: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Each parameter's part of some vectors, one for each type of number."""
+    kinds = dict.fromkeys((parameter.dtype, parameter.device) for parameter in state.parameters)
+    left = dict(zip(kinds, totals, strict=True))
+    for parameter in state.parameters:
+        kind, own, size = (parameter.dtype, parameter.device), parameter.grad, parameter.numel()
+        part, left[kind] = left[kind][:size], left[kind][size:]
+        yield own if own is not None and own.dtype == part.dtype else part.view(parameter.shape).data
 
 
 def _unchanged(before: list[int], after: list[int]) -> list[int]:

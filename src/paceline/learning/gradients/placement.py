@@ -99,8 +99,8 @@ class RowWriter:
     """Writes gradients to a slot while they are computed, parameter by parameter, and frees them.
 
     A worker with a large model then holds one gradient, in the slot, and not a second one beside it. What several
-    passes compute is added up in the slot, which are the sums that autograd would make; those of sparse gradients are
-    rounded in another order.
+    passes compute is added up in the slot, which are the sums that autograd would make. Sparse gradients are left to
+    autograd until the end, since it puts those of several passes side by side before it adds them up.
 
     It must not write to the slot that the weights are read from: ``to`` says whether it will.
     """
@@ -126,12 +126,20 @@ class RowWriter:
         return bool(self._row)
 
     def _take(self, number: int, parameter: Tensor) -> None:
-        if not self._row or parameter.grad is None:
+        gradient = parameter.grad
+        if not self._row or gradient is None or (gradient.is_sparse and number not in self.written):
             return
-        gradient = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
         if number in self.written:
             self._row[number].add_(gradient)
         else:
             self._row[number].copy_(gradient)
             self.written.add(number)
         parameter.grad = None
+
+    def finish(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Write what was left to autograd."""
+        for number, parameter in enumerate(parameters):
+            if parameter.grad is not None:
+                self._row[number].copy_(parameter.grad.to_dense())
+                self.written.add(number)
+                parameter.grad = None

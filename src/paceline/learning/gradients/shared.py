@@ -21,12 +21,11 @@ from paceline.data.partition import Indices
 from paceline.learning.arena.arena import ParameterArena, Promise, Report
 from paceline.learning.contributions import Evaluated, Weights
 from paceline.learning.gradients.held import LEVELS, HeldGradients, Parts, SlotBook, marked, row_state
-from paceline.learning.model_state import ModelState, Snapshot, all_finite, like, norm
+from paceline.learning.model_state import HALF, ModelState, Snapshot, all_finite, like, norm
 
 Single = tuple[Tensor, float]  # one row, and its factor
 Product = tuple[Tensor, Tensor, Single | None]  # some rows, transposed, and their factors; the row if it is only one
 
-HALF = (torch.bfloat16, torch.float16)
 PLANS = 1000  # are kept; a strategy comes back to the same few
 LONGEST_STEP = 1e12  # a longer one might itself overflow
 

@@ -232,8 +232,9 @@ class GradientWork:
     def _hand_in(self, slot: Slot) -> int:
         """Returns how many parameters the loss does not depend on: without a gradient, and marked in the slot."""
         if self._direct and self._writer is not None:
-            missing = [number for number in range(len(self._parameters)) if number not in self._writer.written]
             with torch.no_grad():
+                self._writer.finish(self._parameters)
+                missing = [number for number in range(len(self._parameters)) if number not in self._writer.written]
                 for number in missing:
                     slot.parameters[number].zero_()
                 for buffer, values in zip(slot.buffers, self._buffers, strict=True):
