@@ -85,22 +85,22 @@ def test_micro_batches_of_a_loss_with_class_weights(fleet: Any) -> None:
     assert split.history[-1].training_loss == pytest.approx(whole.history[-1].training_loss, rel=1e-5)
 
 
-def test_batch_normalisation_sees_one_micro_batch_at_a_time() -> None:
+@pytest.mark.parametrize("fleet", FLEETS)
+def test_batch_normalisation_sees_one_micro_batch_at_a_time(fleet: Any) -> None:
     """As in any loop that accumulates gradients: its running statistics move with each piece."""
     case = CASES["batch normalisation"]
-    for fleet in (simulated(), PROCESSES):
-        found = trained(case, fleet, micro_batches=2, stop=pl.Stop(updates=1))
-        model, x = case.made(), table()[0]
-        drawn = [worker[0] for _, worker in sorted(found.drawn.draws.items())]
-        after = []
-        for batch in drawn:
-            layer = nn.BatchNorm1d(8)
-            for piece in (batch[:3], batch[3:]):
-                layer(model[0](x[piece]))  # type: ignore[index]
-            after.append(layer.running_mean)
-        expected = torch.stack([each for each in after if each is not None]).mean(0)
-        torch.testing.assert_close(found.run.model.state_dict()["1.running_mean"], expected)
-        assert int(found.run.model.state_dict()["1.num_batches_tracked"]) == 2
+    found = trained(case, fleet, micro_batches=2, stop=pl.Stop(updates=1))
+    model, x = case.made(), table()[0]
+    drawn = [worker[0] for _, worker in sorted(found.drawn.draws.items())]
+    after = []
+    for batch in drawn:
+        layer = nn.BatchNorm1d(8)
+        for piece in (batch[:3], batch[3:]):
+            layer(model[0](x[piece]))  # type: ignore[index]
+        after.append(layer.running_mean)
+    expected = torch.stack([each for each in after if each is not None]).mean(0)
+    torch.testing.assert_close(found.run.model.state_dict()["1.running_mean"], expected)
+    assert int(found.run.model.state_dict()["1.num_batches_tracked"]) == 2
 
 
 def test_what_has_no_micro_batches_is_refused() -> None:

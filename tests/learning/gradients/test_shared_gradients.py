@@ -1,5 +1,6 @@
 """What timing chooses about slots (who still reads which weights) must not show in a single bit of the model."""
 
+import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
-from paceline.core.messages import Step, Ticket
+from paceline.core.messages import Step, Ticket, gradient
 from paceline.data.batches import Shuffled
 from paceline.fleets.processes.inline import ProcessInlineWorker
 from paceline.learning.arena.arena import Promise
@@ -157,3 +158,22 @@ def test_the_weight_of_losses_comes_back_from_a_checkpoint() -> None:
     for (computed,) in found:
         assert computed.loss_weight == 1.0 + 1.0 + 1.0 + 5.0
     assert found[0][0].loss_sum == found[1][0].loss_sum
+
+
+def test_the_spread_of_gradients_counts_a_part_as_the_mean_of_its_samples() -> None:
+    """A worker that was recalled after one of four blocks has handed in a quarter of a sum over the mini-batch."""
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(3, 2), torch.randn(8, 3), torch.tensor([0, 1] * 4)
+    workload = workload_of(pl.Task(model, cross_entropy, (x, y)), [np.arange(8)], 8)
+    worker, gradients = pl.ProcessFleet(1).inline(workload, seed=0)
+    assert isinstance(gradients, SharedGradients)
+    gradients.measure_spread = True
+    ticket = Ticket(0, 0, 0, gradient(4))
+    gradients.promise(ticket, (np.arange(8),), 0)
+    worker.hand_in(ticket, 1)
+    gradients.shorten(ticket, 1)
+    found = gradients.evaluate({ticket: Fraction(1, 2)}, ())
+    alone = torch.autograd.grad(cross_entropy(model(x[:2]), y[:2]), list(model.parameters()))
+    expected = sum(float(each.square().sum()) for each in alone)
+    assert found.mean_square == pytest.approx(expected / 2, rel=1e-5)
+    assert found.norm == pytest.approx(math.sqrt(expected) / 2, rel=1e-5)
