@@ -179,6 +179,7 @@ class Case(NamedTuple):
 
 WHOLE = "exact: step returns one loss for a batch, not one for each sample"
 TEXT = "exact: batches of several workers differ in shape, or hold more than a row for each sample"
+HALF = "exact: gradients of half precision are added up in single precision"
 CASES: dict[str, Case] = {
     "losses of samples": Case(),
     "mean losses": Case(step=mean, evaluation=WHOLE),
@@ -191,8 +192,8 @@ CASES: dict[str, Case] = {
     "reentrant checkpointing": Case(lambda: Checkpointed(reentrant=True), draws=True, evaluation="exact: a pass"),
     "frozen parameters": Case(frozen),
     "unused parameters": Case(Unused),
-    "bfloat16": Case(lambda: mlp().bfloat16(), data=(table()[0].bfloat16(), table()[1]), within=0.02),
-    "mixed types": Case(Mixed, within=0.02),
+    "bfloat16": Case(lambda: mlp().bfloat16(), data=(table()[0].bfloat16(), table()[1]), within=0.02, evaluation=HALF),
+    "mixed types": Case(Mixed, within=0.02, evaluation=HALF),
     "autocast": Case(step=autocast, within=0.02),
     "torch.compile": Case(compiled),
 }
