@@ -432,6 +432,94 @@ def test_hooks_that_refer_to_the_task_s_own_model_are_refused() -> None:
         train(model, cross_entropy)
 
 
+class Recorder:
+    """Counts what its hooks are shown."""
+
+    def __init__(self, model: nn.Linear | None = None) -> None:
+        self.calls, self.model = 0, model
+
+    def forward(self, module: nn.Module, inputs: Any, outputs: Tensor) -> None:
+        self.calls += 1
+
+    def __call__(self, module: nn.Module, inputs: Any, outputs: Tensor) -> None:
+        self.calls += 1
+
+    def gradient(self, gradient: Tensor) -> None:
+        self.calls += 1
+
+    def after(self, parameter: Tensor) -> None:
+        self.calls += 1
+
+    def decay(self, gradient: Tensor) -> Tensor:
+        assert self.model is not None
+        return gradient + self.model.weight.detach()
+
+    def shrink(self, module: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+        assert self.model is not None
+        return outputs * self.model.weight.square().sum()
+
+
+RECORDED: dict[str, Callable[[nn.Linear, Recorder], Any]] = {
+    "forward": lambda model, own: model.register_forward_hook(own.forward),
+    "object": lambda model, own: model.register_forward_hook(own),
+    "partial": lambda model, own: model.register_forward_hook(functools.partial(Recorder.forward, own)),
+    "parameter": lambda model, own: model.weight.register_hook(own.gradient),  # type: ignore[no-untyped-call]
+    "after": lambda model, own: model.bias.register_post_accumulate_grad_hook(own.after),  # type: ignore[no-untyped-call]
+}
+
+
+@pytest.mark.parametrize("rule", [pl.Synchronous, lambda: pl.ModelAveraging(2)], ids=["gradients", "models"])
+@pytest.mark.parametrize("kind", RECORDED)
+def test_hooks_that_are_methods_keep_the_user_s_object(kind: str, rule: Callable[[], pl.strategy.Strategy]) -> None:
+    model, own = linear(), Recorder()
+    RECORDED[kind](model, own)
+    pl.train(
+        pl.Task(model, cross_entropy, train=(X, Y), evaluate=lambda _: {"loss": 0.0}), strategy=rule(),
+        fleet=sim(evaluation="exact"), optimizer=sgd, stop=pl.Stop(updates=3), every=pl.Every(updates=100),
+        batch_size=4, progress=False,
+    )  # fmt: skip
+    of_modules = kind in ("forward", "object", "partial")
+    trained = 6 if rule is pl.Synchronous else 12 + 2 * of_modules  # each local model is evaluated once
+    assert trained <= own.calls <= trained + of_modules  # a first batch may be tried before the run
+
+
+class Recorded(nn.Linear):
+    """A model that reads what its recorder has counted: the object belongs to it."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 2, dtype=torch.float64)
+        self.recorder = Recorder()
+        self.register_forward_hook(self.recorder.forward)
+
+
+def test_objects_that_belong_to_the_model_are_copied_with_it() -> None:
+    model = Recorded()
+    trained = train(model, cross_entropy, sim(evaluation="exact")).model
+    assert isinstance(trained, Recorded)
+    assert trained.recorder.calls > 0
+    assert model.recorder.calls == 0
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda model: model.weight.register_hook(Recorder(model).decay),
+        lambda model: model.register_forward_hook(Recorder(model).shrink),
+    ],
+    ids=["parameter", "module"],
+)
+@pytest.mark.parametrize("fleet", FLEETS, ids=IDS)
+def test_hooks_that_are_methods_of_what_holds_the_model_follow_its_copy(
+    fleet: Callable[[], Fleet], hook: Callable[[nn.Linear], Any]
+) -> None:
+    model, noted = linear(), Noted()
+    hook(model)
+    run = train(model, cross_entropy, fleet(), sampling=noted)
+    expected = hooked_by_hand(run, noted, hook)
+    torch.testing.assert_close(dict(run.model.state_dict()), dict(expected.state_dict()), rtol=0, atol=1e-12)
+    assert torch.equal(model.weight, linear().weight)
+
+
 def test_an_evaluation_of_the_task_s_own_model_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     model = linear()
 

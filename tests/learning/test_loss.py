@@ -86,6 +86,16 @@ def test_a_target_that_is_ignored_is_neither_right_nor_wrong() -> None:
     assert metrics["accuracy"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["own number", "own reduction", "of the worst"])
+def test_a_target_below_0_is_no_class_whatever_the_loss(name: str) -> None:
+    x, y = data(5000)
+    net = model()
+    told = y >= 0
+    expected = float((net(x).argmax(dim=1) == y)[told].double().mean())
+    metrics = pl.Task(net, LOSSES[name], train=(x, y)).evaluator()(net)
+    assert metrics["accuracy"] == pytest.approx(expected, rel=1e-6)
+
+
 def test_pixels_that_are_ignored_weigh_nothing() -> None:
     x, y = data(60, pixels=(4,))
     outputs = torch.randn(60, 3, 4, generator=torch.Generator().manual_seed(2))

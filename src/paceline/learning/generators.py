@@ -5,6 +5,7 @@ works, in which order they arrive, or in which process. So all three generators 
 """
 
 import hashlib
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,6 +102,30 @@ class Generators:
             gauss = of_python["gauss"]
             words = tuple(of_python["words"].tolist())
             random.setstate((whole(of_python["version"]), words, None if gauss is None else real(gauss)))
+
+
+class Undrawn:
+    """Where the generators stand, of whatever kind numpy's is, to put them back after a trial."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._own = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+        self._before = _others()
+
+    def put_back(self) -> bool:
+        """Leave no trace of what was drawn; was anything?"""
+        cpu, of_numpy, of_python = self._before
+        drawn = self._own is not None or pickle.dumps(_others()) != pickle.dumps(self._before)
+        torch.set_rng_state(torch.from_numpy(cpu))
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+        if self._own is not None:
+            torch.get_device_module(self._device).set_rng_state(self._own, self._device)
+        return drawn
+
+
+def _others() -> tuple[Any, ...]:
+    return torch.get_rng_state().numpy(), np.random.get_state(legacy=False), random.getstate()
 
 
 def _numpy_state() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,11 @@ from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
 from paceline.data.samples import Samples, copied, joined, leaves, to_device
+from paceline.learning.copies import stand_in
+from paceline.learning.generators import CPU, Undrawn
+
+if TYPE_CHECKING:
+    from paceline.learning.workload import Original
 
 Loss = Callable[[Any, Any], Tensor]
 Parallel = Callable[[nn.Module, Any], nn.Module]  # from the model and a ``DeviceMesh`` of the ranks to what is trained
@@ -114,6 +119,9 @@ class SampleLoss:
     Torch's losses are asked for ``reduction="none"``; a loss of one's own may return a vector, one value a sample. A
     loss is not their mean with class weights, where a target of the batch is to be ignored, and wherever the first
     batch shows a difference (sums, contrastive losses) or there is no vector. Then it is used as it is, batch by batch.
+
+    A loss without ``reduction`` is called once a batch in training, which shows what it is. Before an evaluation, and
+    in each batch where it has a ``reduction`` of its own, it is tried: on copies, and random numbers are put back.
     """
 
     why_whole = "the loss of a batch is not the mean of its samples' losses"
@@ -127,6 +135,9 @@ class SampleLoss:
         self._separable: bool | None = None if self._class_weights is None else False
         self._name = _name_in_torch(loss)
         self._doubtful = self._name is None and self._each is not loss  # somebody's own idea of a reduction
+        self._tried: tuple[Loss, Loss] | None = None  # what trials call instead of both
+        self._draws = self._name is None  # do trials have to put random numbers back?
+        self.original: Original | None = None  # until the first loss with a gradient was looked at
 
     def separable(self, outputs: Any, targets: Any) -> bool:
         """Is the loss of this batch the mean of its samples' losses?"""
@@ -158,10 +169,16 @@ class SampleLoss:
 
     def losses(self, model: nn.Module, batch: Any, samples: int) -> BatchLoss:
         inputs, targets = batch
-        return self.of(model(inputs), targets, samples)
+        found = self.of(model(inputs), targets, samples)
+        if self.original is not None and torch.is_grad_enabled():
+            self.original.refuse(found.mean())
+            self.original = None
+        return found
 
     def of(self, outputs: Any, targets: Any, samples: int) -> BatchLoss:
         """The loss of a batch with these outputs."""
+        if self._each is self.whole:
+            return self._as_returned(self.whole(outputs, targets), outputs, targets, samples)
         if self.separable(outputs, targets):
             return BatchLoss(samples, self._each(outputs, targets), None, float(samples), outputs)
         weight = self._weight_of_whole(targets, samples)
@@ -170,19 +187,28 @@ class SampleLoss:
         whole = self.whole(outputs, targets)
         return BatchLoss(samples, None, whole if whole.dim() == 0 else whole.mean(), weight, outputs)
 
+    def _as_returned(self, loss: Tensor, outputs: Any, targets: Any, samples: int) -> BatchLoss:
+        """What a loss without a reduction returned: a value for each sample, or one."""
+        if self._separable is None:
+            self._separable = _one_each(loss, targets)
+        if self.separable(outputs, targets):
+            return BatchLoss(samples, loss, None, float(samples), outputs)
+        whole = loss if loss.dim() == 0 else loss.mean()
+        return BatchLoss(samples, None, whole, self._weight_of_whole(targets, samples), outputs)
+
     def move(self, device: torch.device) -> None:
         if isinstance(self.whole, nn.Module):
             self.whole.to(device)
         elif isinstance(self.whole, functools.partial):
             given = to_device((self.whole.args, self.whole.keywords), device)
             self.whole = functools.partial(self.whole.func, *given[0], **given[1])
-        self._each = _unreduced(self.whole)
+        self._each, self._tried = _unreduced(self.whole), None
         if self._class_weights is not None:
             self._class_weights = self._class_weights.to(device)
 
     def counted(self, targets: Tensor) -> Tensor:
-        """Which targets are not ignored."""
-        return torch.ones_like(targets, dtype=torch.bool) if self._ignored is None else targets != self._ignored
+        """Which targets are classes that count: one below 0 is none, whatever a loss of one's own makes of it."""
+        return targets >= 0 if self._ignored is None else (targets >= 0) & (targets != self._ignored)
 
     def state(self) -> dict[str, bool | None]:
         """What the first batch showed."""
@@ -194,14 +220,28 @@ class SampleLoss:
         self._separable = state["separable"]
 
     def _is_mean(self, outputs: Any, targets: Any) -> bool:
+        if self._tried is None:
+            known = self._name is not None  # torch's keep nothing
+            self._tried = (self._each, self.whole) if known else (stand_in(self._each), stand_in(self.whole))
+        of_each, of_whole = self._tried
         with torch.no_grad():
-            each = self._each(outputs, targets)
-            if each.dim() != 1 or len(each) != len(targets):
+            each = self._try(of_each, outputs, targets)
+            if not _one_each(each, targets):
                 return False
-            if self._name is not None:
+            if not self._doubtful:
                 return True
-            whole = self.whole(outputs, targets)
+            whole = self._try(of_whole, outputs, targets)
             return whole.dim() > 0 or torch.allclose(each.mean(), whole, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+    def _try(self, loss: Loss, outputs: Any, targets: Any) -> Tensor:
+        """Call a copy of a loss, and put the random numbers back: in later batches only if it has drawn any."""
+        if not self._draws:
+            return loss(outputs, targets)
+        before = Undrawn(next((leaf.device for leaf in leaves(outputs) if isinstance(leaf, Tensor)), CPU))
+        try:
+            return loss(outputs, targets)
+        finally:
+            self._draws = before.put_back()
 
 
 class PieceLoss(NamedTuple):
@@ -338,6 +378,11 @@ def _option(loss: Loss, name: str) -> Any:
     except (TypeError, ValueError):
         return None
     return None if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
+
+
+def _one_each(loss: Tensor, targets: Any) -> bool:
+    """Is this one value for each sample?"""
+    return loss.dim() == 1 and len(loss) == len(targets)
 
 
 def _unreduced(loss: Loss) -> Loss:

@@ -4,20 +4,20 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from paceline.core.errors import ConfigError
 from paceline.data.partition import Indices
 from paceline.data.samples import Samples, to_device
 from paceline.data.sizes import BatchSizes
-from paceline.learning.copies import Function, Search, copied, copies, trained_parameters, warn_of_evaluation
+from paceline.learning.copies import Function, Search, copied, copies, refusal, trained_parameters, warn_of_evaluation
 from paceline.learning.generators import own_generators
-from paceline.learning.loss import Objective, Parallel
+from paceline.learning.loss import Objective, Parallel, SampleLoss
 from paceline.learning.model_state import ModelState
 from paceline.learning.optimizers import Recipe
 from paceline.learning.task import Task, device_of
@@ -27,6 +27,38 @@ if TYPE_CHECKING:
     from paceline.learning.models.training import LocalTrainer
 
 log = logging.getLogger("paceline")
+
+
+class Original:
+    """The parameters of the task's own model: the loss of a run, which trains a copy, must not depend on them.
+
+    Known in this process alone. Elsewhere it is None, for what is sent there refers to no model of the user's.
+    """
+
+    def __init__(self, model: nn.Module, trained: nn.Module, kind: str) -> None:
+        own = {id(parameter) for parameter in trained.parameters()}
+        self._names = {id(each): name for name, each in model.named_parameters() if id(each) not in own}
+        self._kept = list(model.parameters())  # so that no other gets the place of one in memory
+        self._kind = kind
+
+    def refuse(self, loss: Tensor) -> None:
+        """Say so if a loss depends on one of them: however it came to that."""
+        nodes, seen = [loss.grad_fn], set[Any]()
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            name = self._names.get(id(getattr(node, "variable", None)))  # of a node that adds a gradient up
+            if name is not None:
+                raise refusal(self._kind, f"depends on {name!r} of the task's own model")
+            nodes += [before for before, _ in node.next_functions]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Original":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +127,15 @@ def workload_of(
     samples = task.training_samples()
     plain = task.unaugmented_samples()
     objective = task.with_function(function).objective(samples)
+    original = Original(task.model, model, "loss" if task.step is None else "step")
+    if isinstance(objective, SampleLoss):
+        objective.original = original
     _warn_of_buffers(model, objective, samples, batch_size)
     workload = Workload(
         state_of(model, function), samples, objective, batch_size, plain, shards,
         together=function is not task.function, sizes=sizes, micro_batches=micro_batches, parallel=task.parallel,
     )  # fmt: skip
-    return workload if task.step is None else replace(workload, logged=_try_step(workload))
+    return workload if task.step is None else replace(workload, logged=_try_step(workload, original))
 
 
 def state_of(model: nn.Module, loss: Function) -> ModelState:
@@ -108,7 +143,7 @@ def state_of(model: nn.Module, loss: Function) -> ModelState:
     return ModelState(model, loss if isinstance(loss, nn.Module) and trained_parameters(model, loss) else None)
 
 
-def _try_step(workload: Workload) -> tuple[str, ...]:
+def _try_step(workload: Workload, original: Original) -> tuple[str, ...]:
     """Call the step on the first samples as a worker would: whatever cannot be trained is said before a run begins.
 
     Returns the names of what it logs. The model's buffers and all random numbers stay as they are.
@@ -139,6 +174,7 @@ def _try_step(workload: Workload) -> tuple[str, ...]:
             "step returned a loss that depends on no trained parameter (requires_grad is False): compute it of the "
             "model that step is handed, without torch.no_grad() or detach()"
         )
+    original.refuse(loss)
     return tuple(found.logged_sums())
 
 
