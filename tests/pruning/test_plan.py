@@ -40,6 +40,15 @@ def test_the_call_of_the_documentation() -> None:
     assert (plan.size(1), plan.size(plan.pruned_epochs[0])) == (50_000, 35_000)
 
 
+def test_with_windows_of_unlike_lengths_the_start_divides_from_the_end_of_the_first_one_on() -> None:
+    """The first window, of 6 epochs, prunes from its fourth epoch on; later ones after a start of 1, and then of 0."""
+    schedule = Schedule(3, 1, 1, windows=(6, 4, 20), attenuation=2, attenuate="epoch")
+    starts = {epoch: 3 if epoch <= 6 else 1 if epoch == 7 else 0 for epoch in range(1, 31)}
+    firsts = {epoch: 1 if epoch <= 6 else 7 if epoch <= 10 else 11 for epoch in range(1, 31)}
+    by_hand = [epoch for epoch in range(1, 31) if epoch - firsts[epoch] >= starts[epoch]]
+    assert [epoch for epoch in range(1, 31) if schedule.pruned(epoch)] == by_hand
+
+
 def test_steps_are_of_whole_shares_as_the_samplers_of_ranks_deal_them() -> None:
     """Eleven samples among three: each has three, and two are dropped."""
     assert Plan(11, (11,), ()).steps(3, ranks=3) == (1,)

@@ -139,6 +139,12 @@ def test_a_worker_that_becomes_slow_gets_less() -> None:
     assert changed.sizes[3] == 9
 
 
+def test_two_workers_are_enough_to_share_by_speed() -> None:
+    fleet = pl.SimulatedFleet([Constant(1.0), Constant(3.0)])
+    _, changed = resizes(pl.simulate(pl.UnequalBatches(total=40), fleet, pl.Stop(updates=100)))
+    assert changed.sizes == {0: 30, 1: 10}
+
+
 def test_who_leaves_is_shared_out_and_who_joins_begins_with_the_mean() -> None:
     changes: list[pl.Left | pl.Joined] = [pl.Left(30.0, 0), pl.Joined(60.0, 0)]
     fleet = pl.SimulatedFleet([Constant(1.0)] * 3 + [Constant(4.0)], changes=changes)

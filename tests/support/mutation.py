@@ -58,6 +58,11 @@ SLIPS = (  # of all that Cosmic Ray offers, what one could have written by mista
 # What worker processes execute coverage does not see: tests that start these are run after the others.
 IN_WORKERS: dict[str, Sequence[str]] = {
     "learning/models/shared": ("tests/fleets/processes/test_process_models.py",),
+    "learning/models": (
+        "tests/fleets/processes/test_process_models.py",
+        "tests/fleets/processes/test_worker_state.py",
+    ),
+    "pruning/samplers": ("tests/pruning/test_pruning_over_ranks.py",),
     "learning/gradients": ("tests/fleets/processes/test_processes.py", "tests/fleets/processes/test_gangs.py"),
     "learning": ("tests/fleets/processes/test_processes.py", "tests/fleets/processes/test_process_models.py"),
 }

@@ -52,6 +52,15 @@ def test_quadrature_finds_what_is_known_exactly() -> None:
     np.testing.assert_allclose(heavy.means, [pareto_order_statistic(1.0, 1.5, 4, rank) for rank in range(1, 5)], 1e-7)
 
 
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_the_unit_of_time_makes_no_difference(unit: float) -> None:
+    """Errors are relative to the means: of microseconds and of days."""
+    spread: list[Distribution] = [pl.delays.LogNormal(1.0, 1.5)] * 3 + [pl.delays.ShiftedExponential(0.5, 1.0)]
+    scaled: list[Distribution] = [pl.delays.LogNormal(unit, 1.5)] * 3 + [pl.delays.ShiftedExponential(0.5 * unit, unit)]
+    means = order_statistic_means(spread, 4).means
+    np.testing.assert_allclose(np.asarray(order_statistic_means(scaled, 4).means) / unit, means, rtol=1e-8)
+
+
 def test_unlike_workers_against_draws() -> None:
     """50,000 draws (seeds 0 to 7): every order statistic within 4 standard errors."""
     found = order_statistic_means(UNLIKE, len(UNLIKE))

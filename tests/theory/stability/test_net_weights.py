@@ -6,10 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
 from paceline.theory import critical_step, mean_square_critical_step, spectral_radius
-from paceline.theory.stability.net_weights import NetWeights, net_critical_step, net_decay, net_mean_square_step
+from paceline.theory.stability.net_weights import (
+    NetWeights,
+    _by_gap,
+    net_critical_step,
+    net_decay,
+    net_mean_square_step,
+)
+
+FloatArray = NDArray[np.float64]
 
 HISTOGRAMS = [
     {0: 1.0},
@@ -150,3 +159,21 @@ def test_a_limit_that_lies_on_the_grid_is_found(momentum: float) -> None:
         limit = critical_step(shares, momentum)
         assert spectral_radius(0.999 * limit, shares, momentum) < 1
         assert spectral_radius(1.001 * limit, shares, momentum) > 1 - 1e-9
+
+
+def test_products_of_weights_under_nesterov_are_those_of_the_weights_that_are_applied() -> None:
+    r"""A step along $(1 + m) g_k - m g_{k-1}$ uses other weights than $g$: their products, counted one by one."""
+    momentum, used = 0.9, np.array([0.7, -0.2, 0.0, 0.4])
+
+    def products(weights: FloatArray) -> dict[int, float]:
+        pairs = [(abs(i - j), a * b) for i, a in enumerate(weights) for j, b in enumerate(weights)]
+        return {gap: sum(product for d, product in pairs if d == gap) for gap in range(len(weights))}
+
+    applied = np.zeros(len(used) + 1)
+    for age, weight in enumerate(used):
+        applied[age] += (1 + momentum) * weight
+        applied[age + 1] -= momentum * weight
+    found = _by_gap(NetWeights(dict(enumerate(used)), products(used)), momentum)
+    expected = products(applied)
+    np.testing.assert_allclose(found[: len(expected)], [expected[gap] for gap in range(len(expected))], atol=1e-12)
+    assert not found[len(expected) :].any()
