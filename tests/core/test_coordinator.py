@@ -35,6 +35,7 @@ from paceline.strategies.grouped import Grouped
 from paceline.strategies.live_compensation import LiveCompensation
 from paceline.strategies.model_averaging import ModelAveraging
 from paceline.strategies.synchronous import Synchronous
+from paceline.strategies.unequal_batches import UnequalBatches
 from paceline.testing import Moment, Rehearsal, scripts
 
 ONE, HALF = Fraction(1), Fraction(1, 2)
@@ -69,6 +70,27 @@ def test_what_a_checkpoint_cannot_have_held_is_noticed() -> None:
     assert timing is not None
     timing.window = 0
     with pytest.raises(ValueError, match="speeds are measured over no pieces of work"):
+        check_coordinator(coordinator)
+
+
+@pytest.mark.parametrize("worker", [0, 5])
+def test_two_pieces_of_work_for_one_worker_or_one_for_somebody_who_is_not_here_are_noticed(worker: int) -> None:
+    coordinator = Coordinator(Synchronous())
+    coordinator.receive(Joined(0.0, 0), Joined(0.0, 1))
+    ledger, forged = coordinator.ledger, Ticket(2, worker, 0)
+    ledger._running[worker] = forged
+    ledger._current[forged] = None
+    coordinator.issued = 3
+    with pytest.raises(ValueError, match="somebody computes two things, or is not here"):
+        check_coordinator(coordinator)
+
+
+def test_mini_batches_without_samples_are_noticed() -> None:
+    coordinator = Coordinator(UnequalBatches(total=8))
+    coordinator.receive(Joined(0.0, 0), Joined(0.0, 1))
+    check_coordinator(coordinator)
+    coordinator.ledger._sizes[1] = 0
+    with pytest.raises(ValueError, match="a mini-batch has no samples"):
         check_coordinator(coordinator)
 
 
