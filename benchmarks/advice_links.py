@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.fleets.ray.connection import TRUSTED
+from paceline.fleets.ray.addresses import TRUSTED
 
 TESTS = Path(__file__).parents[1] / "tests"
 PORT = 6379

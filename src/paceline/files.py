@@ -1,7 +1,8 @@
 """Atomic writes, locks on what is being written, and safe access to files that were made by others.
 
 A run directory may come from anyone. A symbolic link in it could make the library truncate or overwrite another file of
-the user, and reading a pipe could block forever. So links, pipes and devices are refused, for reading too.
+the user, and reading a pipe could block forever. So links, pipes and devices are refused, for reading too. A file with
+holes may say that it has a terabyte and take no space: one that is nearly nothing but holes is refused as well.
 """
 
 import errno
@@ -25,6 +26,10 @@ WHY = {
 # 0 where the system lacks it; Windows would translate line ends.
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+# No file of a run is of zeros nearly everywhere; where disks are compressed, its weights still take some of them.
+# Below a page, file systems do not tell yet what a file that was just written takes.
+HOLEY, OF_HOLES, PAGE = 1 << 26, 100, 4096
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
@@ -67,13 +72,35 @@ def why(error: OSError) -> str:
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file that the user named, perhaps a link. Pipes and devices are refused: reading could block."""
-    try:
-        with open(path, "rb", opener=_open_nonblocking) as file:
-            if not stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode):
-                raise ConfigError(f"cannot read {path}: it is a {_kind(mode)}, not a file")
+    with open_named(path) as file:
+        try:
             return file.read()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {why(error)}") from None
+
+
+def open_named(path: Path) -> BinaryIO:
+    """Open a file that the user named, perhaps a link, to read it. Pipes and devices are refused."""
+    try:
+        file = open(path, "rb", opener=_open_nonblocking)  # noqa: SIM115 - who asked for it closes it
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {why(error)}") from None
+    if not stat.S_ISREG(mode := os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ConfigError(f"cannot read {path}: it is a {_kind(mode)}, not a file")
+    return file
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are spelled out: what a foreign file says must not give orders to a terminal.
+
+    So are marks that change the direction of what follows, or cannot be seen. Ends of lines and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def read_text(path: Path) -> str:
@@ -278,6 +305,12 @@ def _refuse_irregular(path: Path, found: os.stat_result, *, written: bool) -> No
         raise ConfigError(f"{path} is a {_kind(found.st_mode)}, not a file")
     if written and found.st_nlink > 1:
         raise ConfigError(f"{path} has a second hard link, under which it would change too: put a copy there")
+    taken = 512 * getattr(found, "st_blocks", 0)  # Windows does not tell
+    if found.st_size > HOLEY and PAGE <= taken < found.st_size // OF_HOLES:
+        raise ConfigError(
+            f"{path} says that it has {found.st_size:,} bytes, and takes {taken:,} on the disk: it is nearly nothing "
+            "but holes, and no run wrote it"
+        )
 
 
 def _kind(mode: int) -> str:

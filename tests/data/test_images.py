@@ -4,6 +4,8 @@ import gzip
 import io
 import struct
 import tarfile
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -140,7 +142,7 @@ IMAGES = idx(random_bytes(2, 28, 28))
     ("content", "why"),
     [
         (IMAGES[:-1], "images is truncated: 1,567 bytes, and its header says 2 x 28 x 28 = 1,568"),
-        (IMAGES + b"x", "images is too long: 1,569 bytes, and its header says 2 x 28 x 28 = 1,568"),
+        (IMAGES + b"x", "images is too long: 1,569 bytes or more, and its header says 2 x 28 x 28 = 1,568"),
         (IMAGES[:10], "images is truncated: 10 bytes, and its header alone has 16"),
         (b"", "images is truncated: 0 bytes, and its header alone has 16"),
         (idx(random_bytes(2)), "no idx file of 3 dimensions: it begins with 0x00000801 and not 0x00000803"),
@@ -196,7 +198,7 @@ def test_cifar10_files_that_are_not_as_they_should_be_are_refused(tmp_path: Path
     path.write_bytes(whole[:-3073])
     assert f"{path} is truncated: 9,219 bytes, not 4 records of 3,073; to get it" in refusal(tmp_path, "cifar10")
     path.write_bytes(whole + b"x")
-    assert f"{path} is too long: 12,293 bytes, not 4 records of 3,073" in refusal(tmp_path, "cifar10")
+    assert f"{path} is too long: 12,293 bytes or more, not 4 records of 3,073" in refusal(tmp_path, "cifar10")
     path.write_bytes(b"\x0b" + whole[1:])
     assert f"{path} holds the label 11, and there are only 0 to 9" in refusal(tmp_path, "cifar10")
 
@@ -213,3 +215,68 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
     assert f"{archive} is damaged or truncated: " in refusal(tmp_path, "cifar10")
     archive.write_bytes(b"<html>")
     assert f"{archive} is damaged or truncated: " in refusal(tmp_path, "cifar10")
+
+
+# Small files that hold gigabytes of zeros
+
+
+def zeros(path: Path, beginning: bytes, length: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wb", 1) as packed:
+        packed.write(beginning)
+        for _ in range(length >> 24):
+            packed.write(bytes(1 << 24))
+
+
+def peak_of(act: Callable[[], object]) -> int:
+    """The bytes that Python and numpy held at most meanwhile."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_more_is_unpacked_than_the_header_says(tmp_path: Path) -> None:
+    path = tmp_path / "mnist/train-images-idx3-ubyte.gz"
+    write_mnist(tmp_path / "mnist")
+    zeros(path, IMAGES, 1 << 28)
+    assert peak_of(lambda: refusal(tmp_path)) < 1 << 24
+    assert f"{path} is too long: 1,569 bytes or more, and its header says 2 x 28 x 28" in refusal(tmp_path)
+    zeros(path, b"", 1 << 28)
+    assert peak_of(lambda: refusal(tmp_path)) < 1 << 24
+    assert "begins with 0x00000000" in refusal(tmp_path)
+
+
+def test_nor_more_than_any_data_set_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.data.images.LARGEST", 1 << 20)
+    write_mnist(tmp_path / "mnist")
+    zeros(tmp_path / "mnist/train-images-idx3-ubyte.gz", struct.pack(">IIII", 0x803, 1 << 20, 28, 28), 1 << 28)
+    assert peak_of(lambda: refusal(tmp_path)) < 1 << 24
+    assert "is too long: no more than 1,048,576 bytes are read" in refusal(tmp_path)
+    zeros(tmp_path / "cifar10/cifar-10-binary.tar.gz", b"", 1 << 28)
+    assert peak_of(lambda: refusal(tmp_path, "cifar10")) < 1 << 24
+    assert "is too long: no more than 1,048,576 bytes are unpacked" in refusal(tmp_path, "cifar10")
+
+
+def test_a_member_of_an_archive_is_not_read_beyond_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that says that it is of holes, and is a terabyte long."""
+    monkeypatch.setattr("paceline.data.images.LARGEST", 1 << 20)
+    archive = tmp_path / "cifar10/cifar-10-binary.tar.gz"
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz", format=tarfile.PAX_FORMAT) as packed:
+        member = tarfile.TarInfo("data_batch_1.bin")
+        member.pax_headers = {"GNU.sparse.size": str(1 << 40), "GNU.sparse.map": "0,0"}
+        packed.addfile(member)
+    assert peak_of(lambda: refusal(tmp_path, "cifar10")) < 1 << 24
+    assert "data_batch_1.bin is too long: 12,293 bytes or more" in refusal(tmp_path, "cifar10")
+
+
+def test_a_file_that_is_in_an_archive_twice_is_refused(tmp_path: Path) -> None:
+    write_cifar10(tmp_path / "files")
+    (tmp_path / "cifar10").mkdir()
+    with tarfile.open(tmp_path / "cifar10/cifar-10-binary.tar.gz", "w:gz") as packed:
+        for name in ("data_batch_1.bin", "data_batch_1.bin"):
+            packed.add(tmp_path / "files" / name, name)
+    assert "data_batch_1.bin is there twice" in refusal(tmp_path, "cifar10")

@@ -163,3 +163,18 @@ def test_the_command_answers_what_if(run: Path, capsys: pytest.CaptureFixture[st
         "asgd, simulated", "updates/s", "20 s of 4 workers",
     ):  # fmt: skip
         assert word in out
+
+
+def test_what_would_practically_never_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker waited for an hour after a microsecond of work: alone, it would do that 3,600,000,000 times."""
+    monkeypatch.setattr("paceline.prediction.what_if.FEW", 1000)
+    lines = (
+        '{"paceline_trace": 1, "workers": 2}',
+        '["joined",0.0,0]', '["joined",0.0,1]', '["start",0,0,0,"gradient",1]', '["start",1,1,0,"gradient",1]',
+        '["arrived",1e-6,0,1]', '["arrived",3600.0,1,1]', '["step",{"1/2":[0,1]},[]]',
+    )  # fmt: skip
+    survey = Survey(Trace(lambda: lines))
+    assert what_if(survey, {"ssgd": pl.Synchronous()})[0].measures.updates == 1
+    for strategy in (pl.Asynchronous(), pl.Rennala(10**9), pl.ModelAveraging(every=10**9)):
+        with pytest.raises(pl.ConfigError, match="more than 2,000 mini-batches, and went through 2 in the recorded"):
+            what_if(survey, {"other": strategy})

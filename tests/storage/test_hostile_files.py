@@ -378,7 +378,9 @@ def test_the_weights_of_a_run_can_be_read_by_anybody(directory: Path) -> None:
 # Damaged and forged at random: a short run of what tests/support/fuzz_files.py does for hours.
 
 
-@pytest.mark.parametrize(("kind", "cases"), [("trace", 25), ("checkpoint", 30), ("toml", 25), ("directory", 20)])
+@pytest.mark.parametrize(
+    ("kind", "cases"), [("trace", 25), ("checkpoint", 30), ("toml", 25), ("pruning", 20), ("directory", 20)]
+)
 def test_whatever_is_damaged_is_taken_or_refused_in_one_line(kind: str, cases: int, tmp_path: Path) -> None:
     found = fuzz(tmp_path, (kind,), 7, cases, {name: CASES[name] for name in ("grouped compensation", "busy server")})
     assert found[kind].faults == []

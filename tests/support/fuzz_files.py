@@ -5,6 +5,7 @@
     trace       lines and numbers of a trace changed; report, replay --strategy and predict read it
     checkpoint  values of a checkpoint changed, its checksum made right again; the run is resumed
     toml        a configuration changed; predict and train's reading of it
+    pruning     a record of pruned samples forged, its shapes and numbers changed; report and load_run read it
     directory   bytes of any file changed, files exchanged for links, pipes, directories; report, replay and resuming
 
 An outcome is ``taken``, ``refused`` or a fault: ``traceback`` (with the exception), ``changed`` (refused, but files are
@@ -37,6 +38,7 @@ import paceline as pl
 from paceline.cli.main import main
 from paceline.storage import saved_models
 from paceline.storage.checkpoint import read_checkpoint, write_checkpoint
+from support.pruning_files import changed_arrays, pruning_arrays, write_arrays
 from support.resumable import CASES, MODELS, Case
 
 SECONDS = 60  # that one case may take
@@ -68,13 +70,13 @@ updates = 60
 """
 HOSTILE: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2, 3, 7, 1.5, -0.0, 10**9, 2**31, 2**63, 10**30, 1e308, 1e-308, math.inf, -math.inf,
-    math.nan, "", "x", "0", "1/2", "1/0", "1e999999999", "<img src=x onerror=alert(1)>", [], [[]], {}, [0], {"a": 1},
-    "\x00", "a" * 5000,
+    10**400, math.nan, "", "x", "0", "1/2", "1/0", "1e999999999", "<img src=x onerror=alert(1)>", [], [[]], {}, [0],
+    {"a": 1}, "\x00", "a" * 5000,
 )  # fmt: skip
 
 VALUES = (
     "-1", "0", "1e999", "nan", "inf", '""', '"x"', "[]", "{}", "true", "2147483648", "3", "10000000000000000000000",
-    "[1, 2]", '"lgc:quorum=99999999999"', "1e-300", "1.5",
+    "1" + "0" * 400, "[1, 2]", '"lgc:quorum=99999999999"', "1e-300", "1.5",
 )  # fmt: skip
 
 
@@ -144,6 +146,19 @@ def command(*arguments: str) -> str | None:
     with redirect_stdout(said), redirect_stderr(told):
         code = main(list(arguments))
     return told.getvalue() if code == 2 else None
+
+
+def reported(directory: Path) -> str | None:
+    page, timeline = (str(directory.parent / name) for name in ("page.html", "page.json"))
+    return command("report", str(directory), "--out", page, "--perfetto", timeline)
+
+
+def loaded(directory: Path) -> str | None:
+    try:
+        pl.load_run(directory)
+    except pl.ConfigError as error:
+        return str(error)
+    return None
 
 
 def resumed(case: Case, directory: Path, updates: int) -> str | None:
@@ -317,9 +332,8 @@ class Fuzzer:
         file = damaged / "trace.jsonl"
         file.write_text(changed_lines(file.read_text(), chance))
         what = chance.randrange(3)
-        page = str(damaged.parent / "page.html")
         acts = (
-            lambda: command("report", str(damaged), "--out", page),
+            lambda: reported(damaged),
             lambda: command("replay", str(damaged), "--strategy", "asgd", "--strategy", "ssgd"),
             lambda: command("predict", str(damaged), "--strategy", "asgd"),
         )
@@ -343,6 +357,14 @@ class Fuzzer:
         (work / "file.toml").write_text(changed_toml(TOML, chance))
         tried(outcomes, work, case, lambda: command("predict", str(work / "file.toml")))
 
+    def pruning(self, chance: random.Random, outcomes: Outcomes, case: str) -> None:
+        damaged = self.copy_of(self.place / "told")
+        write_arrays(damaged, changed_arrays(pruning_arrays(), chance))
+        if chance.random() < 0.8:
+            tried(outcomes, damaged, f"{case} report", lambda: reported(damaged))
+        else:
+            tried(outcomes, damaged, f"{case} load_run", lambda: loaded(damaged))
+
     def directory(self, chance: random.Random, outcomes: Outcomes, case: str) -> None:
         number, name = chance.choice(list(enumerate(self.cases)))
         told = chance.random() < 0.5
@@ -363,9 +385,8 @@ class Fuzzer:
                 os.mkfifo(file)
             else:
                 file.mkdir()
-        page = str(damaged.parent / "page.html")
         acts = [
-            lambda: command("report", str(damaged), "--out", page),
+            lambda: reported(damaged),
             lambda: command("replay", str(damaged), "--strategy", "asgd"),
             (lambda: command("train", "--resume", str(damaged), "--no-check-step"))
             if told
@@ -375,7 +396,7 @@ class Fuzzer:
         tried(outcomes, damaged, f"{case} {file.name} {choice} {('report', 'replay', 'resume')[what]}", acts[what])
 
 
-KINDS = ("trace", "checkpoint", "toml", "directory")
+KINDS = ("trace", "checkpoint", "toml", "pruning", "directory")
 
 
 def fuzz(place: Path, kinds: tuple[str, ...], seed: int, cases: int, names: dict[str, Case]) -> dict[str, Outcomes]:

@@ -82,9 +82,18 @@ def test_more_mini_batches_than_memory_has_room_for_are_refused(monkeypatch: pyt
     monkeypatch.setattr("paceline.trace.durations.MOST_DURATIONS", 20)
     fleet = pl.SimulatedFleet(pl.delays.Constant(1.0), workers=1)
     trace = pl.simulate(pl.ModelAveraging(every=16), fleet, pl.Stop(updates=2))
-    with pytest.raises(pl.ConfigError, match="worker 0 went through more than 20 mini-batches"):
+    with pytest.raises(pl.ConfigError, match="the workers went through more than 20 mini-batches"):
         Survey(trace)
 
 
 def test_a_trace_without_work_has_no_durations() -> None:
     assert Survey(TraceWriter(None, {"workers": 2}).close()).durations.keys() == {0, 1}
+
+
+def test_all_workers_together_have_that_much_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.trace.durations.MOST_DURATIONS", 20)
+    trace = pl.simulate(
+        pl.ModelAveraging(every=8), pl.SimulatedFleet(pl.delays.Constant(1.0), workers=3), pl.Stop(updates=1)
+    )
+    with pytest.raises(pl.ConfigError, match="the workers went through more than 20 mini-batches"):
+        Survey(trace)

@@ -1,13 +1,17 @@
 """From a trace to numbers, checked by hand on small fleets."""
 
+import random
+import time
+from collections import defaultdict
 from fractions import Fraction
+from itertools import product
 
 import pytest
 
 import paceline as pl
 from paceline.core.coordinator import Strategy
 from paceline.core.messages import Arrived, Joined, Start, Step, Ticket
-from paceline.trace.measure import Measures, measure
+from paceline.trace.measure import MeasureReader, Measures, measure
 from paceline.trace.writing import TraceWriter
 
 
@@ -132,3 +136,25 @@ def test_staleness_agrees_with_the_run_itself(strategy: Strategy) -> None:
     assert found.updates == 40
     assert found.mean_staleness == pytest.approx(run.mean_staleness)
     assert found.max_staleness == run.max_staleness
+
+
+def test_the_gaps_of_many_ages_are_those_of_each_pair() -> None:
+    """Of few ages each pair is looked at; of many, Fourier transforms add all of them up."""
+    generator = random.Random(0)
+    for number, most in ((5, 20), (40, 60), (200, 500), (200, 200), (100, 10_000)):
+        by_age = {age: generator.uniform(-1, 1) for age in generator.sample(range(7, 7 + most), number)}
+        expected: defaultdict[int, float] = defaultdict(float)
+        for (age, one), (other, another) in product(by_age.items(), repeat=2):
+            expected[abs(age - other)] += one * another
+        reader = MeasureReader({})
+        reader._count_weights(by_age)
+        assert reader._weight_by_gap.keys() == expected.keys()
+        assert reader._weight_by_gap == pytest.approx(expected, abs=1e-12)
+
+
+def test_an_update_with_thousands_of_ages_takes_little_time() -> None:
+    reader = MeasureReader({})
+    began = time.process_time()
+    reader._count_weights(dict.fromkeys(range(20_000), 1 / 20_000))  # 400 million pairs
+    assert time.process_time() - began < 5
+    assert sum(reader._weight_by_gap.values()) == pytest.approx(1)

@@ -101,6 +101,9 @@ class Callback:
     def on_checkpoint(self, path: Path) -> str | None:
         """A checkpoint was written to a file: at the interval asked for, and when the run ends."""
 
+    def on_wait(self, seconds: float) -> str | None:
+        """Real workers are waited for: called a few times a second with the time on the clock of the run."""
+
     def on_worker(self, event: WorkerEvent) -> str | None:
         """A worker joined, left, or was late."""
 

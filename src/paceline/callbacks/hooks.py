@@ -40,6 +40,7 @@ class Hooks:
         self.on_update = self._methods("on_update")
         self._on_evaluate = self._methods("on_evaluate")
         self._on_checkpoint = self._methods("on_checkpoint")
+        self.on_wait = self._methods("on_wait")
         self.on_worker = self._methods("on_worker")
         self._on_end = self._methods("on_end")
 
@@ -59,6 +60,9 @@ class Hooks:
 
     def checkpoint(self, path: Path) -> None:
         self._call(self._on_checkpoint, path)
+
+    def wait(self, seconds: float) -> None:
+        self._call(self.on_wait, seconds)
 
     def worker(self, event: WorkerEvent) -> None:
         self._call(self.on_worker, event)
@@ -115,7 +119,10 @@ def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     instead = "give a list of them, such as [paceline.EarlyStopping(patience=5)]"
     if isinstance(callbacks, Callback | str) or not isinstance(callbacks, Iterable):
         raise ConfigError(f"callbacks={shown(callbacks)} is no list of callbacks: {instead}")
-    given = tuple(callbacks)
+    try:
+        given = tuple(callbacks)
+    except TypeError:  # of a tensor with one number
+        raise ConfigError(f"callbacks={shown(callbacks)} is no list of callbacks: {instead}") from None
     for number, each in enumerate(given):
         if isinstance(each, type) and issubclass(each, Callback):
             raise ConfigError(f"callbacks[{number}] is the class {each.__name__}: give {each.__name__}(...)")

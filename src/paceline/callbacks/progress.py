@@ -1,6 +1,7 @@
 """The line that shows how far a run is."""
 
 import math
+from dataclasses import replace
 
 from paceline.callbacks.base import Callback, RunInfo, Update
 from paceline.callbacks.display import Display, Status, TimeLeft, open_display
@@ -27,9 +28,10 @@ class Progress(Callback):
 
     def on_start(self, run: RunInfo) -> None:
         self.close()
-        self._run, self._row, self._update = run, run.history[-1] if run.history else None, None
+        self._run, self._row = run, run.history[-1] if run.history else None
         self._left, self._display = TimeLeft(), open_display()
         before = (self._row.seconds, self._row.samples) if self._row else (0.0, 0)
+        self._update = Update(run.updates, *before, 0.0, {})
         self._left.estimate(share_done(run, run.updates, *before))
 
     def on_evaluate(self, row: Row) -> None:
@@ -38,8 +40,16 @@ class Progress(Callback):
     def on_update(self, update: Update) -> None:
         """Show how far the run is, if it was not shown just now."""
         self._update = update
-        if self._display is not None and self._run is not None and self._display.due():
-            self._display.show(self._status(self._run, update, ended=False))
+        self._show(update.seconds)
+
+    def on_wait(self, seconds: float) -> None:
+        """Show it also where no update comes for a while."""
+        self._show(seconds)
+
+    def _show(self, seconds: float) -> None:
+        run, update, display = self._run, self._update, self._display
+        if run is not None and update is not None and display is not None and display.due():
+            display.show(self._status(run, replace(update, seconds=seconds), ended=False))
 
     def close(self) -> None:
         if self._display is not None:

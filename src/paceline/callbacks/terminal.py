@@ -1,16 +1,21 @@
-"""What commands print: a console as wide as the terminal, and tables that fit it."""
+"""What commands print: a console as wide as the terminal, and tables that fit it.
+
+Texts may be from a file that somebody else made: control characters in them are spelled out before anything is styled.
+"""
 
 import os
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from paceline.files import printable
 
 WIDTH_OF_A_LOG = 140  # where there is no terminal, and COLUMNS does not tell
 GAP = 2  # spaces between two columns
@@ -35,11 +40,16 @@ class Column:
     style: str = ""
 
 
+class _PrintableConsole(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **options)
+
+
 def console(stderr: bool = False) -> Console:
     """A console on stdout or stderr, as wide as the terminal, or as COLUMNS says; without either, 140 columns."""
     stream = sys.stderr if stderr else sys.stdout
     known = stream.isatty() or os.environ.get("COLUMNS", "").isdigit()
-    return Console(stderr=stderr, width=None if known else WIDTH_OF_A_LOG, highlight=False, soft_wrap=False)
+    return _PrintableConsole(stderr=stderr, width=None if known else WIDTH_OF_A_LOG, highlight=False, soft_wrap=False)
 
 
 def print_table(
@@ -59,7 +69,7 @@ def print_table(
     """
     table, left_out = fitted(columns, rows, terminal.width, apart=apart)
     if title:
-        terminal.print(title, style="italic", markup=False)
+        terminal.print(printable(title), style="italic", markup=False)
     terminal.print(table, crop=False)
     if left_out:
         names = ", ".join(" ".join(column.heading.split()) for column in left_out)
@@ -75,9 +85,11 @@ def fitted(
 ) -> tuple[Table, list[Column]]:
     """A table of at most ``width`` columns of text, and the columns that were left out for it.
 
-    Cells may have line breaks; what is between brackets is no markup. A column with nothing but "-" is left out, and
-    not named. No word is broken: a table whose indispensable columns do not fit is wider.
+    Cells may have line breaks; what is between brackets is no markup, and control characters are spelled out. A column
+    with nothing but "-" is left out, and not named. No word is broken: a table whose indispensable columns do not fit
+    is wider.
     """
+    rows = [[_clean(cell) for cell in row] for row in rows]
     shown = [n for n in range(len(columns)) if not rows or any(str(row[n]) not in ("", "-") for row in rows)]
     widths = {place: _widths(columns[place], [row[place] for row in rows]) for place in shown}
 
@@ -111,6 +123,14 @@ def wrapped(text: str, width: int) -> str:
             line += piece
         lines.append(line.rstrip())
     return "\n".join(lines)
+
+
+def _clean(cell: Cell) -> Cell:
+    if isinstance(cell, str):
+        return printable(cell)
+    text = cell.copy()
+    text.plain = printable(text.plain)
+    return text
 
 
 def _cell(column: Column, cell: Cell, width: int) -> Text:

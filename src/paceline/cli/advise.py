@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.common import JsonFile, Trust, config_of
+from paceline.cli.main import echo
 from paceline.core.errors import ConfigError
+from paceline.core.fields import MOST_SECONDS
 
 if TYPE_CHECKING:
     from paceline.config.file import Config
@@ -76,18 +78,19 @@ def advise(  # noqa: PLR0917 - typer names the options
     _show(found, explain)
     tried = [] if trial is None or config is None else _tried(found, config, trial)
     for line in tried:
-        typer.echo(line["text"])
+        echo(line["text"])
     if json_file is not None:
         write_atomically(json_file, json.dumps({**found.table(), "tried": tried}, allow_nan=False) + "\n")
-        typer.echo(f"All results: {json_file}")
+        echo(f"All results: {json_file}")
 
 
 def read_time(text: str, option: str) -> float:
     """Seconds from 2h, 30m, 90s or 90."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", text)
-    if match is None or match[2] not in UNITS or not float(match[1]) > 0:
+    seconds = float(match[1]) * UNITS.get(match[2], 0.0) if match is not None else 0.0
+    if not 0 < seconds <= MOST_SECONDS:
         raise ConfigError(f"{option} {text[:40]!r} is no time: write 90s, 30m or 2h")
-    return float(match[1]) * UNITS[match[2]]
+    return seconds
 
 
 def read_target(text: str) -> "Target":
@@ -134,7 +137,7 @@ def _config(source: Path, trust: bool) -> "Config | None":
         return None
     config = config_of(source / "config.toml", of_the_run=True)
     if isinstance(config.task, FactoryChoice) and not trust:
-        typer.echo(f"The model is not looked at: {config.task.factory} is code; add --trust to run it.")
+        echo(f"The model is not looked at: {config.task.factory} is code; add --trust to run it.")
         return None
     return config
 

@@ -11,6 +11,7 @@ from paceline.cli.common import exit_codes
 from paceline.cli.compare import compare
 from paceline.cli.doctor import doctor
 from paceline.cli.init import init
+from paceline.cli.main import echo
 from paceline.cli.predict import predict
 from paceline.cli.profile import profile
 from paceline.cli.replay import replay
@@ -52,10 +53,10 @@ def _paceline(
 ) -> None:
     """Train PyTorch models on workers of unequal speed: choose who waits for whom, and see what it costs."""
     if version:
-        typer.echo(f"paceline {__version__}")
+        echo(f"paceline {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        echo(context.get_help())
 
 
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}

@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.common import DEMO, CheckLr, CheckStep, JsonFile, Strategies, config_of
 from paceline.cli.demo import NEXT, advice, open_demo
-from paceline.cli.main import log
+from paceline.cli.main import echo, log
 from paceline.engine.signals import Interrupted, terminable
 from paceline.files import check_writable
 from paceline.storage.run_directory import check_new
@@ -78,7 +78,7 @@ def compare(  # noqa: PLR0917 - typer names the options
         for warning in _lr_warnings(config, comparison, processes, time.monotonic() - began):
             log(warning)
     _write(comparison, json_file, figure, report)
-    typer.echo(_next_command(file, comparison))
+    echo(_next_command(file, comparison))
 
 
 def _run_all(plan: "Plan", processes: int, json_file: Path | None) -> "Comparison":
@@ -138,14 +138,14 @@ def _show(comparison: "Comparison") -> None:
 def _write(comparison: "Comparison", json_file: Path | None, figure: Path, report: Path | None) -> None:
     if json_file is not None:  # first, as the rest can be made again from it
         _write_json(comparison, json_file)
-        typer.echo(f"All results: {json_file}")
+        echo(f"All results: {json_file}")
     if report is not None:
         comparison.report(report)
-        typer.echo(f"Page: {report} ({report.stat().st_size / 1e6:.1f} MB, needs no network)")
+        echo(f"Page: {report} ({report.stat().st_size / 1e6:.1f} MB, needs no network)")
     comparison.plot(figure)
-    typer.echo(f"Curves: {figure}")
+    echo(f"Curves: {figure}")
     if comparison.directories:
-        typer.echo(f"Runs: {comparison.plan.directory}")
+        echo(f"Runs: {comparison.plan.directory}")
 
 
 def _write_json(comparison: "Comparison", path: Path) -> None:

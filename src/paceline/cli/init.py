@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.main import echo
 from paceline.core.errors import ConfigError
 from paceline.files import check_place, is_there, write_atomically
 
@@ -30,6 +31,6 @@ def init(
         text = (files("paceline.cli") / "starter" / source).read_text(encoding="utf-8")
         write_atomically(path, text)
     experiment = directory / "paceline.toml"
-    typer.echo(f"{directory / 'task.py'}: a model, a loss and data, to replace by your own")
-    typer.echo(f"{experiment}: the fleet, the rules and the learning rates to compare")
-    typer.echo(f"Next: paceline compare {experiment}")
+    echo(f"{directory / 'task.py'}: a model, a loss and data, to replace by your own")
+    echo(f"{experiment}: the fleet, the rules and the learning rates to compare")
+    echo(f"Next: paceline compare {experiment}")

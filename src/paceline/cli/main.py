@@ -27,7 +27,7 @@ from paceline.core.errors import (
     WorkerFailed,
 )
 from paceline.engine.signals import Interrupted, ctrl_c_in_one_line
-from paceline.files import WHY, why
+from paceline.files import WHY, printable, why
 
 if TYPE_CHECKING:
     import typer
@@ -74,13 +74,9 @@ def log(line: str) -> None:
     print(printable(" ".join(line.split())), file=sys.stderr)
 
 
-def printable(text: str) -> str:
-    """A text whose control characters are spelled out: what a foreign file says must not give orders to a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(
-        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
-    )
+def echo(text: str) -> None:
+    """Print lines on stdout."""
+    print(printable(text), flush=True)
 
 
 class _Printable(logging.Formatter):
@@ -105,7 +101,7 @@ def _printable_logs() -> Iterator[None]:
 def _complete_streams() -> None:
     """Put /dev/null where the shell has closed a stream (``>&-``): else the next file to be opened takes its place.
 
-    Names of files that are no UTF-8 are printed as the bytes that they are.
+    Names of files that are no UTF-8 can be printed: what does not spell them out prints the bytes that they are.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

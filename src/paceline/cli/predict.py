@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.common import DEMO, JsonFile, Strategies, Trust
+from paceline.cli.main import echo
 
 if TYPE_CHECKING:
     from paceline.learning.curvature import Curvature
@@ -63,7 +64,7 @@ def predict(  # noqa: PLR0917 - typer names the options
     _show(found)
     if json_file is not None:
         write_atomically(json_file, json.dumps(found.table(), allow_nan=False) + "\n")
-        typer.echo(f"All results: {json_file}")
+        echo(f"All results: {json_file}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.common import Address, JsonFile, Seed, config_of, on_fleet, unused_path
-from paceline.cli.main import FAILED, log
+from paceline.cli.main import FAILED, echo, log
 from paceline.core.errors import ConfigError
 from paceline.engine.signals import Interrupted
 
@@ -74,11 +74,11 @@ def profile(  # noqa: PLR0917 - typer names the options
     _show(found, profiled, path)
     if json_file is not None:
         write_atomically(json_file, json.dumps(found.table(), allow_nan=False) + "\n")
-        typer.echo(f"All results: {json_file}")
+        echo(f"All results: {json_file}")
     if done.interrupted:
         raise Interrupted(f" after {found.seconds:.1f} of {seconds:g} s; what was measured is in {path}")
     if done.problem:
-        typer.echo(done.problem)
+        echo(done.problem)
         raise typer.Exit(FAILED)
 
 
@@ -97,7 +97,7 @@ def _show_recorded(path: Path, json_file: Path | None, measuring: Mapping[str, o
     _show(found, None, path)
     if json_file is not None:
         write_atomically(json_file, json.dumps(found.table(), allow_nan=False) + "\n")
-        typer.echo(f"All results: {json_file}")
+        echo(f"All results: {json_file}")
 
 
 def _profiled(file: Path, kind: str | None, address: str | None, seed: int | None) -> "Config":
@@ -162,12 +162,12 @@ def _show(found: "Stragglers", profiled: str | None, path: Path) -> None:
 
     show_stragglers(found)
     for worker in found.unknown:
-        typer.echo(f"Worker {worker} finished no mini-batch in {found.seconds:.1f} s: measure longer, with --seconds")
+        echo(f"Worker {worker} finished no mini-batch in {found.seconds:.1f} s: measure longer, with --seconds")
     for note in found.notes:
-        typer.echo(note)
-    typer.echo(f"\nUnder ssgd workers would wait {found.waiting:.0%} of their time.")
+        echo(note)
+    echo(f"\nUnder ssgd workers would wait {found.waiting:.0%} of their time.")
     if found.unknown:
-        typer.echo(f"Trace: {path}")
+        echo(f"Trace: {path}")
         return
     groups = f"gsgd:groups={spelled(found.groups)}"
     alike = (
@@ -175,11 +175,11 @@ def _show(found: "Stragglers", profiled: str | None, path: Path) -> None:
         if len(found.groups) == 1
         else f"{len(found.groups)} groups of similar speed"
     )
-    typer.echo(f"Suggested: {alike}: {groups}\nTrace: {path}")
+    echo(f"Suggested: {alike}: {groups}\nTrace: {path}")
     rules = " ".join(f"-s {rule}" for rule in ("ssgd", "asgd", groups))
-    typer.echo(f"Next: paceline replay {path} {rules}\n      paceline predict {path} {rules}")
+    echo(f"Next: paceline replay {path} {rules}\n      paceline predict {path} {rules}")
     if profiled is not None:
-        typer.echo(f"      paceline train {profiled} --strategy {groups}")
+        echo(f"      paceline train {profiled} --strategy {groups}")
 
 
 def show_stragglers(found: "Stragglers") -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.common import STRATEGY_FORMAT, Trust, check_trust, config_of
+from paceline.cli.main import echo
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,14 +61,14 @@ def _repeat(run: Path, trust: bool) -> None:
     check_trust(config, run, trust)
     found = replay_config(saved, config)
     last = found.run.history[-1]
-    typer.echo(f"{run}: {last.updates:,} updates repeated from the trace, {last.samples:,} samples")
+    echo(f"{run}: {last.updates:,} updates repeated from the trace, {last.samples:,} samples")
     if found.departure is not None:
-        typer.echo(f"The replay differs from the trace: {found.departure}")
+        echo(f"The replay differs from the trace: {found.departure}")
     for name, difference in found.differences.items():
-        typer.echo(f"{name} differs by up to {difference:g}")
+        echo(f"{name} differs by up to {difference:g}")
     if not found.same:
         raise typer.Exit(DIFFERS)
-    typer.echo(
+    echo(
         "The weights are the same, bit for bit." if found.compared
         else "The trace is the same; the run did not finish, so there are no final weights to compare."
     )  # fmt: skip
@@ -98,7 +99,7 @@ def _what_if(run: Path, texts: list[str]) -> None:
     recorded = Prospect(f"{label}, as recorded", survey.measures)
     _show([recorded, *found])
     for doubt in [*survey.doubts(), *size_doubts(survey, asked.values(), size)]:
-        typer.echo(doubt)
+        echo(doubt)
 
 
 def _show(prospects: "list[Prospect]") -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.main import echo
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.files import check_writable, write_atomically
 
@@ -52,7 +53,7 @@ def _write_page(saved: Mapping[str, "SavedRun"], out: Path) -> None:
             described.append(describe(name, run))
     text = page(described)
     write_atomically(out, text)
-    typer.echo(f"Page: {out} ({len(text.encode()) / 1e6:.1f} MB, needs no network)")
+    echo(f"Page: {out} ({len(text.encode()) / 1e6:.1f} MB, needs no network)")
 
 
 def _write_perfetto(saved: Mapping[str, "SavedRun"], path: Path) -> None:
@@ -64,7 +65,7 @@ def _write_perfetto(saved: Mapping[str, "SavedRun"], path: Path) -> None:
         with _naming(run):
             pictures[name] = gather(run.trace, limit=LIMIT, end=run.stopped_at)
     write_perfetto(pictures, path)
-    typer.echo(f"Timeline: {path} (open it at https://ui.perfetto.dev)")
+    echo(f"Timeline: {path} (open it at https://ui.perfetto.dev)")
 
 
 @contextmanager

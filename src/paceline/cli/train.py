@@ -19,7 +19,7 @@ from paceline.cli.common import (
     on_fleet,
     unused_path,
 )
-from paceline.cli.main import FAILED, log
+from paceline.cli.main import FAILED, echo, log
 from paceline.core.errors import ConfigError
 from paceline.engine.signals import Interrupted, terminable
 
@@ -161,7 +161,7 @@ def _show(run: "Run", label: str) -> "Measures":
     named = [(name, value) for name, value in last.metrics.items() if name not in ("loss", "accuracy")]
     others = "".join(f"{name} {value:.4g}, " for name, value in named[:METRICS])
     by = "" if run.ended in ("diverged", "no workers", "too few workers") else "ended by "
-    typer.echo(
+    echo(
         f"{label}: {by}{run.ended} after {last.updates:,} updates, {last.seconds:,.1f} s and {last.samples:,} samples\n"
         f"loss {last.loss:.4f}, accuracy {last.accuracy:.1%}, {others}staleness {run.mean_staleness:.1f} on average "
         f"and {run.max_staleness} at most, {found.wasted_share:.0%} of the work wasted, "
@@ -169,8 +169,8 @@ def _show(run: "Run", label: str) -> "Measures":
     )
     non_finite = {each.worker: each.non_finite for each in found.workers if each.non_finite}
     if non_finite:
-        typer.echo(non_finite_line(label, non_finite))
+        echo(non_finite_line(label, non_finite))
     if run.problem:
-        (typer.echo if run.ended in ("diverged", "too few workers") else log)(run.problem)
-    typer.echo(f"Run: {run.directory}")
+        (echo if run.ended in ("diverged", "too few workers") else log)(run.problem)
+    echo(f"Run: {run.directory}")
     return found

@@ -84,9 +84,8 @@ def of_the_user(fleet: AnyFleet) -> AnyFleet:
 
 
 def cluster_of(fleet: AnyFleet) -> str | None:
-    """The address of the cluster on other machines that a fleet is on: it has to be named again to resume a run."""
-    address = fleet.address if isinstance(fleet, RayFleet) else None
-    return None if address == "auto" else address
+    """The address of the cluster that a fleet is on, or "auto": it has to be named again to resume a run."""
+    return fleet.address if isinstance(fleet, RayFleet) else None
 
 
 def as_processes(fleet: AnyFleet) -> ProcessFleet:

@@ -32,9 +32,13 @@ def whole(value: Any) -> int:
 
 
 def real(value: Any) -> float:
-    """A finite number."""
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no finite number")
+    """A finite number, and no larger than a float can be."""
+    try:
+        finite = type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        finite = False
+    if not finite:
+        raise ValueError(f"{shown(value)} is no finite number")
     number: float = value
     return number
 

@@ -8,6 +8,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -16,6 +17,7 @@ from paceline.core.errors import ConfigError
 T = TypeVar("T")
 Table = Mapping[str, Any]
 PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+MOST_SECONDS = 1e12  # that are given for anything: a trace ends at a thousand times as many
 
 
 # Of a dataclass that was made in Python.
@@ -47,7 +49,11 @@ def as_kind(given: Any, kinds: tuple[type, ...]) -> Any:
         if kind is int and isinstance(given, Integral) and not truth:
             return int(given)
         if kind is float and isinstance(given, Real) and not truth:
-            return given if isinstance(given, int | float) else float(given)
+            try:
+                number = float(given)
+            except OverflowError:
+                raise TypeError("a number below 1e308") from None
+            return given if isinstance(given, int | float) else number
         if kind is str and isinstance(given, str):
             return given
         if kind not in PLAIN and kind is not NoneType and not isinstance(given, type) and _decides(given):
@@ -56,6 +62,14 @@ def as_kind(given: Any, kinds: tuple[type, ...]) -> Any:
         return None
     wanted = " or ".join(PLAIN.get(kind, "a strategy, such as Synchronous()") for kind in kinds if kind is not NoneType)
     raise TypeError(wanted + (", or None" if NoneType in kinds else ""))
+
+
+def as_path(name: str, given: Any) -> Path:
+    """An argument that names a file or a directory; ``ConfigError`` if it is none."""
+    try:
+        return Path(given)
+    except TypeError:
+        raise ConfigError(f'{name}={shown(given)} is no path: give one, such as "runs/first"') from None
 
 
 def shown(given: Any) -> str:
@@ -226,6 +240,16 @@ def check_least(value: object, least: int, *names: str) -> None:
         if (given := getattr(value, name)) < least:
             kind = type(value).__name__
             raise ConfigError(f"{kind} cannot have {name}={given}: at least {least} (nearest {name}={least})")
+
+
+def check_most(value: object, most: float, *names: str) -> None:
+    """Raise ``ConfigError`` for the first of these fields that is larger than anything a run could count to."""
+    for name in names:
+        if (given := getattr(value, name)) is not None and given > most:
+            raise ConfigError(
+                f"{type(value).__name__} cannot have {name}={shown(given)}: larger than a run can count with "
+                f"(nearest {name}={most if isinstance(most, int) else format(most, 'g')})"
+            )
 
 
 def check_quorum(quorum: int, workers: int) -> None:

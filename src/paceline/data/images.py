@@ -5,22 +5,28 @@
 
 That is what ``python -m reproductions fetch`` makes, in a checkout of the repository. Files that lie in DIR itself are
 found too.
+
+A packed file of a megabyte may hold a gigabyte of zeros: no more is unpacked than a data set has.
 """
 
 import gzip
 import math
+import os
 import shlex
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
-from paceline.files import read_bytes
+from paceline.files import open_named, why
 
 CLASSES = 10
 MNIST_FILES = (
@@ -31,7 +37,9 @@ MNIST_PIXELS = (28, 28)
 CIFAR10_ARCHIVE = "cifar-10-binary.tar.gz"
 CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 CIFAR10_PIXELS = (3, 32, 32)
+RECORD = 1 + math.prod(CIFAR10_PIXELS)  # bytes of an image, and of its class
 CIFAR10_RECORDS = 10_000  # in each file
+LARGEST = 1 << 28  # bytes that are read of a file; the largest, CIFAR-10's archive, has 184 million when unpacked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +78,9 @@ def read_cifar10(folder: Path | str | None, *, records: int = CIFAR10_RECORDS) -
     labels = np.empty(len(CIFAR10_FILES) * records, dtype=np.int64)
     missing = list(CIFAR10_FILES)
     try:
-        for name, path, data in _cifar10_contents(place):
+        for name, path, data in _cifar10_contents(place, records):
+            if name not in missing:
+                raise ConfigError(f"{path} is there twice")
             begin = CIFAR10_FILES.index(name) * records
             batch = _cifar10_batch(data, path, records)
             labels[begin : begin + records] = batch[:, 0]
@@ -90,21 +100,28 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     A file is the bytes 0, 0, 8 (for "unsigned bytes") and the number of dimensions, then the dimensions, each of four
     bytes with the highest first, then the array in C order.
     """
-    data = _unzipped(path)
-    begin, magic = 4 + 4 * dimensions, 0x800 | dimensions
-    if len(data) >= 4 and (found := int.from_bytes(data[:4], "big")) != magic:
+    with _unpacked(path) as file:
+        shape = _idx_shape(path, file.read(4 + 4 * dimensions), dimensions)
+        size = math.prod(shape)
+        data = file.read(min(size, LARGEST) + 1)
+    if len(data) > LARGEST:
+        raise ConfigError(f"{path} is too long: no more than {LARGEST:,} bytes are read")
+    if len(data) != size:
+        sizes = " x ".join(map(str, shape))
+        raise ConfigError(f"{path} {_wrong_length(data, size)}, and its header says {sizes} = {size:,}")
+    # a copy, because torch wants memory that can be written to
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape).copy()
+
+
+def _idx_shape(path: Path, header: bytes, dimensions: int) -> tuple[int, ...]:
+    length, magic = 4 + 4 * dimensions, 0x800 | dimensions
+    if len(header) >= 4 and (found := int.from_bytes(header[:4], "big")) != magic:
         raise ConfigError(
             f"{path} is no idx file of {dimensions} dimensions: it begins with {found:#010x} and not {magic:#010x}"
         )
-    if len(data) < begin:
-        raise ConfigError(f"{path} is truncated: {len(data)} bytes, and its header alone has {begin}")
-    shape = tuple(int(length) for length in np.frombuffer(data, dtype=">u4", count=dimensions, offset=4))
-    if (size := math.prod(shape)) != len(data) - begin:
-        what = "is truncated" if size > len(data) - begin else "is too long"
-        sizes = " x ".join(map(str, shape))
-        raise ConfigError(f"{path} {what}: {len(data) - begin:,} bytes, and its header says {sizes} = {size:,}")
-    # a copy, because torch wants memory that can be written to
-    return np.frombuffer(data, dtype=np.uint8, count=size, offset=begin).reshape(shape).copy()
+    if len(header) < length:
+        raise ConfigError(f"{path} is truncated: {len(header)} bytes, and its header alone has {length}")
+    return tuple(map(int, np.frombuffer(header, dtype=">u4", offset=4)))
 
 
 def _mnist_split(place: Path, images_name: str, labels_name: str) -> Labelled:
@@ -125,36 +142,47 @@ def _packed_or_not(place: Path, name: str) -> Path:
     raise ConfigError(f"there is no {name}.gz in {place}")
 
 
-def _cifar10_contents(place: Path) -> Iterator[tuple[str, Path, bytes]]:
-    """The name of each file, where it is, and what it holds: of those that lie there, or else of the archive."""
-    archive = place / CIFAR10_ARCHIVE
+def _cifar10_contents(place: Path, records: int) -> Iterator[tuple[str, Path, bytes]]:
+    """The name of each file, where it is, and what it holds: of those that lie there, or else of the archive.
+
+    Of a file that is longer than it should be, one byte more than that.
+    """
+    archive, most = place / CIFAR10_ARCHIVE, records * RECORD + 1
     if archive.is_file() and not all((place / name).is_file() for name in CIFAR10_FILES):
-        yield from _archived(archive)
+        yield from _archived(archive, most)
         return
     for name in CIFAR10_FILES:
         if (path := place / name).is_file():
-            yield name, path, read_bytes(path)
+            with _unpacked(path) as file:
+                yield name, path, file.read(most)
 
 
-def _archived(archive: Path) -> Iterator[tuple[str, Path, bytes]]:
+def _archived(archive: Path, most: int) -> Iterator[tuple[str, Path, bytes]]:
     try:
-        with tarfile.open(archive, "r:gz") as packed:
-            for member in packed:
+        with open_named(archive) as packed, gzip.open(packed) as file:
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ConfigError(f"{archive} is too long: no more than {LARGEST:,} bytes are unpacked")
+        with tarfile.open(fileobj=BytesIO(data), mode="r:") as files:
+            for member in files:
                 name = PurePosixPath(member.name).name
-                if name in CIFAR10_FILES and (content := packed.extractfile(member)) is not None:
-                    yield name, archive / name, content.read()
+                if name in CIFAR10_FILES and (content := files.extractfile(member)) is not None:
+                    yield name, archive / name, content.read(most)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise ConfigError(f"{archive} is damaged or truncated: {error}") from None
 
 
 def _cifar10_batch(data: bytes, path: Path, records: int) -> NDArray[np.uint8]:
-    length = 1 + math.prod(CIFAR10_PIXELS)
-    if len(data) != records * length:
-        what = "is truncated" if len(data) < records * length else "is too long"
-        raise ConfigError(f"{path} {what}: {len(data):,} bytes, not {records:,} records of {length:,}")
-    batch = np.frombuffer(data, dtype=np.uint8).reshape(records, length)
+    if len(data) != (size := records * RECORD):
+        raise ConfigError(f"{path} {_wrong_length(data, size)}, not {records:,} records of {RECORD:,}")
+    batch = np.frombuffer(data, dtype=np.uint8).reshape(records, RECORD)
     _check_labels(batch[:, 0], path)
     return batch
+
+
+def _wrong_length(data: bytes, size: int) -> str:
+    what, more = ("truncated", "") if len(data) < size else ("too long", " or more")
+    return f"is {what}: {len(data):,} bytes{more}"
 
 
 def _check_labels(labels: NDArray[np.uint8], path: Path) -> None:
@@ -164,16 +192,23 @@ def _check_labels(labels: NDArray[np.uint8], path: Path) -> None:
         raise ConfigError(f"{path} holds the label {highest}, and there are only 0 to {CLASSES - 1}")
 
 
-def _unzipped(path: Path) -> bytes:
-    data = read_bytes(path)
-    if path.suffix != ".gz":
-        return data
-    try:
-        return gzip.decompress(data)
-    except EOFError:
-        raise ConfigError(f"{path} is truncated: {len(data):,} bytes, and its end is missing") from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise ConfigError(f"{path} is damaged: {error}") from None
+@contextmanager
+def _unpacked(path: Path) -> Iterator[BinaryIO]:
+    """What a file holds, to be read; it is unpacked on the way if it is packed by gzip."""
+    with open_named(path) as packed:
+        try:
+            if path.suffix != ".gz":
+                yield packed
+                return
+            with gzip.open(packed) as file:
+                yield cast(BinaryIO, file)
+        except EOFError:
+            size = os.fstat(packed.fileno()).st_size
+            raise ConfigError(f"{path} is truncated: {size:,} bytes, and its end is missing") from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise ConfigError(f"{path} is damaged: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {why(error)}") from None
 
 
 def _place(name: str, folder: Path | str | None, files: Sequence[str]) -> Path:

@@ -167,8 +167,11 @@ def is_pair(data: Any) -> bool:
 def as_tensors(data: Any, floats: torch.dtype | None) -> Any:
     """A pair of numpy arrays as tensors; other data unchanged.
 
-    Arrays of float64, the default of numpy, become ``floats`` if it is given: few models have weights in float64.
+    Arrays of float64, the default of numpy, become ``floats`` if it is given: few models have weights in float64. Whole
+    numbers of any width become int64 where they are targets: torch takes classes as nothing else.
     """
+    if isinstance(data, Tensor | np.ndarray) and data.ndim == 0:
+        raise ConfigError(f"data must be a pair of tensors or arrays, or a map-style dataset, not one number, {data}")
     if not isinstance(data, Sequence) or len(data) != 2:
         return data
     if not all(isinstance(part, Tensor | np.ndarray) for part in data):
@@ -176,7 +179,15 @@ def as_tensors(data: Any, floats: torch.dtype | None) -> Any:
             kinds = " and ".join(type(part).__name__ for part in data)
             raise ConfigError(f"data must be a pair of tensors or arrays, not of {kinds}: use torch.tensor or np.array")
         return data
-    return tuple(part if isinstance(part, Tensor) else _tensor(part, floats) for part in data)
+    if any(part.ndim == 0 for part in data):
+        raise ConfigError("data must be a pair of tensors or arrays with a row for each sample, not of single numbers")
+    inputs, targets = (part if isinstance(part, Tensor) else _tensor(part, floats) for part in data)
+    return inputs, targets.to(torch.int64) if converts(data[1]) else targets
+
+
+def converts(targets: Any) -> bool:
+    """Are these targets whole numbers in an array, of another width than torch takes as classes?"""
+    return isinstance(targets, np.ndarray) and targets.dtype.kind in "iu" and targets.dtype != np.int64
 
 
 def _tensor(array: NDArray[Any], floats: torch.dtype | None) -> Tensor:

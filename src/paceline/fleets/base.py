@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from paceline.learning.workload import Workload
 
 
+MOST_THREADS = 1024  # of one process: more than any machine has cores
+
+
 class WorkerGroup(Protocol):
     """The workers of one run, at work."""
 
@@ -170,11 +173,19 @@ def medians_at(fleet: Fleet, batch_size: int | Sequence[int] | None) -> tuple[fl
 def check_number(workers: int) -> None:
     """Refuse more workers than any machine could keep account of, before it tries to."""
     if workers > MOST_WORKERS:
-        raise ConfigError(f"{workers:,} workers are more than can be kept account of: at most {MOST_WORKERS:,}")
+        number = f"{workers:,}" if workers < 10**18 else shown(workers)
+        raise ConfigError(f"{number} workers are more than can be kept account of: at most {MOST_WORKERS:,}")
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse a number of threads of torch that no machine has, before somebody tries to start them."""
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(f"threads={shown(threads)} is not possible: 1 to {MOST_THREADS:,}, or none to have it chosen")
 
 
 def check_labels(labels: Sequence[str], workers: int) -> None:
-    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+    given = isinstance(labels, Sequence) and not isinstance(labels, str)
+    if not given or not all(isinstance(label, str) for label in labels):
         raise ConfigError(f"labels={shown(labels)} are none: give a list of texts, one for each worker")
     if labels and len(labels) != workers:
         raise ConfigError(f"{len(labels)} labels for {workers} workers: give one for each, or none")

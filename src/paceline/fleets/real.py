@@ -17,6 +17,8 @@ from paceline.fleets.processes.timeouts import SilenceTimeout
 if TYPE_CHECKING:
     from paceline.learning.workload import Workload
 
+MOST_PROCESSES = 1024  # of one machine: more would keep it from everything else, long before they could compute
+
 Slow = Mapping[int, float | Delay]
 
 
@@ -41,6 +43,16 @@ def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[s
     check_labels(labels, workers)
     if not isinstance(deadline, SilenceTimeout):
         raise ConfigError(f"deadline={shown(deadline)} is no timeout: give SilenceTimeout(at_least=5.0)")
+
+
+def check_processes(processes: int, machines: int = 1) -> None:
+    """Raise ``ConfigError`` before more processes are started than machines can have."""
+    if processes > (most := MOST_PROCESSES * machines):
+        where = "one machine" if machines == 1 else f"{machines} machines"
+        raise ConfigError(
+            f"{processes:,} processes on {where} are too many: at most {most:,} are started; a SimulatedFleet has as "
+            "many workers as you like, and a RayFleet more machines"
+        )
 
 
 def check_state(state: str) -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
 from paceline.core.fields import build
-from paceline.core.messages import Joined, Left
-from paceline.data.sizes import BatchSizes, read_sizes
+from paceline.core.messages import Joined, Left, Ticket
+from paceline.data.sizes import read_sizes
 from paceline.delays import Delay, Empirical, PerSample
 from paceline.engine.arguments import simulated_sizes
-from paceline.engine.loop import seldom_collecting
+from paceline.engine.loop import NoLearner, seldom_collecting
 from paceline.engine.measured import MeasuredSimulation
 from paceline.fleets.simulated.cluster import Machines
 from paceline.fleets.simulated.fleet import Network, SimulatedFleet
@@ -19,6 +19,8 @@ from paceline.trace.durations import DurationReader, Durations, doubts, fixed_se
 from paceline.trace.history import Observer
 from paceline.trace.measure import MeasureReader, Measures
 from paceline.trace.reading import Trace
+
+FEW = 1_000_000  # mini-batches, which take a few seconds to simulate
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ def what_if(
 ) -> Sequence[Prospect]:
     """Each strategy for as long as the recorded run lasted, on its workers' durations.
 
-    ``batch_size`` is that of the recorded run, where it is known.
+    ``batch_size`` is that of the recorded run, where it is known. A strategy that goes through very many more
+    mini-batches than the recorded run is refused.
     """
     fleet, recorded = recorded_fleet(survey), survey.measures
     if not recorded.seconds:
@@ -126,14 +129,31 @@ def what_if(
     found: list[Prospect] = []
     for label, strategy in strategies.items():
         sizes = simulated_sizes(strategy, fleet.workers, batch_size or recorded_sizes(survey))
-        found.append(Prospect(label, _simulated(strategy, fleet, recorded.seconds, sizes, seed)))
+        limit = _Limit(label, survey)
+        simulation = MeasuredSimulation(strategy, fleet, limit, seconds=recorded.seconds, sizes=sizes, seed=seed)
+        for _ in simulation:
+            pass
+        found.append(Prospect(label, simulation.measures()))
     return found
 
 
-def _simulated(
-    strategy: Strategy, fleet: SimulatedFleet, seconds: float, sizes: BatchSizes | None, seed: int
-) -> Measures:
-    simulation = MeasuredSimulation(strategy, fleet, seconds=seconds, sizes=sizes, seed=seed)
-    for _ in simulation:
-        pass
-    return simulation.measures()
+class _Limit(NoLearner):
+    """Refuses a simulation that would take practically for ever.
+
+    A worker that waited for an hour after one piece of work of a microsecond would do that work a billion times.
+    """
+
+    def __init__(self, label: str, survey: Survey) -> None:
+        self._label = label
+        self._recorded = sum(len(own.seconds) + own.cut for own in survey.durations.values())
+        used = sum(worker.contributions for worker in survey.measures.workers)
+        self._most = max(FEW, 4 * self._recorded, 1000 * used)
+        self._left = self._most
+
+    def start(self, ticket: Ticket) -> None:
+        self._left -= ticket.work.mini_batches
+        if self._left < 0:
+            raise ConfigError(
+                f"{self._label}: in as much time its workers would go through more than {self._most:,} mini-batches, "
+                f"and went through {self._recorded:,} in the recorded run: that is too many to simulate"
+            )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
 from paceline.data.partition import Indices
-from paceline.files import write_atomically
+from paceline.files import check_regular, write_atomically
 
 if TYPE_CHECKING:
     from paceline.data.samples import Samples
@@ -147,13 +147,37 @@ def read_pruning(directory: Path) -> SavedPruning | None:
     from safetensors.numpy import load_file
 
     path = directory / FILE
+    check_regular(path)
     if not path.exists():
         return None
     try:
         arrays = load_file(path)
+        _check(arrays)
         return SavedPruning(record_of(arrays), arrays.get("targets"), arrays["shown"], arrays["inputs"])
     except (OSError, SafetensorError, KeyError, MemoryError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
+
+
+def _check(arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Refuse what no run has written; ``ValueError`` says which array."""
+    samples, shown, inputs = len(arrays["times_pruned"]), arrays["shown"], arrays["inputs"]
+    indices = dict.fromkeys(("trend_samples", "shown"), samples)
+    below = {"times_pruned": 1 << 16, "times_stood_out": 1 << 16, "passes": 1 << 31, "trend_epochs": 1 << 31, **indices}
+    for name, most in below.items():
+        each = arrays[name]
+        if each.dtype.kind not in "iu" or each.ndim != (2 if name == "passes" else 1):
+            raise ValueError(f"{name} is of {each.dtype} and shape {each.shape}")
+        if each.size and not 0 <= int(each.min()) <= int(each.max()) < most:
+            raise ValueError(f"{name} has numbers that are not from 0 to {most - 1}")
+    passes, targets, losses = arrays["passes"], arrays.get("targets", shown), arrays["trend_losses"]
+    if passes.shape[1] != 4 or (passes[:, 3] > passes[:, 2]).any():
+        raise ValueError("passes do not keep some of the samples of a shard each")
+    if targets.ndim != 1 or targets.dtype.kind not in "iu" or losses.ndim != 1 or losses.dtype.kind != "f":
+        raise ValueError("targets and trend_losses are not a number for each sample and loss")
+    if len(arrays["times_stood_out"]) != samples or len(shown) > SHOWN:
+        raise ValueError(f"{samples} samples, {len(arrays['times_stood_out'])} that stood out, {len(shown)} shown")
+    if inputs.dtype.kind not in "biuf" or (inputs.size and len(inputs) != len(shown)):
+        raise ValueError(f"inputs of {inputs.dtype} and shape {inputs.shape} for {len(shown)} samples")
 
 
 def most_pruned(record: PruningRecord, most: int) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from paceline import look
 from paceline.pruning.record import FOLLOWED, PruningRecord, SavedPruning
 
 COLUMNS = 10  # of a contact sheet
+MOST_BARS = 100  # in one picture; of more values, several are one bar
 
 
 def pruning_section(runs: Mapping[int, tuple[str, SavedPruning]]) -> str:
@@ -38,7 +39,7 @@ def _pictures(name: str, saved: SavedPruning) -> str:
     axes = figure.subplots(2, 2).flatten()
     pass_sizes(axes[0], record)
     how_often(axes[1], record.times_pruned, 1)
-    if saved.targets is not None:
+    if saved.targets is not None and saved.targets.size:
         by_class(axes[2], record.times_pruned[: len(saved.targets)], saved.targets[: len(record.times_pruned)])
     else:
         axes[2].axis("off")
@@ -57,7 +58,8 @@ def _pictures(name: str, saved: SavedPruning) -> str:
 
 
 def _caption(saved: SavedPruning, sample: int) -> str:
-    label = "" if saved.targets is None else f" ({saved.targets[sample]})"
+    known = saved.targets is not None and sample < len(saved.targets)
+    label = f" ({saved.targets[sample]})" if known and saved.targets is not None else ""
     return f"{sample}{label} {int(saved.record.times_pruned[sample])}×"
 
 
@@ -70,38 +72,57 @@ def new_figure(width: float, height: float) -> Figure:
 def how_often(axis: Any, times_pruned: NDArray[Any], most: int) -> None:
     """How many samples were left out how often."""
     counts = np.bincount(times_pruned, minlength=most + 1)
-    axis.bar(range(len(counts)), counts, color=look.SERIES[0], width=0.8)
+    width = _values_a_bar(len(counts))
+    _bars(axis, np.arange(len(counts)), _summed(counts, width), width, look.SERIES[0])
     look.tidy(axis, "Samples by the number of times they were left out", "times left out", "samples")
 
 
 def by_class(axis: Any, times_pruned: NDArray[Any], targets: NDArray[Any], names: Sequence[str] | None = None) -> None:
     """The mean number of times that a sample of each class was left out."""
-    classes = np.unique(targets)
-    means = [float(times_pruned[targets == each].mean()) for each in classes]
-    axis.bar(range(len(classes)), means, color=look.SERIES[1], width=0.8)
+    classes, place = np.unique(targets, return_inverse=True)
+    width = _values_a_bar(len(classes))
+    times, samples = (_summed(np.bincount(place, each), width) for each in (times_pruned, np.ones(len(place))))
+    _bars(axis, np.arange(len(classes)), times / samples, width, look.SERIES[1])
     axis.axhline(float(times_pruned.mean()), color="0.4", linewidth=1, linestyle="--")
-    turned = 45 if names is not None else 0
-    labels = [str(each) for each in classes] if names is None else list(names)
-    axis.set_xticks(range(len(classes)), labels, rotation=turned, ha="right" if turned else "center")
+    if width == 1:
+        turned = 45 if names is not None else 0
+        labels = [str(each) for each in classes] if names is None else list(names)
+        axis.set_xticks(range(len(classes)), labels, rotation=turned, ha="right" if turned else "center")
     look.tidy(axis, "Times left out, by class (dashed: all)", "class", "mean times left out")
 
 
 def pass_sizes(axis: Any, record: PruningRecord) -> None:
     """The share of the samples that each epoch kept."""
-    epochs = sorted({row[1] for row in record.passes})
-    held, kept = (
-        np.array([sum(row[place] for row in record.passes if row[1] == each) for each in epochs]) for place in (2, 3)
-    )
-    axis.bar(epochs, kept / held, color=look.SERIES[0], width=0.8)
+    rows = np.array(record.passes, dtype=np.float64).reshape(-1, 4)
+    epochs, place = np.unique(rows[:, 1], return_inverse=True)
+    width = _values_a_bar(len(epochs))
+    held, kept = (_summed(np.bincount(place, rows[:, column]), width) for column in (2, 3))
+    _bars(axis, epochs, kept / np.maximum(held, 1), width, look.SERIES[0])
     axis.set_ylim(0, 1.05)
     look.tidy(axis, "Share of the samples that is kept", "epoch of a worker", "share")
+
+
+def _values_a_bar(values: int) -> int:
+    return max(1, -(-values // MOST_BARS))
+
+
+def _summed(values: NDArray[Any], width: int) -> NDArray[Any]:
+    """The sums of so many values each that follow each other."""
+    return np.add.reduceat(values, np.arange(0, len(values), width)) if len(values) else values
+
+
+def _bars(axis: Any, places: NDArray[Any], heights: NDArray[Any], width: int, colour: str) -> None:
+    """A bar in the middle of each ``width`` places."""
+    begins = places[::width]
+    axis.bar(begins + (width - 1) / 2, heights, color=colour, width=0.8 * width)
 
 
 def trends(axis: Any, losses: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str) -> None:
     """Losses of single samples against epochs, by their names."""
     for number, (name, (epochs, values)) in enumerate(losses.items()):
         axis.plot(epochs, values, label=name, marker=".", markersize=4, linewidth=1.2, **look.series(number))
-    axis.legend(fontsize=8, frameon=False)
+    if losses:
+        axis.legend(fontsize=8, frameon=False)
     look.tidy(axis, title, "epoch", "loss")
 
 
@@ -123,10 +144,13 @@ def as_pictures(inputs: NDArray[Any]) -> NDArray[Any] | None:
     """Inputs as pictures with values from 0 to 1, if they have the shape of pictures."""
     if inputs.ndim == 4 and inputs.shape[1] in (1, 3):
         inputs = inputs[:, 0] if inputs.shape[1] == 1 else inputs.transpose(0, 2, 3, 1)
-    if inputs.ndim < 3 or not len(inputs) or (inputs.ndim == 4 and inputs.shape[3] != 3) or inputs.ndim > 4:
+    if inputs.ndim < 3 or not inputs.size or (inputs.ndim == 4 and inputs.shape[3] != 3) or inputs.ndim > 4:
         return None
     low, high = float(inputs.min()), float(inputs.max())
-    return (inputs - low) / (high - low) if high > low else np.zeros_like(inputs)
+    if not high - low > 0:
+        return np.zeros_like(inputs)
+    with np.errstate(invalid="ignore", over="ignore"):  # of what is not finite
+        return np.nan_to_num((inputs - low) / (high - low), posinf=1.0, neginf=0.0)
 
 
 def telling_trends(record: PruningRecord, most: int = 4) -> dict[str, tuple[list[float], list[float]]]:

@@ -12,7 +12,7 @@ are no texts) and counter.
 import json
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.files import write_atomically
+from paceline.files import check_regular, write_atomically
 from paceline.storage.saved_models import UNREADABLE
 
 FORMAT = 1
@@ -35,7 +35,7 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_encode(state, "", tensors))
     try:
-        data = save(tensors, {KEY: f"{FORMAT} {_checksum(text, tensors)} {text}"})
+        data = save(tensors, {KEY: f"{FORMAT} {_checksum(text, sorted(tensors.items()))} {text}"})
     except (SafetensorError, KeyError, ValueError) as error:
         raise ConfigError(f"cannot write {path}: {error}") from None
     write_atomically(path, data)
@@ -45,16 +45,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read what ``write_checkpoint`` wrote; refuse anything else in one line."""
     if not path.is_file():
         raise ConfigError(f"no checkpoint at {path}")
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             checksum, text = _parts(path, (file.metadata() or {}).get(KEY))
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            names = sorted(file.keys())
+            if checksum != _checksum(text, ((name, file.get_tensor(name)) for name in names)):  # no two held at once
+                raise ConfigError(f"{path} is damaged: its checksum does not fit its content")
+            tensors = {name: file.get_tensor(name).clone() for name in names}
     except (SafetensorError, *UNREADABLE) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path} is no whole checkpoint of Paceline: {_line(error)}") from None
-    if checksum != _checksum(text, tensors):
-        raise ConfigError(f"{path} is damaged: its checksum does not fit its content")
     try:
         state = _decode(json.loads(text), tensors)
     except (KeyError, ValueError, TypeError, RecursionError, RuntimeError) as error:
@@ -119,9 +121,10 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     raise ValueError(f"{kind!r} is no kind of value")
 
 
-def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+def _checksum(text: str, tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Over the text and the tensors, which come in the order of their names."""
     sum_so_far = zlib.crc32(text.encode())
-    for name, tensor in sorted(tensors.items()):
+    for name, tensor in tensors:
         sum_so_far = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), sum_so_far)
         if tensor.numel():
             sum_so_far = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, sum_so_far)

@@ -14,6 +14,7 @@ from paceline.storage.metrics import Row, read_rows
 from paceline.storage.run_directory import check_files
 from paceline.storage.spec_file import FORMAT, LARGEST, field_of, read_object, read_spec, spell_field
 from paceline.strategies.synchronous import Synchronous
+from paceline.trace.format import MOST_SECONDS
 from paceline.trace.reading import Trace, read_trace
 from paceline.trace.recordings import is_recording, read_recording
 
@@ -40,7 +41,7 @@ class SavedRun:
     @property
     def stopped_at(self) -> float:
         """When the clock ended the run, perhaps long after its last event; 0 if something else did."""
-        return (_stop(self.config, "seconds") or 0.0) if self.ended == "seconds" else 0.0
+        return min(_stop(self.config, "seconds") or 0.0, MOST_SECONDS) if self.ended == "seconds" else 0.0
 
     @property
     def problem(self) -> str | None:

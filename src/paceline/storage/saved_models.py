@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
+from paceline.core.fields import as_path
 from paceline.files import check_regular, is_there, write_atomically
 from paceline.storage.spec_file import read_spec
 
@@ -73,7 +74,7 @@ def load(
     trust  read the architecture that the run saved, where no ``model`` is given. Whoever made the directory can then
            run code of theirs on this machine: say so only of your own runs, or of somebody whose programs you would run
     """
-    directory = Path(directory)
+    directory = as_path("directory", directory)
     if (directory / "config.json").is_file():
         read_spec(directory / "config.json")  # one of a newer format may hold something else
     tensors = _weights(directory, which)

@@ -17,7 +17,7 @@ from typing import Any
 from paceline.core.errors import ConfigError
 from paceline.trace.history import Observer, TicketTimes
 
-MOST_DURATIONS = 20_000_000  # of one worker: 160 MB
+MOST_DURATIONS = 20_000_000  # of all workers together: 160 MB
 
 
 def seconds_a_mini_batch(times: TicketTimes) -> float | None:
@@ -51,6 +51,7 @@ class DurationReader(Observer):
     def __init__(self, about: Mapping[str, Any]) -> None:
         numbers = range(int(about.get("workers", 0)))
         self.by_worker = defaultdict(Durations, {worker: Durations() for worker in numbers})
+        self._left = MOST_DURATIONS
 
     def arrived(self, times: TicketTimes) -> None:
         ticket = times.ticket
@@ -64,9 +65,10 @@ class DurationReader(Observer):
         else:
             own.cut += 1
             return
-        if count > MOST_DURATIONS - len(own.seconds):
+        self._left -= count
+        if self._left < 0:
             raise ConfigError(
-                f"worker {worker} went through more than {MOST_DURATIONS:,} mini-batches in the recorded run: "
+                f"the workers went through more than {MOST_DURATIONS:,} mini-batches in the recorded run: "
                 "too many to be gone through again"
             )
         if count == 1:

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from paceline.core.errors import ConfigError
-from paceline.files import check_regular, open_regular
+from paceline.files import check_regular, open_named, open_regular
 from paceline.trace.durations import seconds_a_mini_batch
 from paceline.trace.format import DECODERS, FORMAT, LONGEST_LINE, MALFORMED, Fact, check_about
 from paceline.trace.history import History, Observer, TicketTimes
@@ -110,12 +111,12 @@ def read_trace(path: Path | str) -> Trace:
         check_regular(file)
     if not file.is_file():
         raise ConfigError(f"no trace at {file}: give a run's directory or its trace.jsonl")
-    return Trace(lambda: lines_of(file), str(file))
+    return Trace(lambda: lines_of(file, open_regular if inside else open_named), str(file))
 
 
-def lines_of(file: Path) -> Iterator[str]:
-    """The lines of a file, none of them read further than any run writes."""
-    with file.open(encoding="utf-8", errors="replace", newline="\n") as opened:
+def lines_of(file: Path, opening: Callable[[Path], BinaryIO] = open_regular) -> Iterator[str]:
+    """The lines of a file, none of them read further than any run writes. By default no link is followed."""
+    with TextIOWrapper(opening(file), encoding="utf-8", errors="replace", newline="\n") as opened:
         while line := opened.readline(LONGEST_LINE):
             if len(line) == LONGEST_LINE and not line.endswith("\n"):
                 raise ConfigError(

@@ -8,12 +8,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from paceline.core.codec import whole
 from paceline.core.errors import ConfigError
 from paceline.core.messages import Event, Instruction, Ticket
-from paceline.files import NO_LINK, cannot_write, writing
+from paceline.files import cannot_write, open_regular, writing
 from paceline.trace.format import (
     FORMAT,
     MOST_SECONDS,
@@ -45,29 +45,29 @@ class TraceWriter:
         first = json.dumps({"paceline_trace": FORMAT, **about}, sort_keys=True) + "\n"
         if resumed:
             assert path is not None
-            self._file: int | None = self._open_again(path, first)
+            self._file: BinaryIO | None = self._open_again(path, first)
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC | NO_LINK
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
         with writing(path or "trace"):
-            self._file = None if path is None else os.open(path, flags, 0o644)
+            self._file = None if path is None else open_regular(path, flags)
         self._write(first)
 
-    def _open_again(self, path: Path, first: str) -> int:
+    def _open_again(self, path: Path, first: str) -> BinaryIO:
         recorded = next(iter(lines_of(path)), "") if path.is_file() else ""
         if recorded != first:
             raise ConfigError(f"cannot continue {path}: it begins with {recorded[:70]!r}, not with {first[:70]!r}")
-        return os.open(path, os.O_WRONLY | os.O_APPEND | NO_LINK)
+        return open_regular(path, os.O_WRONLY | os.O_APPEND)
 
     def state(self) -> dict[str, Any]:
         """How much is written, and will be there whatever happens to the machine."""
         assert self._file is not None
         with writing(self._path or "trace"):
-            os.fsync(self._file)
+            os.fsync(self._file.fileno())
         return {"bytes": self._position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         assert self._file is not None
-        self._position, there = whole(state["bytes"]), os.fstat(self._file).st_size
+        self._position, there = whole(state["bytes"]), os.fstat(self._file.fileno()).st_size
         if self._position > there:
             raise ConfigError(f"trace.jsonl has {there} bytes, and {self._position} when the checkpoint was made")
 
@@ -81,7 +81,7 @@ class TraceWriter:
     def cut(self) -> None:
         """Forget what was written after the state that was restored."""
         assert self._file is not None
-        os.ftruncate(self._file, self._position)
+        os.ftruncate(self._file.fileno(), self._position)
 
     def record(self, events: Sequence[Event], instructions: Iterable[Instruction]) -> None:
         if events and events[-1].at > MOST_SECONDS:  # it could not be read
@@ -121,14 +121,14 @@ class TraceWriter:
             self._position += len(data)
             try:
                 while data:
-                    data = data[os.write(self._file, data) :]
+                    data = data[self._file.write(data) :]
             except OSError as error:
                 raise cannot_write(self._path or "trace", error) from None
 
     def release(self) -> None:
         """Let go of the file, also if the run failed."""
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
 
     def close(self) -> "Trace":

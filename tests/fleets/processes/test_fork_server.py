@@ -1,7 +1,9 @@
 """The process that starts workers may be killed or stopped like any other: the run goes on, and nothing is left."""
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 import paceline as pl
 from paceline.core.messages import Event, Joined, Left
 from paceline.fleets.processes import fork_server
-from paceline.fleets.processes.fork_server import FORK_SERVER
+from paceline.fleets.processes.fork_server import FORK_SERVER, PIDFD_SIGNAL_PROCESS_GROUP, ForkedProcess
 from paceline.fleets.processes.group import ProcessWorkers
 from paceline.learning.workload import workload_of
 from support import faults
@@ -97,6 +99,80 @@ def test_a_run_ends_while_it_is_stopped() -> None:
         os.kill(FORK_SERVER.pid, signal.SIGCONT)
 
 
+def test_nobody_waits_for_one_that_reads_no_requests() -> None:
+    """A few fill its socket here. What does not fit is sent when it goes on."""
+    with running(9) as group:
+        server = FORK_SERVER._process
+        assert server is not None
+        server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 0)  # the least that there is
+        stop(FORK_SERVER.pid)
+        began = time.monotonic()
+        for pid in group.pids.values():
+            os.kill(pid, signal.SIGKILL)
+        left: set[int] = set()
+        while len(left) < 9:
+            left |= {event.worker for event in group.wait() if isinstance(event, Left)}
+        waited = time.monotonic() - began
+        asked = [worker.process for worker in group.supervisor]
+        waiting = [each for each in asked if isinstance(each, ForkedProcess) and each._request.waits]
+        os.kill(FORK_SERVER.pid, signal.SIGCONT)
+        assert 0 < len(waiting) < 9
+        assert waited < 30  # nine times a second that the fork server has to tell how a worker ended, if it is busy
+        heard(group, set(range(9)))
+        assert FORK_SERVER.pid == server.pid
+
+
+def test_whoever_waits_for_others_to_be_forked_has_more_time() -> None:
+    with running(1) as group:
+        server = FORK_SERVER._process
+        assert server is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            request = fork_server._Request(1)  # it is not sent, and so never answered
+            waiting = ForkedProcess(ours, server, request)
+            before = waiting.start_timeout
+            os.kill(group.pids[0], signal.SIGKILL)
+            heard(group, {0})
+            after = waiting.start_timeout
+        assert before == fork_server.START_WITHIN
+        assert after is not None
+        assert after > before
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_an_older_kernel_kills_what_a_worker_started_by_its_number_while_that_is_its_own(
+    stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fork server has done so when it tells the end, and then another process may have that number."""
+    usual, killed = signal.pidfd_send_signal, list[int]()
+
+    def of_an_older_kernel(pidfd: int, number: int, siginfo: None, flags: int) -> None:
+        if flags == PIDFD_SIGNAL_PROCESS_GROUP:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        usual(pidfd, number, siginfo, flags)
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", of_an_older_kernel)
+    monkeypatch.setattr(os, "killpg", lambda pid, number: killed.append(pid))
+    with running(1) as group:
+        if stopped:
+            stop(FORK_SERVER.pid)
+        pid = group.pids[0]
+        os.kill(pid, signal.SIGKILL)
+        group.wait()
+        if stopped:
+            os.kill(FORK_SERVER.pid, signal.SIGCONT)
+        assert killed == ([pid] if stopped else [])
+        heard(group, {0})
+
+
+def test_more_processes_than_a_machine_can_have_are_not_started() -> None:
+    for fleet in (pl.ProcessFleet(1025), pl.ProcessFleet(513, ranks_per_worker=2), pl.ProcessFleet(10**6)):
+        with pytest.raises(pl.ConfigError, match=r"^1.* processes on one machine are too many: at most 1,024"):
+            fleet.launch(workload_of(digits_task(), [], 32), seed=0)
+    with pytest.raises(pl.ConfigError, match="threads="):
+        pl.ProcessFleet(1, threads=10**30)
+
+
 class Telling(nn.Module):
     """Writes down of each process what it had loaded when it began."""
 
@@ -122,7 +198,7 @@ def test_a_run_goes_on_when_it_is_killed_and_the_next_one_loads_what_it_had_load
         stop=pl.Stop(updates=8), progress=False,
     )  # fmt: skip
     assert (run.ended, run.history[-1].updates) == ("updates", 8)
-    told = [path.read_text() for path in (tmp_path / "told").iterdir()]
+    told = [path.read_text() for path in (tmp_path / "told").iterdir() if path.name != str(os.getpid())]
     assert len(told) >= 3  # two, and those that came after them
     assert set(told) == {"True"}
 

@@ -1,7 +1,10 @@
 """Workers of several ranks: they compute what one process would, and live and die as one worker."""
 
 import re
-from collections.abc import Callable
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from paceline.callbacks.base import WorkerEvent
 from paceline.core.errors import ConfigError, WorkerFailed
 from paceline.core.messages import Arrived
 from paceline.fleets.processes.fork_server import FORK_SERVER
+from paceline.learning.workload import workload_of
 from support.digits import digits, digits_task, linear, weights
 from support.processes import PATIENCE
 from support.ranks import (
@@ -152,6 +156,39 @@ def test_what_a_gang_cannot_do_is_refused_before_it_starts() -> None:
         replace(GANGS, devices=["cpu", "cpu"])
     with pytest.raises(ConfigError, match="parallel=3 is no function"):
         replace(digits_task(), parallel=3)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where other programs of the user are to listen. A fork server keeps the environment that it was started in."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    FORK_SERVER.close()
+    yield
+    FORK_SERVER.close()
+
+
+def keys_of(address: Any) -> bytes:
+    """What a ``TCPStore`` at an address answers to a stranger who asks how many keys it has."""
+    with socket.create_connection((address.ip, address.port), timeout=5) as stranger:
+        stranger.sendall(b"\0" + struct.pack("<I", 0x3C85F7CE) + b"\7")
+        stranger.settimeout(0.5)
+        try:
+            return stranger.recv(8)
+        except OSError:
+            return b""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_ranks_meet_where_others_of_the_machine_cannot_and_listen_there_alone(start: str, elsewhere: None) -> None:
+    fleet = replace(GANGS, workers=1, min_workers=1, start=start)
+    group, _ = fleet.launch(workload_of(digits_task(), [], 32), seed=0)
+    with closing(group):
+        group.wait()
+        ranks = [psutil.Process(group.pids[0]), *psutil.Process(group.pids[0]).children()]
+        found = [each.laddr for rank in ranks for each in rank.net_connections() if each.status == psutil.CONN_LISTEN]
+        assert len(ranks) == 2
+        assert {address.ip for address in found} == {"127.0.0.1"}
+        assert [keys_of(address) for address in found] == [b""] * len(found)
 
 
 def test_that_parallel_has_no_effect_on_one_rank_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,18 +1,28 @@
 """Worker processes that train models of their own: whatever happens to one, what it had handed in is what goes on."""
 
 import logging
+import os
 import re
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import paceline as pl
 from paceline import delays
-from paceline.core.messages import Halt, Joined, Left, Step
+from paceline.core.messages import Arrived, Event, Halt, Joined, Left, Step, Ticket
+from paceline.fleets.processes.channel import READY, RECORD
+from paceline.fleets.processes.group import ProcessWorkers, WorkerHandle
+from paceline.learning.arena.arena import Layout, Promise, Report
+from paceline.learning.gradients.distributed import DistributedGradients, MemoryMachine
+from paceline.learning.model_state import ModelState
+from paceline.learning.models.shared import NO_INDICES
 from paceline.trace.format import NonFinite
 from paceline.trace.reading import Trace
 from support import faults
@@ -151,3 +161,122 @@ def test_a_fleet_that_cannot_train_models_is_refused() -> None:
 
     with pytest.raises(pl.ConfigError, match="GradientsOnly cannot run ModelAveraging: its workers hand in gradients"):
         train(task(mlp()), pl.ModelAveraging(4), GradientsOnly(), 3)
+
+
+# What contributions are told, and when. The processes are records in a pipe.
+
+
+class Told:
+    """Contributions that write down what they are told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+    def promised(self, ticket: Ticket) -> Promise:
+        return Promise(NO_INDICES, 0, 0)
+
+    def new(self) -> list[tuple[Any, ...]]:
+        calls, self.calls = self.calls, []
+        return calls
+
+
+class Here(list[WorkerHandle]):
+    """A supervisor of workers all of whom are here."""
+
+    sends_later = False
+
+    @property
+    def workers(self) -> list[WorkerHandle]:
+        return self
+
+    def is_starting(self, now: float) -> bool:
+        return False
+
+    def expected(self, now: float) -> list[WorkerHandle]:
+        return self
+
+    def shut_down(self) -> None:
+        pass
+
+
+class Pipe:
+    """Two workers whose processes are this test."""
+
+    def __init__(self) -> None:
+        self.told = Told()
+        reading, self._writing = os.pipe()
+        self.handles = [self._worker(number) for number in range(2)]
+        supervisor: Any = Here(self.handles)
+        contributions: Any = self.told
+        self.workers = ProcessWorkers(supervisor, contributions, reading, 0, minimum=0, replace=False, delays={})
+        self.report((0, READY, 0), (1, READY, 0))
+        assert self.tell() == [Joined(0.0, 0), Joined(0.0, 1)]
+        self.tickets = [Ticket(number, number, 0) for number in range(2)]
+        for ticket in self.tickets:
+            self.workers.start(ticket)
+        assert self.told.new() == [("forget_worker", 0), ("forget_worker", 1)]
+
+    def _worker(self, number: int) -> WorkerHandle:
+        channel: Any = SimpleNamespace(
+            reported=Report(1, float(number), 1.0, 1.0), seconds=0.0, last_received=0, last_heartbeat=0,
+            send=lambda order: None, notify=lambda: None,
+        )  # fmt: skip
+        process: Any = SimpleNamespace(sentinel=-1, has_ended=lambda: False, pid=1)
+        handle = WorkerHandle(number, channel, pl.SilenceTimeout())
+        handle.process = process
+        return handle
+
+    def report(self, *records: tuple[int, int, int]) -> None:
+        os.write(self._writing, b"".join(RECORD.pack(*record) for record in records))
+
+    def tell(self) -> list[Event]:
+        return [replace(each, at=0.0) for each in self.workers.wait()]
+
+    def close(self) -> None:
+        self.workers.close()
+        os.close(self._writing)
+
+
+def test_what_was_handed_in_and_who_joined_is_known_when_the_loop_is_told_and_not_before() -> None:
+    """Both were read at once; in a replay all that there is to go by is the order in which they were told."""
+    pipe = Pipe()
+    first, second = pipe.tickets
+    pipe.report((0, 1, 0), (1, 1, 1), (0, READY, 0))
+    assert pipe.tell() == [Arrived(0.0, first, 1)]
+    written = [("written", first), ("written", second)]
+    assert pipe.told.new() == [*written, ("hand_in", first, Report(1, 0.0, 1.0, 1.0))]
+    assert pipe.tell() == [Arrived(0.0, second, 1)]
+    assert pipe.told.new() == [("hand_in", second, Report(1, 1.0, 1.0, 1.0))]
+    assert pipe.tell() == [Joined(0.0, 0)]
+    assert pipe.told.new() == [("forget_worker", 0)]
+    pipe.close()
+
+
+def test_what_is_halted_before_the_loop_was_told_of_it_is_never_handed_in() -> None:
+    pipe = Pipe()
+    first, second = pipe.tickets
+    pipe.report((0, 1, 0), (1, 1, 1), (1, READY, 0))
+    assert pipe.tell() == [Arrived(0.0, first, 1)]
+    pipe.told.new()
+    pipe.workers.halt(second)
+    assert pipe.tell() == [Joined(0.0, 1)]
+    assert pipe.told.new() == [("halt", second), ("forget_worker", 1)]
+    pipe.close()
+
+
+def test_a_gradient_is_lost_with_the_machine_that_had_it_when_it_was_written() -> None:
+    """The loop is told of it only when another machine is in its place, which does not have it."""
+    state = ModelState(nn.Linear(2, 2))
+    layout = Layout(state.parameters, state.buffers, 4)
+    machine = MemoryMachine.in_memory([0], layout)
+    gradients = DistributedGradients(state, layout, machines=[machine])
+    for ticket, lost in ((Ticket(0, 0, 0), True), (Ticket(1, 0, 0), False)):
+        gradients.promise(ticket, [np.arange(4)], 0)
+        gradients.written(ticket)
+        machine.incarnation += lost
+        gradients.hand_in(ticket, Report(0, 0.0, 0.0, 0.0))
+        assert gradients.evaluate({ticket: Fraction(1)}, ()).lost == [ticket] * lost
+        gradients.settle([ticket])

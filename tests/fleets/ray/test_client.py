@@ -1,8 +1,13 @@
 """What is handed in counts once, whatever becomes of a call: the server's side of an agent, without Ray."""
 
+import fcntl
 import math
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +15,7 @@ import pytest
 import torch
 
 from paceline.fleets.processes.channel import FAILED, READY
-from paceline.fleets.ray import connection
+from paceline.fleets.ray import connection, machine
 from paceline.fleets.ray.connection import ActorGone
 from paceline.fleets.ray.forecast import LATEST, UNFORESEEN
 from paceline.fleets.ray.messages import (
@@ -26,6 +31,7 @@ from paceline.fleets.ray.messages import (
 )
 from paceline.fleets.ray.process import EXPECTED_FOR
 from paceline.fleets.ray.wire import CHUNK, MAX_INLINE
+from paceline.fleets.real import open_files_for
 from paceline.learning.arena.arena import ParameterArena, Report
 from paceline.learning.gradients.distributed import MachineLost, MemoryMachine
 from paceline.learning.gradients.held import Parts
@@ -124,6 +130,52 @@ def test_an_agent_that_does_not_answer_a_sum_is_lost(remote: Remote) -> None:
     assert remote.machine.incarnation == 1
 
 
+def silent(within: float) -> None:
+    """No answer yet."""
+    time.sleep(min(within, 0.001))
+
+
+def test_nor_is_one_waited_for_that_does_not_say_that_it_lives_when_the_run_is_to_end(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "ENDS_WITHIN", 0.05)
+    monkeypatch.setattr("paceline.fleets.ray.client.kill_on", lambda *which: None)
+    common, asked = remote.client.common, list[str]()
+    ends = iter([False, False])
+    monkeypatch.setattr(remote.client, "common", replace(common, is_over=lambda: next(ends, True)))
+    remote.open()
+
+    def ask(method: str, *_: object, **__: object) -> object:
+        asked.append(method)
+        return silent
+
+    monkeypatch.setattr(remote.calls, "ask", ask)
+    answers = [remote.machine.read(4), remote.machine.read(5)]
+    with pytest.raises(MachineLost):
+        answers[0]()
+    assert asked == ["read", "read", "ping"]
+    with pytest.raises(MachineLost):
+        answers[1]()  # it is not asked again whether it lives
+    assert asked == ["read", "read", "ping"]
+    assert remote.processes.pop(7).reap() == "did not answer for 0.05 s when the run was to end on 10.0.0.2"
+
+
+def test_one_that_lives_may_take_its_time_even_then(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "ENDS_WITHIN", 0.05)
+    monkeypatch.setattr(remote.client, "common", replace(remote.client.common, is_over=lambda: True))
+    remote.open()
+    began = time.monotonic()
+
+    def ask(method: str, *arguments: Any, **options: Any) -> machine.Look:
+        if method == "ping":
+            return lambda within: [None]
+        return lambda within: [[True]] if time.monotonic() > began + 0.2 else silent(within)
+
+    monkeypatch.setattr(remote.calls, "ask", ask)
+    assert remote.machine.finite([4]) == [True]
+    assert remote.machine.incarnation == 0
+
+
 def test_the_end_of_a_process_that_was_replaced_is_not_that_of_its_successor(remote: Remote) -> None:
     remote.open()
     remote.tell(Ended(7, 1, "was killed by SIGKILL"))
@@ -166,7 +218,7 @@ def test_an_agent_that_is_given_up_is_killed_so_that_another_one_finds_room(
     reason: str, remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[tuple[str, int]] = []
-    monkeypatch.setattr("paceline.fleets.ray.client.kill_on", lambda node, pid: killed.append((node, pid)))
+    monkeypatch.setattr("paceline.fleets.ray.client.kill_on", lambda node, pid, started: killed.append((node, pid)))
     remote.open().tell()
     remote.calls.answer("exchange", ActorGone(reason, stuck=True))
     assert remote.calls.sent[-1] == ("kill", ())
@@ -177,7 +229,7 @@ def test_an_agent_that_is_given_up_is_killed_so_that_another_one_finds_room(
 def test_a_silent_agent_is_killed_itself(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker is killed first; one that does not say within seconds that it is alive is stopped or stuck."""
     killed: list[tuple[str, int]] = []
-    monkeypatch.setattr("paceline.fleets.ray.client.kill_on", lambda node, pid: killed.append((node, pid)))
+    monkeypatch.setattr("paceline.fleets.ray.client.kill_on", lambda node, pid, started: killed.append((node, pid)))
     monkeypatch.setattr("paceline.fleets.ray.client.PING_WITHIN", 0.05)
     remote.open()
     remote.processes[7].kill()
@@ -200,6 +252,30 @@ def test_an_agent_whose_workers_are_killed_together_stays_if_it_answers(
     remote.processes[7].kill()  # it is asked again
     assert [method for _, method, _ in remote.calls.made].count("ping") == 2
     remote.calls.answer("ping", None)
+
+
+def test_a_process_that_has_its_number_by_now_is_not_killed() -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        started = connection.start_time(other.pid)
+        connection._kill(other.pid, started - 1)
+        time.sleep(0.05)
+        assert other.poll() is None
+        connection._kill(other.pid, started)
+        assert other.wait() == -signal.SIGKILL
+    connection._kill(other.pid, started)  # it is gone
+
+
+def test_an_end_is_waited_for_also_where_many_files_are_open(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = os.eventfd(0)
+    with open_files_for(1, 1200, 0):
+        above = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 1100)
+    os.close(first)
+    monkeypatch.setattr(os, "eventfd", lambda value: above)
+    process = remote.processes[7] = remote.client.start(remote.workers[7])
+    assert process.sentinel >= 1100
+    assert not process.wait(time.monotonic() + 0.01)
+    process.ended("ended")
+    assert process.wait(0.0)
 
 
 def test_only_a_worker_whose_own_machine_has_no_node_is_soon_not_expected_any_more(

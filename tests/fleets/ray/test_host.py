@@ -1,6 +1,8 @@
 """What an agent finds out about its machine before a run."""
 
+import fcntl
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +13,7 @@ from paceline.fleets.processes.channel import Channel, ChannelLayout, Order
 from paceline.fleets.processes.memory import SharedMemory
 from paceline.fleets.ray.host import devices_of, missing_memory
 from paceline.fleets.ray.messages import HostSettings
+from paceline.fleets.real import open_files_for
 
 
 def test_accelerators_are_dealt_out_in_the_order_of_workers() -> None:
@@ -50,3 +53,23 @@ def test_an_order_that_comes_after_the_end_does_not_keep_a_worker(overtaken: boo
     finally:
         os.close(memory.descriptor)
         os.close(eventfd)
+
+
+def test_a_worker_sleeps_also_where_many_files_are_open() -> None:
+    layout = ChannelLayout(1, 4)
+    memory, first = SharedMemory(layout.bytes), os.eventfd(0, os.EFD_NONBLOCK)
+    with open_files_for(1, 1200, 0):
+        eventfd = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 1100)
+    try:
+        channel = Channel(memory, layout, 0, eventfd)
+        began = time.perf_counter()
+        channel.sleep(0.0205, 5)
+        assert time.perf_counter() >= began + 0.0205
+        channel.notify()  # an order does not wake it
+        channel.sleep(0.0205, 5)
+        assert time.perf_counter() >= began + 0.041
+        channel.halt(5)
+        channel.sleep(3600.0, 5)
+    finally:
+        for each in (memory.descriptor, eventfd, first):
+            os.close(each)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import paceline as pl
+from paceline.callbacks.base import Update
 from paceline.core.messages import Joined, Leaving, Left, Resize, Start, local_steps
 from paceline.fleets.ray.fleet import PersistentRayFleet
 from paceline.fleets.ray.notices import METADATA
@@ -155,7 +156,7 @@ class TestRemote(OnCluster):
             with pytest.raises(MachineLost):
                 one.ask("finite", [10**6])()
             agents[1].suspend()
-            monkeypatch.setattr("paceline.fleets.ray.client.ANSWERED_WITHIN", 0.2)
+            monkeypatch.setattr("paceline.fleets.ray.machine.ANSWERED_WITHIN", 0.2)
             with pytest.raises(MachineLost):
                 other.ask("finite", [0])()
             assert psutil.wait_procs(agents, timeout=PATIENCE)[1] == []
@@ -443,6 +444,47 @@ def test_an_agent_that_is_killed_comes_back_with_its_workers_and_the_run_is_repl
         tmp_path / "run", digits_task(), strategy=pl.LiveCompensation(2, blocks=4), fleet=fleet, optimizer=sgd
     )
     assert (found.departure, found.differences, found.compared) == (None, {}, True)
+
+
+class Standstill(pl.Callback):
+    """After some updates all agents are stopped, and the run is asked to end."""
+
+    def __init__(self, cluster: Nodes) -> None:
+        self._cluster = cluster
+        self.stopped: list[psutil.Process] = []
+        self.asked_at = 0.0
+        self.saved_at = 0.0
+
+    def on_update(self, update: Update) -> None:
+        if update.updates >= 5 and not self.stopped:
+            self.stopped = self._cluster.actors()
+            for agent in self.stopped:
+                agent.suspend()
+            self.asked_at = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def on_checkpoint(self, path: Path) -> None:
+        self.saved_at = time.monotonic()
+
+
+def test_a_run_ends_soon_though_no_machine_answers(
+    cluster: Nodes, remote: PersistentRayFleet, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What machines hold that do not say that they are alive is lost, also to the checkpoint."""
+    standstill = Standstill(cluster)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(
+                digits_task(), pl.LiveCompensation(2, blocks=1, recall=False), like(remote, slow=SLOW), 10**6,
+                directory=tmp_path / "run", callbacks=[standstill],
+            )  # fmt: skip
+    finally:
+        for agent in standstill.stopped:
+            with suppress(psutil.NoSuchProcess):
+                agent.resume()
+    state = read_checkpoint(tmp_path / "run" / "checkpoint.safetensors")
+    assert "lost" in str(state)
+    assert standstill.saved_at - standstill.asked_at < 60
 
 
 def test_half_precision_between_machines_is_replayed(remote: PersistentRayFleet, tmp_path: Path) -> None:

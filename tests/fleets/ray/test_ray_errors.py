@@ -18,6 +18,7 @@ from torch.nn.functional import mse_loss
 import paceline as pl
 from paceline.cli.main import main
 from paceline.core.errors import WorkerFailed
+from paceline.fleets.ray.addresses import own_clusters
 from paceline.learning.workload import workload_of
 from support.digits import digits_task
 from support.factory import write_experiment
@@ -155,6 +156,17 @@ def test_more_shards_than_machines_are_warned_of(cluster: Nodes, caplog: pytest.
     )  # fmt: skip
     assert run.ended == "updates"
     assert "shards=2 on 1 machines: those of one machine share its link" in caplog.text
+
+
+def test_a_cluster_of_ones_own_is_found(cluster: Nodes) -> None:
+    assert cluster.address in own_clusters()
+
+
+def test_more_workers_than_machines_should_have(cluster: Nodes) -> None:
+    """Before any is reserved; and before a cluster is started for them."""
+    line = refused(pl.RayFleet(2100, {"CPU": 1e-4}, address=cluster.address))
+    assert line.startswith("2,100 processes on 2 machines are too many: at most 2,048 are started")
+    assert refused(pl.RayFleet(1100)).startswith("1,100 processes on one machine are too many")
 
 
 def test_labels_where_there_are_none(cluster: Nodes) -> None:

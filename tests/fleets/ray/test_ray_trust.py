@@ -1,6 +1,11 @@
 """Nobody whom the user has not named is connected to, nor sent this machine's Ray token."""
 
 import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,7 @@ from paceline.cli.main import main
 from paceline.config.experiment import place_of
 from paceline.config.file import parse_config, read_config
 from paceline.config.fleets import fleet_table, of_the_user, read_fleet
-from paceline.fleets.ray import connection
+from paceline.fleets.ray import addresses, connection
 
 ADDRESS = "203.0.113.7:6379"
 FILE = f"""
@@ -40,7 +45,7 @@ class Stranger:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saw: list[str] = []
         monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-        monkeypatch.delenv(connection.TRUSTED, raising=False)
+        monkeypatch.delenv(addresses.TRUSTED, raising=False)
         monkeypatch.setattr(connection, "check_reachable", lambda address: self.saw.append("a knock"))
         monkeypatch.setattr(ray, "init", self.contact)
         monkeypatch.setattr("ray._raylet.GcsClient", self.contact)
@@ -83,13 +88,13 @@ def test_an_address_that_the_user_names_gets_it(stranger: Stranger) -> None:
 def test_so_does_one_that_the_environment_names(
     trusted: str, stranger: Stranger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(connection.TRUSTED, trusted)
+    monkeypatch.setenv(addresses.TRUSTED, trusted)
     connection.connect(ADDRESS, {}, trusted=False)
     assert stranger.saw[-1] == "token"
 
 
 def test_no_part_of_an_address_is_trusted(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(connection.TRUSTED, f"{ADDRESS}0 {ADDRESS[:-1]} x{ADDRESS}")
+    monkeypatch.setenv(addresses.TRUSTED, f"{ADDRESS}0 {ADDRESS[:-1]} x{ADDRESS}")
     with pytest.raises(pl.ConfigError, match="only a file names"):
         connection.connect(ADDRESS, {}, trusted="without token")
     stranger.saw.clear()
@@ -98,22 +103,24 @@ def test_no_part_of_an_address_is_trusted(stranger: Stranger, monkeypatch: pytes
     assert stranger.saw == []
 
 
+@pytest.mark.parametrize("address", [ADDRESS, "auto"])
 @pytest.mark.parametrize("mode", ["", "token"])
 def test_an_address_from_the_directory_of_a_run_is_not_connected_to(
-    mode: str, stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    mode: str, address: str, stranger: Stranger, tmp_path: Path, *, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     if mode:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.toml").write_text(FILE)
+    (run / "config.toml").write_text(FILE.replace(ADDRESS, address))
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     assert main(["train", "--resume", str(run)]) == 2
     said = capsys.readouterr().err
     assert said == (
-        f"error: the Ray cluster at {ADDRESS} is not connected to: only the directory of a run names that address, and "
-        f"whoever answers there can run code here: if you trust it, give --address {ADDRESS}, or set "
-        f"PACELINE_TRUSTED_ADDRESSES={ADDRESS}\n"
+        f"error: the Ray cluster at {address} is not connected to: only the directory of a run names that address, and "
+        f"whoever answers there can run code here: if you trust it, give --address {address}, or set "
+        f"PACELINE_TRUSTED_ADDRESSES={address}\n"
     )
     assert stranger.saw == []
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
@@ -134,7 +141,7 @@ def test_one_that_the_user_names_again_is(
     for arguments in ([*resume, "--address", ADDRESS], [*fresh, *new], [*fresh, *resume[1:]]):
         assert main(arguments) == 2
         assert capsys.readouterr().err == f"error: reached {ADDRESS}\n"
-    monkeypatch.setenv(connection.TRUSTED, ADDRESS)
+    monkeypatch.setenv(addresses.TRUSTED, ADDRESS)
     assert main(resume) == 2
     assert capsys.readouterr().err == f"error: reached {ADDRESS}\n"
 
@@ -143,7 +150,10 @@ def test_a_run_on_such_a_cluster_says_that_it_has_to_be_named_again() -> None:
     config = parse_config(FILE)
     place = place_of(config, config.strategies[0], 0, None, Path("run"))
     assert place.how_to_resume().startswith(f"paceline train --resume run --address {ADDRESS} continues")
-    local = parse_config(FILE.replace(ADDRESS, "auto"))
+    own = parse_config(FILE.replace(ADDRESS, "auto"))
+    assert " --address auto " in place_of(own, own.strategies[0], 0, None, Path("run")).how_to_resume()
+    local = parse_config(FILE.replace(ADDRESS, "local"))  # Ray's word for a cluster that is started for a run
+    assert local.fleet == pl.RayFleet(2)
     assert " --address" not in place_of(local, local.strategies[0], 0, None, Path("run")).how_to_resume()
 
 
@@ -174,3 +184,61 @@ def test_the_command_line_is_the_user(tmp_path: Path) -> None:
         fleet = config_of(tmp_path / "file.toml", of_the_run=of_the_run).fleet
         assert isinstance(fleet, pl.RayFleet)
         assert fleet.trust_address == trust
+
+
+# Which cluster "auto" is.
+
+
+@contextmanager
+def raylet(address: str, program: str = "/bin/sh", **user: Any) -> Iterator[None]:
+    """A process that looks like a raylet: its first argument says so, and the name of its program if that is a copy."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)  # for another user
+        shutil.copy("/bin/sh", Path(directory) / "raylet")
+        command = ["raylet", "-c", "echo; read line", f"--gcs-address={address}"]
+        process = subprocess.Popen(
+            command, executable=program.format(directory), stdin=subprocess.PIPE, stdout=subprocess.PIPE, **user
+        )
+        with process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+            yield
+            process.communicate(b"\n")
+
+
+def test_a_raylet_of_this_user_is() -> None:
+    with raylet("192.0.2.1:6379", "{}/raylet"):
+        assert "192.0.2.1:6379" in addresses.own_clusters()
+
+
+def test_what_only_calls_itself_a_raylet_is_not() -> None:
+    with raylet("192.0.2.2:6379"):
+        assert "192.0.2.2:6379" not in addresses.own_clusters()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_nor_is_that_of_another_user() -> None:
+    with raylet("192.0.2.3:6379", "{}/raylet", user=65534, group=65534, extra_groups=[]):
+        assert "192.0.2.3:6379" not in addresses.own_clusters()
+
+
+def test_ray_is_never_asked_to_find_one(stranger: Stranger, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: set[str] = set()
+    joined: list[str] = []
+    monkeypatch.setattr(addresses, "own_clusters", lambda: found)
+    monkeypatch.setattr(ray, "init", lambda address, **options: joined.append(address))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(pl.ConfigError, match=r"^no Ray cluster of yours runs on this machine: start one"):
+        connection.connect("auto", {}, trusted=True)
+    found.add(ADDRESS)
+    for trusted in (True, "without token"):  # it is the user's own
+        connection.connect("auto", {}, trusted=trusted)
+    found.add("10.0.0.1:1")
+    with pytest.raises(pl.ConfigError, match=rf"^2 Ray clusters of yours .*: name one, 10.0.0.1:1 or {ADDRESS}$"):
+        connection.connect("auto", {}, trusted=True)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:1")  # as in a job of Ray
+    connection.connect("auto", {}, trusted=True)
+    monkeypatch.setenv(addresses.TRUSTED, "auto")
+    connection.connect("auto", {}, trusted=False)
+    assert joined == [ADDRESS, ADDRESS, "10.0.0.1:1", "10.0.0.1:1"]
+    assert stranger.saw[:3] == ["a knock", "nothing", "token"]

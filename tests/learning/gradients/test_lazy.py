@@ -23,14 +23,14 @@ class Clamps(torch.autograd.Function):
         return inputs.clone()
 
     @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
         return gradient.clamp(-LIMIT, LIMIT)
 
 
 def by_a_hook(hidden: Tensor) -> Tensor:
     """As recurrent networks are clipped, time step by time step."""
     if hidden.requires_grad:
-        hidden.register_hook(lambda gradient: gradient.clamp(-LIMIT, LIMIT))
+        hidden.register_hook(lambda gradient: gradient.clamp(-LIMIT, LIMIT))  # type: ignore[no-untyped-call]
     return hidden
 
 

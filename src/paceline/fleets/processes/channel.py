@@ -8,7 +8,6 @@ eventfd: a worker that was awake anyway only looks once more.
 
 import os
 import platform
-import select
 import struct
 import time
 from dataclasses import dataclass
@@ -16,10 +15,12 @@ from typing import NamedTuple
 
 from paceline.data.partition import Indices
 from paceline.fleets.processes.memory import SharedMemory
+from paceline.fleets.processes.polling import readable
 from paceline.learning.arena.arena import Report
 
 SPIN = 500e-6  # seconds that a worker polls: about as long as the server takes for an update of a small model
 IN_ORDER = platform.machine() in ("x86_64", "AMD64")  # elsewhere stores may be seen in another order: do not spin
+MILLISECOND = 1e-3
 ERROR_BYTES = 16_384  # for a traceback
 ORDER, SLOT, SOURCE, UNITS, SAMPLES, SEED, HALT, RECALL, MIN_SECONDS, RECEIVED, HEARTBEAT, SECONDS = range(12)
 LOSSES, LOSS_SUM, NORM, LOSS_WEIGHT, UNUSED, VERSION = range(12, 18)
@@ -183,7 +184,9 @@ class Channel:
         """Sleep, but no longer than until the ticket is halted."""
         until = time.perf_counter() + seconds
         while (left := until - time.perf_counter()) > 0 and not self.halted(serial):
-            if select.select([self.eventfd], [], [], left)[0]:
+            if left < MILLISECOND:  # which polling would round up
+                time.sleep(left)
+            elif readable(self.eventfd, left - MILLISECOND):
                 os.eventfd_read(self.eventfd)
 
     def heartbeat(self, block: int) -> None:

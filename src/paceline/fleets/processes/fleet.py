@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from paceline.core.errors import ConfigError
 from paceline.core.fields import check_fields, nearest
 from paceline.delays import Delay
+from paceline.fleets.base import check_threads
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.real import check_device_names, check_state, check_system, check_workers, medians_of, with_state
 
@@ -60,8 +61,7 @@ class ProcessFleet:
         check_fields(self)
         check_workers(self.workers, self.min_workers, self.slow, self.labels, self.deadline)
         check_state(self.state)
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads={self.threads} is not possible: at least 1, or none for a share of the cores")
+        check_threads(self.threads)
         if self.ranks_per_worker < 1:
             raise ConfigError(f"ranks_per_worker={self.ranks_per_worker} is not possible: at least 1")
         processes = self.workers * self.ranks_per_worker

@@ -9,6 +9,7 @@ Whichever process is killed or stopped, none is left behind, and a run continues
   adds how a worker ended.
 - Workers die with the fork server (the kernel kills them), and the training process has others started by a new one,
   which loads what the last one had loaded. One that starts no worker for ``START_WITHIN`` seconds is killed.
+- Nobody waits for a fork server that reads no requests: what does not fit into its socket is sent later.
 - When the training process dies, the kernel wakes the fork server if it was stopped; it then ends all workers and
   itself.
 - Each worker has a session of its own. Processes that its code starts are killed with it; those that left the session
@@ -24,7 +25,6 @@ long as any worker does.)
 import atexit
 import errno
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -35,9 +35,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from paceline.fleets.processes.fork_loop import ENDED_WITHIN, MODULES, NUMBER, OPTIMIZERS, PARALLEL, SPAWN
+from paceline.fleets.processes.polling import readable
 
-START_WITHIN = 10.0  # seconds that a fork may take, once torch is loaded
-REQUEST_WITHIN = 60.0  # seconds until a request must have fit into the socket
+START_WITHIN = 10.0  # seconds that a fork may take, once torch is loaded and those before it are made
 CAUSE_WITHIN = 1.0  # seconds that the fork server may take to tell how a worker ended
 SOCKET_FULL = (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS)
 PIDFD_SIGNAL_PROCESS_GROUP = 4  # since Linux 6.9
@@ -66,12 +66,13 @@ class ForkServer:
     def fork(self, worker: int, descriptors: Sequence[int], *, spawn: bool = False) -> "ForkedProcess":
         """A new process that runs ``worker.main(worker, descriptors)``; with ``spawn`` it loads Python anew before."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = _Request(worker + SPAWN if spawn else worker, theirs, descriptors)
         try:
-            with theirs, self._lock:
-                number = worker + SPAWN if spawn else worker
-                return ForkedProcess(ours, self._request(number, [theirs.fileno(), *descriptors]))
+            with self._lock:
+                return ForkedProcess(ours, self._request(request), request)
         except BaseException:
             ours.close()
+            theirs.close()
             raise
 
     def load_optimizers(self) -> None:
@@ -90,24 +91,24 @@ class ForkServer:
             if not self._is_ours():
                 self._running()  # a new one loads it anyway
             elif wanted:
-                self._request(what, [])
+                self._request(_Request(what))
 
     def start(self) -> None:
         """Begin to load torch, which takes seconds, while this process does something else."""
         with self._lock:
             self._running()
 
-    def _request(self, number: int, descriptors: Sequence[int]) -> "_ServerProcess":
+    def _request(self, request: "_Request") -> "_ServerProcess":
         try:
             process = self._running()
-            process.request(number, descriptors)
-        except OSError as error:  # it is gone, or stopped: start another one
+            process.send(request)
+        except OSError as error:  # it is gone: start another one
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.EBADF):
                 raise
             self._discard()
             process = self._running()
-            if number not in MODULES:
-                process.request(number, descriptors)
+            if request.number not in MODULES:
+                process.send(request)
         return process
 
     def _is_ours(self) -> bool:
@@ -117,7 +118,7 @@ class ForkServer:
         if not self._is_ours():
             self._process, self._owner = _ServerProcess(), os.getpid()
             for each in self._loads:
-                self._process.request(each, [])
+                self._process.send(_Request(each))
         assert self._process is not None
         return self._process
 
@@ -132,6 +133,30 @@ class ForkServer:
         if self._process is not None and self._is_ours():
             self._process.close()
         self._process = None
+
+
+class _Request:
+    """What the fork server is asked for: a process with these descriptors, the first of which is a socket for it."""
+
+    def __init__(self, number: int, status: socket.socket | None = None, descriptors: Sequence[int] = ()) -> None:
+        self.number = number
+        self._status = status  # until the fork server has it
+        self._descriptors = descriptors
+
+    @property
+    def waits(self) -> bool:
+        """Is it still to be sent?"""
+        return self._status is not None
+
+    @property
+    def descriptors(self) -> list[int]:
+        return [] if self._status is None else [self._status.fileno(), *self._descriptors]
+
+    def close(self) -> None:
+        """It was sent, or never will be."""
+        if self._status is not None:
+            self._status.close()
+        self._status = None
 
 
 class _ServerProcess:
@@ -152,36 +177,42 @@ class _ServerProcess:
         self._socket.setblocking(False)
         self.is_unresponsive = False  # it was asked in vain how a worker ended
         self._loading = 1  # requests to load something that are not answered yet
-        self._loaded_at = 0.0
+        self._answered_at = 0.0  # when it last had loaded something, or started a process
         self._counting = threading.Lock()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def request(self, number: int, descriptors: Sequence[int]) -> None:
-        """Send a request; wait for a limited time while the socket is full."""
-        if number in MODULES:
-            with self._counting:
-                self._loading += 1
-        until = time.monotonic() + REQUEST_WITHIN
-        while True:
+    def send(self, request: _Request) -> None:
+        """Send a request, unless the socket is full: then one for a process waits, and what to load is loaded later."""
+        with self._counting:
             try:
-                socket.send_fds(self._socket, [NUMBER.pack(number)], descriptors)
-                return
+                socket.send_fds(self._socket, [NUMBER.pack(request.number)], request.descriptors)
             except OSError as error:
-                if error.errno not in SOCKET_FULL or time.monotonic() > until:
+                if error.errno not in SOCKET_FULL:
                     raise
-                time.sleep(0.02)
+                return
+            self._loading += request.number in MODULES
+        request.close()
 
-    def loaded_at(self) -> float | None:
-        """When it had loaded everything; ``None`` while it is still loading."""
+    def has_started_one(self) -> None:
+        """A process has told that it has started."""
+        with self._counting:
+            self._answered_at = time.monotonic()
+
+    def answered_at(self) -> float | None:
+        """When it last had loaded something, or started a process; ``None`` while it is still loading."""
         with self._counting:
             with suppress(OSError):  # there is no message, or it is gone
                 while self._loading and self._socket.recv(NUMBER.size):
                     self._loading -= 1
-                    self._loaded_at = time.monotonic()
-            return None if self._loading else self._loaded_at
+                    self._answered_at = time.monotonic()
+            return None if self._loading else self._answered_at
+
+    @property
+    def is_gone(self) -> bool:
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         self._process.kill()
@@ -205,28 +236,42 @@ class ForkedProcess:
 
     expected_for = float("inf")
 
-    def __init__(self, status: socket.socket, server: _ServerProcess) -> None:
+    def __init__(self, status: socket.socket, server: _ServerProcess, request: _Request) -> None:
         self.pid = 0  # until it is known to have started
         self.sentinel = status.fileno()
         status.setblocking(False)
         self._status = status
         self._server = server
+        self._request = request
         self._requested_at = time.monotonic()
         self._pidfd = -1
         self._failure = ""  # why it was never started, if it was not
 
     @property
     def start_timeout(self) -> float | None:
-        """A fork is quick once the fork server is ready; loading torch before, and the task after it, may be slow."""
-        if self.pid or (loaded := self._server.loaded_at()) is None:
+        """A fork is quick once the fork server is ready; loading torch before, and the task after it, may be slow.
+
+        Forks are made one after the other: whoever waits for others has as long from the last one of them on.
+        """
+        self.ask_again()
+        if self.pid or (answered := self._server.answered_at()) is None:
             return None
-        return max(0.0, loaded - self._requested_at) + START_WITHIN
+        return max(0.0, answered - self._requested_at) + START_WITHIN
+
+    def ask_again(self) -> None:
+        """Ask for it, if that was not possible yet. Returns at once."""
+        if self._request.waits:
+            try:
+                self._server.send(self._request)
+            except OSError:  # the fork server is gone; the end of the socket tells
+                self._request.close()
 
     def has_ended(self) -> bool:
         """Whether it has ended. Returns at once."""
+        self.ask_again()
         if not self.pid and not self._failure:
             self._read_start()
-        return bool(self._failure) or (self.pid > 0 and _readable(self._pidfd, 0.0))
+        return bool(self._failure) or (self.pid > 0 and readable(self._pidfd, 0.0))
 
     def _read_start(self) -> None:
         try:
@@ -238,6 +283,7 @@ class ForkedProcess:
         if descriptors:
             self.pid, self.sentinel = NUMBER.unpack(message)[0], descriptors[0]
             self._pidfd = self.sentinel
+            self._server.has_started_one()
         elif message:
             self._failure = f"could not be started ({os.strerror(-NUMBER.unpack(message)[0])})"
         else:
@@ -261,7 +307,7 @@ class ForkedProcess:
         while not self.has_ended():
             if (left := until - time.monotonic()) <= 0:
                 return False
-            _readable(self.sentinel, left)
+            readable(self.sentinel, left)
         return True
 
     def reap(self) -> str:
@@ -272,19 +318,29 @@ class ForkedProcess:
                 return self._failure or "could not be started"
             try:
                 self._signal(PIDFD_SIGNAL_PROCESS_GROUP)
-            except OSError:  # an older kernel; the group's number is not given to another while it has members
-                with suppress(OSError):
-                    os.killpg(self.pid, signal.SIGKILL)
+            except OSError:  # an older kernel
+                self._kill_group()
             return self._cause() if ended else "could not be ended"
         finally:
+            self._request.close()
             self._status.close()
             if self._pidfd >= 0:
                 os.close(self._pidfd)
 
+    def _kill_group(self) -> None:
+        """Kill what its code has started, by a number that another process may have by now.
+
+        So not if the fork server lives and tells the end: it has done that then, before the number became free.
+        """
+        within = 0.0 if self._server.is_unresponsive else CAUSE_WITHIN
+        if self._server.is_gone or not readable(self._status.fileno(), within):
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def _cause(self) -> str:
         message = b""
         server = self._server
-        server.is_unresponsive = not _readable(self._status.fileno(), 0.0 if server.is_unresponsive else CAUSE_WITHIN)
+        server.is_unresponsive = not readable(self._status.fileno(), 0.0 if server.is_unresponsive else CAUSE_WITHIN)
         if server.is_unresponsive:
             return "ended"  # the fork server is stopped
         with suppress(OSError):
@@ -293,13 +349,6 @@ class ForkedProcess:
             return "ended with the fork server"
         code = NUMBER.unpack(message)[0]
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
-
-def _readable(descriptor: int, seconds: float) -> bool:
-    """Wait until a descriptor is readable; ``select`` would refuse descriptors above 1,023."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(max(0.0, seconds) * 1000.0))
 
 
 FORK_SERVER = ForkServer()

@@ -1,8 +1,11 @@
 """A worker of several processes, its ranks: they compute together through ``torch.distributed``, and rank 0 speaks.
 
 Rank 0 is the worker's process: it has the channel, and forks the others before it loads anything. It passes each order
-on to them, and whether to continue with each block; so all ranks do the same passes. They meet through a store on the
-loopback interface, on a port of its own for each process that a worker has had.
+on to them, and whether to continue with each block; so all ranks do the same passes. They meet through a file in memory
+that has no name: only who inherits its descriptor can read or write it, and it is freed with the last of them.
+
+What they compute goes between them over the loopback interface: gloo listens there. Others of the machine who connect
+to such a port could falsify numbers; nothing that comes through one is run or unpickled.
 
 A worker lives and dies as one. The ranks are in one process group, which is killed with rank 0, and the kernel kills
 them when rank 0 ends. Rank 0 watches them: when one is killed, it kills all of them, itself included; when one raises
@@ -10,14 +13,15 @@ an error, that rank reports it, and rank 0 ends. So nobody is left waiting in a 
 """
 
 import ctypes
+import json
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,7 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import FileStore
 
 from paceline.core.errors import ConfigError
 from paceline.fleets.processes.channel import Order
@@ -36,23 +40,26 @@ from paceline.learning.gradients.ranks import described
 
 PR_SET_PDEATHSIG = 1
 BLAME_WITHIN = 1.0  # seconds in which rank 0 finds out whether another rank is the cause of an error of its own
-LOOPBACK = "127.0.0.1"
+LOOPBACK = "lo"
+MET_WITHIN = timedelta(minutes=30)  # as collectives have: the server gives up a worker that is too slow long before
 
 
 class Gang:
     """The ranks of one worker, as one of them sees them: a ``Ranks`` of ``paceline.learning.gradients.ranks``."""
 
-    def __init__(self, rank: int, size: int, store: "Meeting", ends: Sequence[Connection], token: int) -> None:
+    def __init__(self, rank: int, size: int, meeting: int, ends: Sequence[Connection], token: int) -> None:
         self.rank = rank
         self.size = size
         self.speaks = rank == 0
-        self._store = store
+        self._store = FileStore(f"/proc/self/fd/{meeting}", size)
+        self._store.set_timeout(MET_WITHIN)
         self._ends = ends  # to the other ranks; of those, to rank 0
         self._token = token
 
     def join(self, device: torch.device) -> None:
         """Meet the other ranks. Collectives take tensors of the CPU, and of the device."""
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # whatever it is for other programs of the user
+            os.environ[name] = LOOPBACK
         backend = "cpu:gloo"
         if device.type != "cpu":
             try:
@@ -62,7 +69,7 @@ class Gang:
                     f"torch.distributed has no backend for {device.type}: use ranks_per_worker=1"
                 ) from None
         dist.init_process_group(
-            backend, store=self._store.open(self.rank, self.size), rank=self.rank, world_size=self.size,
+            backend, store=self._store, rank=self.rank, world_size=self.size,
             device_id=None if device.type == "cpu" else device,
         )  # fmt: skip
 
@@ -74,9 +81,8 @@ class Gang:
 
     def check_agreement(self, parameters: Sequence[nn.Parameter]) -> None:
         """``ConfigError`` if the parameters of another rank have other shapes or types."""
-        own = described(parameters)
-        everybody: list[list[str]] = [own] * self.size
-        dist.all_gather_object(everybody, own)
+        self._store.set(f"model of rank {self.rank}", json.dumps(described(parameters)))
+        everybody = [json.loads(self._store.get(f"model of rank {rank}")) for rank in range(self.size)]
         for rank, theirs in enumerate(everybody):
             if theirs != everybody[0]:
                 number = next((n for n, (a, b) in enumerate(zip(theirs, everybody[0], strict=False)) if a != b), None)
@@ -146,38 +152,12 @@ class Gang:
             return False
 
 
-class Meeting:
-    """Where ranks meet: a store on a port of the loopback interface, whose socket rank 0 holds."""
-
-    def __init__(self, port: int, listening: socket.socket | None = None) -> None:
-        self.port = port
-        self._listening = listening
-
-    @classmethod
-    def new(cls) -> "Meeting":
-        listening = socket.create_server((LOOPBACK, 0), backlog=64)
-        return cls(listening.getsockname()[1], listening)
-
-    def close(self) -> None:
-        """In a process that was forked: the socket is rank 0's."""
-        if self._listening is not None:
-            self._listening.close()
-
-    def open(self, rank: int, size: int) -> TCPStore:
-        if self._listening is None:
-            return TCPStore(LOOPBACK, self.port, size, is_master=False)
-        return TCPStore(
-            LOOPBACK, self.port, size, is_master=rank == 0, master_listen_fd=self._listening.detach(),
-            wait_for_workers=False,
-        )  # fmt: skip
-
-
 def start_ranks(number: int, size: int, descriptors: Sequence[int], *, spawn: bool) -> Gang:
     """In rank 0, before anything is loaded: fork the other ranks. Returns in each of them.
 
     With ``spawn`` the other ranks load Python anew, as rank 0 did, and do not return from here.
     """
-    meeting, parent = Meeting.new(), os.getpid()
+    meeting, parent = os.memfd_create("ranks"), os.getpid()
     token, filled = os.pipe()
     os.write(filled, b"1")
     os.close(filled)
@@ -189,14 +169,14 @@ def start_ranks(number: int, size: int, descriptors: Sequence[int], *, spawn: bo
         pid = os.fork()
         if not pid:
             _die_with(parent)
-            meeting.close()
             for each in [*ours, mine]:
                 each.close()
             if spawn:
-                ends = [theirs.fileno(), token]
-                asked = [number, (rank, size, meeting.port, ends), list(descriptors)]
-                execute("worker.be_rank", *asked, descriptors=[*ends, *descriptors])
-            return Gang(rank, size, Meeting(meeting.port), [theirs], token)
+                ends = [meeting, theirs.fileno(), token]
+                execute(
+                    "worker.be_rank", number, (rank, size, ends), list(descriptors), descriptors=[*ends, *descriptors]
+                )
+            return Gang(rank, size, meeting, [theirs], token)
         theirs.close()
         ours.append(mine)
         pids.append(pid)
@@ -205,10 +185,10 @@ def start_ranks(number: int, size: int, descriptors: Sequence[int], *, spawn: bo
     return gang
 
 
-def gang_of(rank: int, size: int, port: int, ends: Sequence[int]) -> Gang:
-    """In a rank that was spawned. ``ends`` are its end of the pipe to rank 0, and the token."""
-    end, token = ends
-    return Gang(rank, size, Meeting(port), [Connection(end)], token)
+def gang_of(rank: int, size: int, ends: Sequence[int]) -> Gang:
+    """In a rank that was spawned. ``ends`` are where ranks meet, its end of the pipe to rank 0, and the token."""
+    meeting, end, token = ends
+    return Gang(rank, size, meeting, [Connection(end)], token)
 
 
 def _die_with(parent: int) -> None:

@@ -3,6 +3,9 @@
 Workers write to one pipe, which keeps the order of arrival. The server waits for the pipe and for the ends of processes
 at once. When a process has ended, what it wrote before is read first, so that everything that was handed in counts. A
 halted ticket may still come in; it is ignored.
+
+What was read waits until the training loop is told of it. Only then do contributions take it in: when a report is read
+is a matter of timing, when it is told is in the trace, and a replay does the same at the same place.
 """
 
 import heapq
@@ -21,6 +24,7 @@ from paceline.core.stateful import State
 from paceline.fleets.processes.channel import FAILED, LEAVING, READY, RECORD, STAYING, Channel, Order
 from paceline.fleets.processes.supervisor import MAX_FAILURES, ServerChannel, Supervisor, WorkerProcess
 from paceline.fleets.processes.timeouts import DurationHistory, SilenceTimeout
+from paceline.learning.arena.arena import Report
 from paceline.learning.contributions import SharedContributions
 from paceline.learning.generators import work_seed
 from paceline.trace.format import Computed, MachineWorkers
@@ -140,6 +144,7 @@ class ProcessWorkers:
         self._ends_at = math.inf
         self._asked_to_end: Callable[[], bool] = bool
         self._events: deque[Event] = deque()
+        self._reports: dict[Ticket, Report] = {}  # of what was handed in, and the training loop was not told of yet
         self._alarms: list[float] = []
         self._to_notify: list[ServerChannel] = []
         self._waited = 0.0  # seconds spent waiting: the clock of timeouts, which stands still while the server is busy
@@ -167,14 +172,19 @@ class ProcessWorkers:
         self._to_notify.clear()
         if self._events and self.supervisor.sends_later and time.monotonic() - self._flushed_at > SEND_WITHIN:
             self._flush()  # otherwise orders that follow from what is here already travel together
-        while not (over := self._asked_to_end() or self.now >= self._ends_at) and not self._events:
+        while not (over := self.is_over) and not self._events:
             self._flush()
             self._wait_once()
         if over:
             return ()
         event = self._events.popleft()
-        if isinstance(event, Joined | Left):
-            (self._joined.add if isinstance(event, Joined) else self._joined.discard)(event.worker)
+        if isinstance(event, Arrived):
+            self._contributions.hand_in(event.ticket, self._reports.pop(event.ticket))
+        elif isinstance(event, Joined):
+            self._contributions.forget_worker(event.worker)
+            self._joined.add(event.worker)
+        elif isinstance(event, Left):
+            self._joined.discard(event.worker)
         return (event,)
 
     def start(self, ticket: Ticket) -> None:
@@ -201,6 +211,7 @@ class ProcessWorkers:
             worker.channel.halt(ticket.serial)
         else:  # it was handed in already, and the event is still in the queue
             self._events = deque(e for e in self._events if not (isinstance(e, Arrived) and e.ticket == ticket))
+            self._reports.pop(ticket, None)
 
     def recall(self, ticket: Ticket) -> None:
         if not self._started:
@@ -209,6 +220,11 @@ class ProcessWorkers:
 
     def end_waiting(self, at: float, asked: Callable[[], bool]) -> None:
         self._ends_at, self._asked_to_end = at, asked
+
+    @property
+    def is_over(self) -> bool:
+        """Whether waiting is to end."""
+        return self._asked_to_end() or self.now >= self._ends_at
 
     def wake_at(self, at: float) -> None:
         heapq.heappush(self._alarms, at)
@@ -257,6 +273,8 @@ class ProcessWorkers:
         self._zero = time.monotonic() - self._before
         left = [Left(self._before, worker) for worker in sorted(self._joined)]  # the workers before the checkpoint
         self._joined = self.ready
+        for number in self._joined:
+            self._contributions.forget_worker(number)
         joined = [Joined(self._before, worker) for worker in sorted(self._joined)]
         known = [(worker.number, worker.gone_by) for worker in self.supervisor if worker.ready]
         leaving = [self._leaving(self._before, number, by) for number, by in known if by is not None]
@@ -337,7 +355,8 @@ class ProcessWorkers:
                 return
 
     def _handle_result(self, worker: WorkerHandle, ticket: Ticket, done: int) -> None:
-        self._contributions.hand_in(ticket, worker.channel.reported)
+        self._contributions.written(ticket)
+        self._reports[ticket] = worker.channel.reported
         if self.announce is not None:
             self.announce(Computed(ticket, worker.channel.seconds))
         worker.complete(self._waited)
@@ -347,7 +366,6 @@ class ProcessWorkers:
     def _handle_ready(self, worker: WorkerHandle) -> None:
         self._has_ended(worker)  # learn its pid, if that message has not been read yet
         worker.ready = True
-        self._contributions.forget_worker(worker.number)
         self._events.append(Joined(self.now, worker.number))
 
     def _handle_notice(self, worker: WorkerHandle, gone_by: float | None) -> None:

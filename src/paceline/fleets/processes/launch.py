@@ -18,12 +18,12 @@ from paceline.fleets.processes.fork_server import FORK_SERVER
 from paceline.fleets.processes.group import ProcessWorkers, WorkerHandle
 from paceline.fleets.processes.memory import SharedMemory, SharedRegions
 from paceline.fleets.processes.payload import payload_of, shared_contributions, slots_needed
-from paceline.fleets.processes.places import Places
+from paceline.fleets.processes.places import Places, ranks_of
 from paceline.fleets.processes.serialization import pack
 from paceline.fleets.processes.supervisor import ForkLauncher, ProcessLauncher, Supervisor
 from paceline.fleets.processes.timeouts import SilenceTimeout
 from paceline.fleets.processes.worker import WorkerConfig
-from paceline.fleets.real import open_files_for
+from paceline.fleets.real import check_processes, open_files_for
 from paceline.learning.arena.arena import Layout, ParameterArena
 from paceline.learning.arena.blobs import Blobs
 from paceline.learning.contributions import SharedContributions
@@ -55,6 +55,10 @@ class ClusterLauncher(ProcessLauncher, Protocol):
 
     def contributions(self, workload: Workload, /) -> SharedContributions:
         """Gradients that stay on their machines."""
+        ...
+
+    def end_waiting(self, is_over: Callable[[], bool], /) -> None:
+        """From now on a machine that does not answer is soon given up when the run is over."""
         ...
 
 
@@ -102,6 +106,8 @@ def launch(
             f"the task's model is on {', '.join(elsewhere)}, and worker processes get theirs from the CPU's memory: "
             "leave the model on the CPU, and name the devices of the workers with ProcessFleet(devices=...)"
         )
+    if open_cluster is None:
+        check_processes(fleet.workers * ranks_of(fleet))
     places = Places.of(fleet, workload)
     with ExitStack() as undo:
         undo.enter_context(open_files_for(fleet.workers, FILES_EACH, FILES if open_cluster is None else FILES_OF_RAY))
@@ -141,6 +147,8 @@ def launch(
             minimum=fleet.min_workers, replace=fleet.replace, delays=_delays(fleet, workload, seed),
             machines=remote.machines if remote is not None and spread else None,
         )  # fmt: skip
+        if remote is not None:
+            remote.end_waiting(lambda: group.is_over)
         undo.pop_all()
         with ExitStack() as closing, open_files_for(fleet.workers, 1, 0):
             closing.callback(group.close)

@@ -48,7 +48,7 @@ class Places:
 
         Of a fleet that says nothing of devices, the workers compute on the CPU.
         """
-        ranks = fleet.ranks_per_worker if isinstance(fleet, OnDevices) else 1
+        ranks = ranks_of(fleet)
         if ranks == 1 and workload.parallel is not None:
             log.warning("the task's parallel= has no effect on workers of one process: see ranks_per_worker")
         if not isinstance(fleet, OnDevices):
@@ -65,6 +65,11 @@ class Places:
 
     def device(self, worker: int, rank: int = 0) -> str:
         return self.devices[worker * self.ranks + rank] if self.devices else "cpu"
+
+
+def ranks_of(fleet: object) -> int:
+    """The processes of each worker."""
+    return fleet.ranks_per_worker if isinstance(fleet, OnDevices) else 1
 
 
 def _check_ranks(ranks: int, workload: Workload) -> None:

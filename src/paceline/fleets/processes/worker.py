@@ -65,7 +65,7 @@ def main(number: int, descriptors: Sequence[int]) -> int:
     return _work(number, descriptors, settings, gang)
 
 
-def be_rank(number: int, rank: tuple[int, int, int, Sequence[int]], descriptors: Sequence[int]) -> int:
+def be_rank(number: int, rank: tuple[int, int, Sequence[int]], descriptors: Sequence[int]) -> int:
     """Be one of a worker's other ranks, in a process that has loaded Python anew: see ``gang_of``."""
     settings: WorkerConfig = unpack(SharedMemory(descriptor=descriptors[CONFIG]), ())
     return _work(number, descriptors, settings, gang_of(*rank))

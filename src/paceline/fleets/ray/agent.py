@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.fleets.ray.connection import this_node
+from paceline.fleets.ray.connection import start_time, this_node
 from paceline.fleets.ray.host import Host, missing_memory
 from paceline.fleets.ray.messages import AgentInfo, HostSettings, versions
 from paceline.fleets.ray.wire import Bytes, split
@@ -24,7 +24,7 @@ class Agent:
     _host: Host | None = None
 
     def describe(self) -> AgentInfo:
-        return AgentInfo(os.getpid(), *this_node(), versions())
+        return AgentInfo(os.getpid(), *this_node(), versions(), start_time(os.getpid()))
 
     def open(self, run: int, settings: HostSettings, config: Bytes, payload: Bytes) -> str:
         """Get ready for a run. Returns why it cannot, or nothing."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.fleets.processes.channel import FAILED, READY, RECORD, Order
 from paceline.fleets.ray.connection import CONTROL, EXCHANGE, SUMS, ActorGone, ActorHandle, kill_on
 from paceline.fleets.ray.forecast import Received, SumForecast
-from paceline.fleets.ray.machine import AgentChannel, ServerSide
+from paceline.fleets.ray.machine import AgentChannel, Look, ServerSide, answer_of
 from paceline.fleets.ray.messages import (
     AgentInfo,
     Ended,
@@ -39,7 +39,6 @@ from paceline.learning.gradients.sharding import Bounds
 if TYPE_CHECKING:
     from paceline.fleets.processes.group import WorkerHandle
 
-ANSWERED_WITHIN = 120.0  # seconds that an agent may take to add up gradients
 PING_WITHIN = 10.0  # seconds that it may take to say that it is alive, when a worker of it is silent
 WAITING = 1  # calls that wait at an agent for something to tell
 LARGE_WAITING = 4  # where each brings something large: they travel side by side
@@ -204,15 +203,15 @@ class AgentClient:
         if actor is None:
             raise MachineLost
         answer = actor.ask(method, self.common.run, self._written_by, *arguments, results=results, group=SUMS)
+        return lambda: self._await(actor, answer)
 
-        def wait() -> list[Any]:
-            found: list[Any] | ActorGone = answer(ANSWERED_WITHIN)
-            if isinstance(found, ActorGone):
-                self._handle_gone(actor, found)
-                raise MachineLost
-            return found
-
-        return wait
+    def _await(self, actor: ActorHandle, look: Look) -> list[Any]:
+        """The results of a call. ``MachineLost`` if there are none, or they take too long."""
+        found = answer_of(actor, look, self.common.is_over) if actor is self._actor else ActorGone("ended")
+        if isinstance(found, ActorGone):
+            self._handle_gone(actor, found)
+            raise MachineLost
+        return found
 
     def ask_pieces(self, parts: Parts, ends: Sequence[int], bounds: Sequence[Bounds]) -> list[Any]:
         """References to what is besides gradients in some slots, and to the pieces of a sum of rows."""
@@ -228,12 +227,9 @@ class AgentClient:
     def got(self, reference: Any) -> Any:
         """The value of a reference that this agent has given. ``MachineLost`` if there is none."""
         actor = self._actor
-        found = ActorGone("ended") if actor is None else actor.results([reference], ANSWERED_WITHIN)
-        if isinstance(found, ActorGone):
-            if actor is not None:
-                self._handle_gone(actor, found)
+        if actor is None:
             raise MachineLost
-        return found[0]
+        return self._await(actor, partial(actor.look, [reference]))[0]
 
     def kill(self, worker: int) -> None:
         """Kill the process of a worker; the agent itself if it does not answer any more."""
@@ -272,7 +268,7 @@ class AgentClient:
                 actor.send("close", group="")
                 return
             if info is not None and ping is not None:  # it may be stopped, or stuck
-                kill_on(info.node, info.pid)
+                kill_on(info.node, info.pid, info.started)
             actor.kill()
 
     @property
@@ -425,7 +421,7 @@ class AgentClient:
             if actor is not self._actor:
                 return
             if gone.stuck and self._info is not None:
-                kill_on(self._info.node, self._info.pid)
+                kill_on(self._info.node, self._info.pid, self._info.started)
             actor.kill()
             self.incarnation += 1
             self._actor, self._opened = None, False

@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import signal
-import socket
 import threading
 import time
 import warnings
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -24,17 +24,15 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from paceline.core.errors import ConfigError
+from paceline.fleets.ray.addresses import TRUSTED, allowed, check_reachable, one_line
 from paceline.fleets.ray.callbacks import CallbackThread
 
 if TYPE_CHECKING:
     from paceline.fleets.ray.fleet import AddressTrust
 
-REACHED_WITHIN = 5.0  # seconds until a cluster must have answered
 CHECK_INTERVAL = 1.0  # seconds between two looks at the reservation of a machine whose node is gone
 LOOK_INTERVAL = 0.02  # and while it is made
 NODE_ID = "ray.io/node-id"  # the label that Ray itself gives to each node
-TRUSTED = "PACELINE_TRUSTED_ADDRESSES"  # environment variable: addresses that are trusted, by commas
-OF_THIS_MACHINE = ("auto", "local")  # instead of an address
 LOCAL_STORE = 200 * 2**20  # bytes of the object store: workers of this machine use shared memory instead
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # resources that Ray has arguments for
 # Ray's concurrency groups of an actor: calls of one group run beside those of another.
@@ -242,19 +240,24 @@ class ActorHandle:
         self._method(method, 1, group).remote(*arguments)
 
     def ask(self, method: str, *arguments: Any, results: int, group: str) -> Callable[[float], Any]:
-        """Call a method. Returns a function that waits so many seconds for the results, or ``ActorGone``."""
+        """Call a method. Returns a function that waits so many seconds for the results, as ``look`` does."""
         made = self._method(method, results, group).remote(*arguments)
         references = made if results > 1 else [made]
-        return lambda within: self.results(references, within)
+        return lambda within: self.look(references, within)
 
-    def results(self, references: Sequence[Any], within: float) -> Any:
-        """The values of references, or ``ActorGone``. Waits so many seconds."""
+    def look(self, references: Sequence[Any], within: float) -> Any:
+        """The values of references, or ``ActorGone``; nothing if they are not there within so many seconds."""
         try:
             return ray.get(list(references), timeout=within)
         except GetTimeoutError:
-            return ActorGone(f"did not answer for {within:g} s", stuck=True)
+            return None
         except Exception as error:
             return _gone(error)
+
+    def results(self, references: Sequence[Any], within: float) -> Any:
+        """The values of references, or ``ActorGone``. Waits so many seconds."""
+        found = self.look(references, within)
+        return ActorGone(f"did not answer for {within:g} s", stuck=True) if found is None else found
 
     def ask_references(self, method: str, *arguments: Any, results: int, group: str) -> list[Any]:
         """Call a method. Returns references to its results, which other actors may be handed."""
@@ -272,15 +275,28 @@ class ActorHandle:
         ray.kill(self._handle)
 
 
-def kill_on(node: str, pid: int) -> None:
-    """Kill a process of a node, even one that is stopped: Ray itself only asks it to end."""
+def kill_on(node: str, pid: int, started: int) -> None:
+    """Kill a process of a node, even one that is stopped: Ray itself only asks it to end.
+
+    started  its ``start_time``: another process may have its number by now
+    """
     there = NodeAffinitySchedulingStrategy(node, soft=False)
-    ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(pid)
+    ray.remote(_kill).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(pid, started)
 
 
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def start_time(pid: int) -> int:
+    """When a process of this machine was started, in ticks of its clock."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def _kill(pid: int, started: int) -> None:
+    with suppress(OSError):  # it has ended
+        descriptor = os.pidfd_open(pid)
+        try:
+            if start_time(pid) == started:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
 
 
 def fetched(reference: Any) -> Any:
@@ -302,7 +318,7 @@ def _results(future: "Future[Any]", rest: Sequence[Any]) -> Any:
 
 
 def _gone(error: Exception) -> ActorGone:
-    line = _line(error)
+    line = one_line(error)
     if not isinstance(error, RayActorError):
         return ActorGone(f"ended ({type(error).__name__}: {line[-200:]})", stuck=True)
     if "creation task" in line:  # such as a module that its node does not have
@@ -316,16 +332,11 @@ def _gone(error: Exception) -> ActorGone:
 def connect(address: str | None, wanted: Mapping[str, float], *, trusted: "AddressTrust") -> None:
     """Connect this process to a cluster, or start one on this machine that has the ``wanted`` resources.
 
-    What a cluster answers is unpickled in this process, so only a ``trusted`` address, or one that the environment
-    names, is connected to; and only such an address is sent this machine's token, not if ``trusted`` says without.
+    Only a ``trusted`` address, or one that the environment names, is connected to; and only such an address is sent
+    this machine's token, not if ``trusted`` says without. The user's own cluster, ``"auto"``, gets it.
     """
-    trusted = trusted if address is None else (_is_trusted(address) or trusted)
-    if address is not None and not trusted:
-        raise ConfigError(
-            f"the Ray cluster at {address} is not connected to: only the directory of a run names that address, and "
-            f"whoever answers there can run code here: if you trust it, give --address {address}, or set "
-            f"{TRUSTED}={address}"
-        )
+    if address is not None:
+        address, trusted = allowed(address, trusted)
     try:
         with warnings.catch_warnings(), _sigterm_kept():
             warnings.simplefilter("ignore", FutureWarning)  # about accelerator variables, which are not set here
@@ -344,7 +355,7 @@ def connect(address: str | None, wanted: Mapping[str, float], *, trusted: "Addre
         raise
     except Exception as error:  # Ray raises even plain exceptions
         ray.shutdown()
-        line = _line(error)
+        line = one_line(error)
         if isinstance(error, AuthenticationError) or "InvalidAuthToken" in str(error.__cause__):
             raise ConfigError(
                 f"the Ray cluster at {address} wants another token than this machine has: see ray get-auth-token there"
@@ -352,11 +363,6 @@ def connect(address: str | None, wanted: Mapping[str, float], *, trusted: "Addre
         if "ersion mismatch" in line:
             raise ConfigError(f"this process does not fit the Ray cluster at {address}: {line}") from None
         raise ConfigError(f"no Ray cluster at {address or 'this machine'} could be used: {line[:300]}") from None
-
-
-def _is_trusted(address: str) -> bool:
-    """Whether this address is trusted even if only a file names it."""
-    return address in OF_THIS_MACHINE or address in os.environ.get(TRUSTED, "").replace(",", " ").split()
 
 
 def _send_token(address: str, *, trusted: bool) -> None:
@@ -367,7 +373,7 @@ def _send_token(address: str, *, trusted: bool) -> None:
     )
     if not trusted and os.environ.get("RAY_AUTH_MODE", "").lower() == "token":  # then Ray sends it to any address
         raise untrusted
-    if ":" not in address or "RAY_AUTH_MODE" in os.environ:
+    if "RAY_AUTH_MODE" in os.environ:
         return
     with suppress(ImportError):  # private names of Ray: where they are gone, Ray decides about the token
         from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
@@ -392,21 +398,3 @@ def _sigterm_kept() -> Iterator[None]:
     finally:
         if before is not None and threading.current_thread() is threading.main_thread():  # Python allows it there only
             signal.signal(signal.SIGTERM, before)
-
-
-def check_reachable(address: str) -> None:
-    """Raise ``ConfigError`` if nothing listens at the address."""
-    host, colon, port = address.rpartition(":")
-    if not colon:
-        return  # "auto"
-    try:
-        socket.create_connection((host, int(port)), timeout=REACHED_WITHIN).close()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"no Ray cluster answers at {address} ({_line(error)}): start one with ray start --head, or leave the "
-            "address out for one on this machine"
-        ) from None
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())

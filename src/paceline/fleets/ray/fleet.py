@@ -33,8 +33,8 @@ class RayFleet:
     """Workers on the machines of a Ray cluster, in real time: each machine runs its workers as a ``ProcessFleet`` does.
 
     resources_per_worker  what Ray reserves for each; torch gets as many threads as there are whole ``CPU``
-    address       of a cluster, such as ``"10.0.0.1:6379"``, or ``"auto"`` on one of its machines; without one, a
-                  cluster is started on this machine and ended with the run
+    address       of a cluster, such as ``"10.0.0.1:6379"``, or ``"auto"`` for your own on one of its machines; without
+                  one, a cluster is started on this machine and ended with the run
     placement     ``"spread"`` over the machines, or ``"pack"`` onto few
     labels        what the machine of each worker must be labelled with, such as ``("gpu=a100", "gpu=a100", "gpu=t4")``
     share_memory  workers on the server's own node share memory with it; otherwise they too have an agent
@@ -76,6 +76,8 @@ class RayFleet:
         check_state(self.state)
         if self.placement not in ("spread", "pack"):
             raise ConfigError(f"placement={self.placement!r} is unknown: 'spread' or 'pack'")
+        if self.address == "local":  # Ray's word for none
+            object.__setattr__(self, "address", None)
         if self.address is not None and self.address.startswith("ray://"):
             raise ConfigError(
                 f"address={self.address!r} is that of a Ray client, which has no object store: train on a machine of "

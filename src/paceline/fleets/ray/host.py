@@ -223,8 +223,15 @@ class Host:
             found += [message for worker in ended if (message := self._look_after(worker)) is not None]
             if not ready:
                 found += self._signs_of_life()
+            self._ask_again()
             if found:
                 self._outbox.tell(found)
+
+    def _ask_again(self) -> None:
+        """For processes that the fork server could not be asked for yet."""
+        with self._changing:
+            for process, _ in self._processes.values():
+                process.ask_again()
 
     def _read_results(self) -> list[Message]:
         found: list[Message] = []

@@ -1,5 +1,6 @@
 """Starts the workers of one run on the machines of a cluster, and knows which machine has which."""
 
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -34,10 +35,11 @@ class MachineLauncher:
     def __init__(self, fleet: "RayFleet", session: ClusterSession, context: SharedContext) -> None:
         self._session = session
         self._context = context
+        self._is_over: Callable[[], bool] = bool
         models, layout = context.workload.hands_in_models, context.arena.layout
         self._common = ServerSide(
             session, session.next_run(), context.results, layout, lambda: self._stored, fleet.deadline.at_first,
-            context.arena if models else None, Blobs(context.regions.blobs) if models else None,
+            context.arena if models else None, Blobs(context.regions.blobs) if models else None, self._is_to_end,
         )  # fmt: skip
         self._clients: dict[int, AgentClient] = {}
         clouds = tuple(each for each in fleet.notices if each in CLOUDS)
@@ -107,12 +109,19 @@ class MachineLauncher:
         client = self._of_worker.get(worker.number)
         return FORK_SERVER.fork(worker.number, descriptors) if client is None else client.start(worker)
 
+    def end_waiting(self, is_over: Callable[[], bool]) -> None:
+        self._is_over = is_over
+
+    def _is_to_end(self) -> bool:
+        return self._is_over()
+
     def flush(self) -> None:
         for client in self._clients.values():
             client.flush()
 
     def close(self) -> None:
         """Call it when all processes have ended."""
+        self._is_over = bool  # it refers to the run, and the run to this: break the cycle
         if self._watch is not None:
             self._watch.close()
         for client in self._clients.values():

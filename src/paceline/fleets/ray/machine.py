@@ -1,5 +1,7 @@
 """Another machine as the server sees it, through the machine's agent: its memory, and the channels to its workers."""
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.fleets.processes.channel import Order
+from paceline.fleets.ray.connection import CONTROL, ActorGone, ActorHandle
 from paceline.fleets.ray.forecast import Received, is_whole
 from paceline.fleets.ray.wire import MAX_INLINE, Bytes, WireFormat, as_bytes, chunks_of, joined, split
 from paceline.learning.arena.arena import EMPTY_REPORT, Layout, ParameterArena, Slot
@@ -19,6 +22,12 @@ from paceline.learning.gradients.sharding import Bounds
 if TYPE_CHECKING:
     from paceline.fleets.ray.client import AgentClient
     from paceline.fleets.ray.session import ClusterSession
+
+ANSWERED_WITHIN = 120.0  # seconds that an agent may take to add up gradients
+ENDS_WITHIN = 2.0  # seconds that it may take to say that it is alive, when the run is to end
+LOOK_INTERVAL = 0.25  # seconds between two looks whether the run is to end
+
+Look = Callable[[float], list[Any] | ActorGone | None]  # waits so many seconds for results
 
 
 @dataclass(frozen=True)
@@ -33,12 +42,28 @@ class ServerSide:
     at_first: float  # seconds that a worker may take to start
     staging: ParameterArena | None = None  # where workers hand in models: the slots of all workers
     blobs: Blobs | None = None
+    is_over: Callable[[], bool] = bool  # is the run to end?
 
     def message(self, packed: Bytes) -> object:
         """Chunks that are sent along with orders, or a reference to the object store if they are large."""
         if packed.nbytes <= MAX_INLINE:
             return split(packed.copy(), chunks_of(packed.nbytes))
         return self.session.connection.put(packed)
+
+
+def answer_of(agent: ActorHandle, look: Look, is_over: Callable[[], bool]) -> list[Any] | ActorGone:
+    """What an agent answers. If the run is to end, it may take its time only while it says that it is alive."""
+    until, alive_by = time.monotonic() + ANSWERED_WITHIN, math.inf
+    ping: Look | None = None
+    while (found := look(LOOK_INTERVAL)) is None:
+        if (now := time.monotonic()) >= until:
+            return ActorGone(f"did not answer for {ANSWERED_WITHIN:g} s", stuck=True)
+        if ping is not None and ping(0.0) is None:
+            if now >= alive_by:
+                return ActorGone(f"did not answer for {ENDS_WITHIN:g} s when the run was to end", stuck=True)
+        elif is_over():
+            ping, alive_by = agent.ask("ping", results=1, group=CONTROL), now + ENDS_WITHIN
+    return found
 
 
 class RemoteMachine:
@@ -117,9 +142,14 @@ class RemoteMachine:
         (found,) = self._client.ask("finite", [*slots])()
         return found  # type: ignore[no-any-return]
 
-    def read(self, slot: int) -> Slot:
-        (row,) = self._client.ask("read", slot)()
-        return ParameterArena(self._client.common.layout, as_bytes(row.copy()))[0]
+    def read(self, slot: int) -> Callable[[], Slot]:
+        answer = self._client.ask("read", slot)
+
+        def row() -> Slot:
+            (found,) = answer()
+            return ParameterArena(self._client.common.layout, as_bytes(found.copy()))[0]
+
+        return row
 
     def write(self, slot: int, row: Slot) -> None:
         self._client.write(slot, row.memory.numpy())

@@ -19,6 +19,7 @@ class AgentInfo(NamedTuple):
     node: str  # Ray's id
     host: str
     versions: dict[str, str]
+    started: int = 0  # when: ``start_time`` of its process
 
 
 def versions() -> dict[str, str]:

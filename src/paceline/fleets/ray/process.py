@@ -1,11 +1,11 @@
 """A worker's process on another machine, as the supervisor of a run sees it."""
 
 import os
-import select
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from paceline.fleets.processes.polling import readable
 from paceline.fleets.ray.messages import AgentInfo
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class RemoteProcess:
 
     def wait(self, until: float) -> bool:
         """Wait for the end, until a time of ``time.monotonic``."""
-        return bool(select.select([self.sentinel], [], [], max(0.0, until - time.monotonic()))[0])
+        return readable(self.sentinel, until - time.monotonic())
 
     def reap(self) -> str:
         """Wait for the end, and return how it ended."""

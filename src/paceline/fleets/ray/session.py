@@ -10,9 +10,10 @@ from paceline.core.errors import ConfigError
 from paceline.core.fields import nearest
 from paceline.fleets.ray.agent import Agent
 from paceline.fleets.ray.callbacks import CallbackThread
-from paceline.fleets.ray.connection import NODE_ID, ActorGone, ActorHandle, Connection
+from paceline.fleets.ray.connection import NODE_ID, ActorHandle, Connection
 from paceline.fleets.ray.fleet import RayFleet
 from paceline.fleets.ray.shards import Shard
+from paceline.fleets.real import check_processes
 
 log = logging.getLogger("paceline")
 
@@ -37,6 +38,8 @@ class ClusterSession:
         self._idle: dict[int, ActorHandle] = {}
         self._idle_shards: Sequence[ActorHandle] = ()
         self._connection: Connection | None = None
+        if fleet.address is None:
+            check_processes(fleet.workers)
         try:
             total = {name: amount * fleet.workers for name, amount in fleet.resources_per_worker.items()}
             self._connection = Connection(fleet.address, total, self.callbacks, trusted=fleet.trust_address)
@@ -73,7 +76,7 @@ class ClusterSession:
         """An actor for a shard on each of these machines: new ones, or those that stayed after the last run."""
         stayed, self._idle_shards = self._idle_shards, ()
         freed = [shard.ask("free", results=1, group="") for shard in stayed]
-        if stayed and not any(isinstance(answer(FREED_WITHIN), ActorGone) for answer in freed):
+        if stayed and all(isinstance(answer(FREED_WITHIN), list) for answer in freed):
             return stayed
         for shard in stayed:
             shard.kill()
@@ -103,11 +106,13 @@ class ClusterSession:
         each, workers = fleet.resources_per_worker, fleet.workers
         labels = [{name: value} for name, _, value in (label.partition("=") for label in fleet.labels)]
         nodes = connection.nodes()
+        check_processes(workers, len(nodes))
         check_resources(each, workers, nodes)
         check_labels(each, labels, nodes)
         spread = fleet.placement == "spread"
         self.machines = connection.reserve(each, workers, within=RESERVED_WITHIN, spread=spread, labels=labels)
         if self.machines:
+            check_processes(max(map(len, self.machines)))
             return
         free, total = connection.resources()
         raise ConfigError(

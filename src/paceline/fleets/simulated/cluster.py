@@ -22,15 +22,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from paceline.core.codec import whole
+from paceline.core.codec import MOST_WORKERS, whole
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields
+from paceline.core.fields import MOST_SECONDS, check_fields, check_most
 from paceline.core.stateful import State
 from paceline.fleets.simulated.links import Link
 
 TICKS = 10**12  # a second
 WIRES: Mapping[str, float] = {"float32": 1.0, "bfloat16": 0.5}  # of the model's bytes, what goes between machines
 MOST_SHARDS = 1_000_000
+LEAST_GIGABITS = 1e-9  # one bit a second
+MOST_BYTES = 1e15  # of a message
 LINK, DEPART, DEALT_WITH = range(3)  # what comes first of things at one instant
 SERVER_IN, SERVER_OUT = -1, -2  # numbers of links; those of machine m are 2m (in) and 2m + 1 (out)
 WEIGHTS, SUM = 0, 1  # kinds of message
@@ -62,13 +64,19 @@ class Machines:
         check_fields(self)
         if self.workers_each < 1:
             raise ConfigError(f"workers_each={self.workers_each} is not possible: at least 1 worker on a machine")
-        if not 0 < self.gigabits < math.inf:
-            raise ConfigError(f"gigabits={self.gigabits:g} is not possible: a finite number of more than 0 a second")
+        if not LEAST_GIGABITS <= self.gigabits < math.inf:
+            raise ConfigError(
+                f"gigabits={self.gigabits:g} is not possible: a finite number of more than 0 a second, at least "
+                f"{LEAST_GIGABITS:g}"
+            )
         if not 1 <= self.shards <= MOST_SHARDS:
             raise ConfigError(f"shards={self.shards} is not possible: 1 to {MOST_SHARDS:,}")
         for name in ("latency", "sum_seconds", "step_seconds", "message_bytes"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}={getattr(self, name)} is not possible: a finite number of at least 0")
+        check_most(self, MOST_WORKERS, "workers_each")
+        check_most(self, MOST_SECONDS, "latency", "sum_seconds", "step_seconds")
+        check_most(self, MOST_BYTES, "message_bytes")
 
     def machine(self, worker: int) -> int:
         """The machine that a worker is on."""

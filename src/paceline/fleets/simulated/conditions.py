@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.core.codec import whole
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields, shown
+from paceline.core.fields import MOST_SECONDS, check_fields, check_most, shown
 from paceline.core.messages import Joined, Leaving, Left
 from paceline.core.stateful import State
 from paceline.delays import Hourly, SlowSpells
@@ -45,6 +45,7 @@ class Availability:
                 raise ConfigError(f"{name}={getattr(self, name):g} is not possible: seconds, more than 0")
         if not 0 <= self.notice < math.inf:
             raise ConfigError(f"a notice of {self.notice:g} is not possible: seconds, at least 0")
+        check_most(self, MOST_SECONDS, "mean_up", "mean_down", "notice")
         try:
             object.__setattr__(self, "workers", tuple(int(worker) for worker in self.workers))
         except (TypeError, ValueError):

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields, shown
+from paceline.core.fields import MOST_SECONDS, check_fields, check_most, shown
 from paceline.core.messages import Joined, Leaving, Left, Ticket
 from paceline.data.sizes import BatchSizes
 from paceline.delays import Delay, Hourly, SlowSpells, check_delay, sized
-from paceline.fleets.base import NoInlineWorker, check_labels, check_number
+from paceline.fleets.base import NoInlineWorker, check_labels, check_number, check_threads
 from paceline.fleets.simulated.cluster import WIRES, Machines
 from paceline.fleets.simulated.conditions import Availability
 from paceline.fleets.simulated.workers import SimulatedWorkers
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from paceline.learning.workload import Workload
 
 __all__ = ["Network", "SimulatedFleet", "SimulatedWorkers"]
+LEAST_BANDWIDTH = 1e-3  # bytes a second
+MOST_PRICE = 1e12  # of a second
 CHOICES = {
     "recall": ("complete", "block", "abandon"),
     "ties": ("index", "reverse", "batch"),
@@ -40,8 +42,12 @@ class Network:
         check_fields(self)
         if not 0 <= self.latency < math.inf:
             raise ConfigError(f"a network latency of {self.latency} is not possible: at least 0 seconds")
-        if not self.bandwidth > 0:
-            raise ConfigError(f"a bandwidth of {self.bandwidth} is not possible: more than 0 bytes a second")
+        check_most(self, MOST_SECONDS, "latency")
+        if not self.bandwidth >= LEAST_BANDWIDTH:
+            raise ConfigError(
+                f"a bandwidth of {self.bandwidth} is not possible: more than 0 bytes a second, at least "
+                f"{LEAST_BANDWIDTH:g}"
+            )
 
     def seconds(self, message_bytes: int) -> float:
         return self.latency + message_bytes / self.bandwidth
@@ -110,10 +116,10 @@ class SimulatedFleet:
             raise ConfigError(
                 f"server_seconds={self.server_seconds} is not possible: give a finite number of at least 0"
             )
+        check_most(self, MOST_SECONDS, "server_seconds")
         if not isinstance(self.network, Network):
             raise ConfigError(f"network={shown(self.network)} is none: give Network(latency=0.01)")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads={self.threads} is not possible: at least 1, or none to have it chosen by size")
+        check_threads(self.threads)
         check_labels(self.labels, self.workers)
         self._check_changes()
         self._check_machines()
@@ -153,8 +159,11 @@ class SimulatedFleet:
                 raise ConfigError(f"slowness: {shown(each)} is none: give SlowSpells(3.0, 60.0, 600.0), or Hourly")
         prices = self.prices if isinstance(self.prices, Sequence) else (self.prices,)
         for price in prices:
-            if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
-                raise ConfigError(f"prices: {shown(price)} is no price of a second: a number of at least 0")
+            if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price <= MOST_PRICE:
+                raise ConfigError(
+                    f"prices: {shown(price)} is no price of a second: a number of at least 0, and at most "
+                    f"{MOST_PRICE:g}"
+                )
         if isinstance(self.prices, Sequence) and len(prices) not in (0, self.workers):
             raise ConfigError(f"{len(prices)} prices for {self.workers} workers: give one for each, or one for all")
 
@@ -179,6 +188,8 @@ class SimulatedFleet:
         return self.network.seconds(math.ceil(message_bytes * WIRES[self.wire]))
 
     def _check_changes(self) -> None:
+        if isinstance(self.changes, str) or not isinstance(self.changes, Sequence):
+            raise ConfigError(f"changes={shown(self.changes)} is no list: give [Left(at=20.0, worker=3)]")
         for change in self.changes:
             if not isinstance(change, Left | Joined | Leaving):
                 raise ConfigError(f"changes: {shown(change)} is no change: give Left(at=20.0, worker=3), or Joined")
@@ -186,11 +197,16 @@ class SimulatedFleet:
         for change in sorted(self.changes, key=lambda change: change.at):
             if not 0 <= change.worker < self.workers:
                 raise ConfigError(f"{change} names no worker: the fleet has workers 0 to {self.workers - 1}")
-            if not 0 <= change.at < math.inf:
-                raise ConfigError(f"{change} has no possible time: it must be at least 0")
+            if not 0 <= change.at <= MOST_SECONDS:
+                raise ConfigError(
+                    f"{shown(change)} has no possible time: it must be at least 0, and at most {MOST_SECONDS:g}"
+                )
             before = last.get(change.worker)
-            if isinstance(change, Leaving) and not change.at <= change.by < math.inf:
-                raise ConfigError(f"{change} names no time to come: by={change.by} must be at least {change.at:g}")
+            if isinstance(change, Leaving) and not change.at <= change.by <= MOST_SECONDS:
+                raise ConfigError(
+                    f"{change} names no time to come: by={change.by} must be at least {change.at:g}, and at most "
+                    f"{MOST_SECONDS:g}"
+                )
             if type(before) is type(change) or (isinstance(before, Leaving) and isinstance(change, Joined)):
                 raise ConfigError(f"{change} cannot follow {before}: the worker would do it twice")
             if isinstance(before, Left) and isinstance(change, Leaving):

@@ -16,6 +16,7 @@ What a machine holds is lost with it. A step leaves out what is lost, as it leav
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from typing import Protocol
 
@@ -68,8 +69,8 @@ class Machine(Protocol):
         """Which of these gradients are finite."""
         ...
 
-    def read(self, slot: int, /) -> Slot:
-        """A whole slot, for a checkpoint."""
+    def read(self, slot: int, /) -> Callable[[], Slot]:
+        """Ask for a whole slot, for a checkpoint; the answer when it is called."""
         ...
 
     def write(self, slot: int, row: Slot, /) -> None:
@@ -126,8 +127,8 @@ class MemoryMachine:
     def finite(self, slots: Sequence[int]) -> Sequence[bool]:
         return [all_finite(self._arena[slot].vectors) for slot in slots]
 
-    def read(self, slot: int) -> Slot:
-        return self._arena[slot]
+    def read(self, slot: int) -> Callable[[], Slot]:
+        return lambda: self._arena[slot]
 
     def write(self, slot: int, row: Slot) -> None:
         self._arena.bytes(slot).copy_(row.memory)
@@ -180,7 +181,7 @@ class DistributedGradients(HeldGradients):
             (
                 ticket,
                 self._book(ticket.worker).level(promise.slot),
-                self.machine_of(ticket.worker).read(promise.slot) if promise.handed_in else None,
+                self.machine_of(ticket.worker).read(promise.slot)() if promise.handed_in else None,
             )
             for ticket, promise in self._promises.items()
         ]
@@ -226,6 +227,10 @@ class DistributedGradients(HeldGradients):
     def _deliver(self, machine: Machine, slot: int) -> None:
         machine.deliver(slot, self._version, self._model)
 
+    def written(self, ticket: Ticket) -> None:
+        """Its gradient is on its machine as that is now: another one in its place would not have it."""
+        self._held_in[ticket] = self.machine_of(ticket.worker).incarnation
+
     def hand_in(self, ticket: Ticket, report: Report) -> None:
         """The gradient of a ticket was written, on its machine."""
         promise = self._promises[ticket]
@@ -233,7 +238,7 @@ class DistributedGradients(HeldGradients):
         promise.handed_in = True
         promise.norm, promise.missing = report.norm, report.unused
         self._partial = self._partial or report.unused > 0
-        self._held_in[ticket] = self.machine_of(ticket.worker).incarnation
+        self._held_in.setdefault(ticket, self.machine_of(ticket.worker).incarnation)
         self._book(ticket.worker).hand_in(ticket, promise.source)
 
     def settle(self, tickets: Iterable[Ticket]) -> None:
@@ -378,18 +383,27 @@ class DistributedGradients(HeldGradients):
 
     def state(self) -> State:
         rows: dict[Ticket, State] = {}
-        for ticket, promise in self._promises.items():
-            if promise.handed_in and not self._is_lost(ticket):
-                try:
-                    row = self.machine_of(ticket.worker).read(promise.slot)
-                except MachineLost:
-                    continue
-                promise.unused = marked(row.unused) if promise.missing else ()
-                rows[ticket] = {
-                    "vectors": row.vectors, "buffers": row.buffers, "losses": row.losses, "logged": row.logged,
-                }  # fmt: skip
+        for ticket, answer in self._ask_for_rows():
+            promise = self._promises[ticket]
+            try:
+                row = answer()
+            except MachineLost:
+                continue
+            promise.unused = marked(row.unused) if promise.missing else ()
+            rows[ticket] = {
+                "vectors": row.vectors, "buffers": row.buffers, "losses": row.losses, "logged": row.logged,
+            }  # fmt: skip
         lost = [t for t, promise in self._promises.items() if promise.handed_in and t not in rows]
         return {**self._packed(len(self._of_worker), rows), **({"lost": pack_tickets(lost)} if lost else {})}
+
+    def _ask_for_rows(self) -> list[tuple[Ticket, Callable[[], Slot]]]:
+        """Ask all machines at once for all that was handed in."""
+        asked: list[tuple[Ticket, Callable[[], Slot]]] = []
+        for ticket, promise in self._promises.items():
+            if promise.handed_in and not self._is_lost(ticket):
+                with suppress(MachineLost):
+                    asked.append((ticket, self.machine_of(ticket.worker).read(promise.slot)))
+        return asked
 
     def restore(self, state: State) -> None:
         self._lost.update(unpack_tickets(state.get("lost", ())))

@@ -182,6 +182,9 @@ class HeldGradients:
     def promised(self, ticket: Ticket) -> Promise:
         return self._promises[ticket]
 
+    def written(self, ticket: Ticket) -> None:
+        """What its worker wrote stays where it is until the ticket is settled."""
+
     def halt(self, ticket: Ticket) -> None:
         """It will not be handed in; until the worker's next one is, it may still be written."""
         self._book(ticket.worker).halt(ticket)
