@@ -7,6 +7,7 @@ worker had downloaded and the buffers that the model has at hand.
 import copy
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -158,6 +159,66 @@ def test_every_mini_batch_is_tracked_and_the_statistics_are_those_of_the_model(
     assert trained.get_buffer("1.num_batches_tracked").item() == tracked
     assert accuracy(trained) > 0.8
     assert abs(accuracy(trained) - accuracy(with_fresh_statistics(trained))) < 0.02
+
+
+PULLING = [
+    (pl.FedAsync(1), 1),
+    (pl.FedAsync(3, mixing=0.2), 3),
+    (pl.FedAsync(2, waits=pl.FastestK(2, stop_late=False)), 2),
+    (pl.EASGD(1), 1),
+    (pl.EASGD(3, elasticity=0.1), 3),
+    (pl.EASGD(2, waits=pl.Synchronous()), 2),
+]
+
+
+@pytest.mark.parametrize(("strategy", "steps"), PULLING, ids=repr)
+def test_a_model_that_is_pulled_by_a_fraction_counts_whole_mini_batches(
+    strategy: pl.strategy.Strategy, steps: int
+) -> None:
+    run = train(Normed(), strategy, pl.SimulatedFleet(pl.delays.LogNormal(1.0, 0.5), workers=4), 40)
+    for name in ("passes", "layers.1.num_batches_tracked", "layers.3.num_batches_tracked"):
+        assert run.model.get_buffer(name).item() == 40 * steps
+
+
+@pytest.mark.parametrize("strategy", [pl.FedAsync(2), pl.EASGD(2)], ids=repr)
+def test_statistics_without_a_momentum_are_the_mean_of_all_mini_batches_of_a_model_that_is_pulled(
+    strategy: pl.strategy.Strategy,
+) -> None:
+    model, noted = nn.Sequential(nn.BatchNorm1d(10, momentum=None), nn.Linear(10, 5)), Noted()
+    run = train(model, strategy, pl.SimulatedFleet(pl.delays.LogNormal(1.0, 0.5), workers=3), 15, noted)
+    used = [batch for step in steps_of(run, noted.drawn) for _, batches, _ in step for batch in batches]
+    assert len(used) == 30
+    mean = torch.stack([X[batch].mean(0) for batch in used]).mean(0)
+    torch.testing.assert_close(run.model.get_buffer("0.running_mean"), mean)
+
+
+@pytest.mark.parametrize("strategy", [pl.FedAsync(2), pl.EASGD(2)], ids=repr)
+def test_counts_of_a_model_that_is_pulled_go_on_in_a_resumed_run(
+    strategy: pl.strategy.Strategy, tmp_path: Path
+) -> None:
+    def run(updates: int, name: str, *, resume: bool = False) -> dict[str, Tensor]:
+        found = pl.train(
+            task(Normed()), strategy=strategy, fleet=pl.SimulatedFleet(pl.delays.LogNormal(1.0, 0.5), workers=3),
+            optimizer=lambda p: torch.optim.SGD(p, lr=RATE), batch_size=16, stop=pl.Stop(updates=updates),
+            directory=tmp_path / name, resume=resume, progress=False,
+        )  # fmt: skip
+        return dict(found.model.named_buffers())
+
+    whole = run(12, "whole")
+    run(5, "cut")
+    torch.testing.assert_close(run(12, "cut", resume=True), whole, rtol=0, atol=0)
+
+
+def test_a_fraction_of_a_flag_sets_it_and_what_is_no_count_is_pulled() -> None:
+    model = nn.Module()
+    model.register_buffer("flag", torch.tensor(False))
+    model.register_buffer("count", torch.tensor(7))
+    model.register_buffer("total", torch.tensor(1.0))
+    began, own = [torch.tensor(False), torch.tensor(5), torch.tensor(9.0)], [torch.tensor(True), torch.tensor(8)]
+    change = BufferChange(Fraction(1, 10), began, [*own, torch.tensor(6.0)])
+    ModelState(model).move_buffers([change], fresh=False, pulled=True)
+    assert (model.get_buffer("flag").item(), model.get_buffer("count").item()) == (True, 10)
+    assert model.get_buffer("total").item() == pytest.approx(1.5)
 
 
 def test_a_model_with_a_counter_alone_counts_every_update() -> None:

@@ -172,6 +172,23 @@ def test_what_begins_with_zeros_shows_later_and_is_told(caplog: pytest.LogCaptur
     assert "made before this showed: 1;" in warning
 
 
+class LargerHalf(nn.Module):
+    """What is above the median of the batch. Another worker's samples move it, but maybe past none of one's own."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden * (hidden > hidden.detach().flatten().kthvalue(hidden.numel() // 2).values)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 6])
+def test_the_first_trial_does_not_depend_on_luck(workers: int) -> None:
+    """With one pair of workers, a tenth of these are allowed."""
+    for seed in range(60):
+        torch.manual_seed(seed)
+        x, y = torch.randn(8 * workers, 6), torch.randint(2, (8 * workers,))
+        model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), LargerHalf(), nn.Linear(12, 2))
+        assert not Fusing(None).allows(model, sample_loss(x, y), (x, y), [8] * workers)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,11 @@
 """Model averaging and EC-DNN when workers are slow, come, go or fail, and when what is asked for cannot be."""
 
+import functools
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +145,42 @@ def test_single_models_end_the_run_only_when_all_workers_in_a_row_are_not_finite
 def refused(said: str, strategy: pl.strategy.Strategy, *, workers: int = 4, model: nn.Module | None = None) -> None:
     with pytest.raises(pl.ConfigError, match=said):
         run(strategy, on=fleet(workers), model=model, updates=3)
+
+
+class Ignoring(nn.Module):
+    """A loss of one's own that says what it ignores."""
+
+    ignore_index = 5
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(outputs, targets, ignore_index=5)
+
+
+IGNORING: list[tuple[Any, int]] = [
+    (cross_entropy, -100),
+    (nn.CrossEntropyLoss(), -100),
+    (nn.CrossEntropyLoss(ignore_index=3, weight=torch.linspace(0.5, 2.0, 10, dtype=torch.float64)), 3),
+    (functools.partial(cross_entropy, ignore_index=99), 99),
+    (Ignoring(), 5),
+]
+
+
+@pytest.mark.parametrize("weights", ["margin", "regression"])
+@pytest.mark.parametrize(("loss", "ignored"), IGNORING, ids=["function", "module", "class weights", "partial", "own"])
+def test_samples_whose_targets_are_ignored_are_labelled_all_the_same(loss: Any, ignored: int, weights: Any) -> None:
+    """All those of the first worker are: nothing can be fitted on them."""
+    (inputs, targets), _ = digits()
+    targets = targets.clone()
+    targets[::3] = ignored
+    targets[: len(targets) // 3] = ignored
+    task = replace(digits_task(mlp()), loss=loss, train=(inputs, targets), test=None)
+    rule = EC(3, weights, relabel=1.0, compression_steps=1)
+    found = pl.train(
+        task, strategy=rule, fleet=fleet(3), optimizer=sgd(), stop=pl.Stop(updates=5), partition=Consecutive(),
+        progress=False,
+    )  # fmt: skip
+    assert found.ended == "updates"
+    assert math.isfinite(found.history[-1].loss)
 
 
 def test_one_worker_with_a_regression_is_refused() -> None:

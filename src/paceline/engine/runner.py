@@ -14,12 +14,14 @@ from paceline.engine.checkpoints import Checkpoints
 from paceline.engine.limits import Every, Interval, Stop
 from paceline.engine.loop import Loop, Stepped
 from paceline.engine.signals import Interrupts
-from paceline.learning.generators import own_generators
+from paceline.learning.generators import own_generators, work_seed
 from paceline.learning.learner import Learner
 from paceline.learning.task import Task
 from paceline.pruning.shards import PrunedShards
 from paceline.storage.metrics import Metrics, Row
 from paceline.trace.staleness import Staleness
+
+NO_WORKER = -1  # in the seeds of evaluations, where those of tickets have a worker
 
 
 class EvaluationFailed(Exception):
@@ -44,10 +46,17 @@ def check_metrics(task: Task, stop: Stop, callbacks: Sequence[Callback], seed: i
 
 
 class Evaluator:
-    """Counts updates and their staleness; adds a row to the history when one is due."""
+    """Counts updates and their staleness; adds a row to the history when one is due.
 
-    def __init__(self, task: Task, server: Learner, every: Every | None, hooks: Hooks, batch_size: int = 32) -> None:
+    What a model, a data set or a metric draws in an evaluation follows from the seed and the number of updates. So an
+    evaluation can be repeated, and how often the model is evaluated makes no difference to what is trained.
+    """
+
+    def __init__(
+        self, task: Task, server: Learner, every: Every | None, hooks: Hooks, batch_size: int = 32, *, seed: int = 0
+    ) -> None:
         self.server = server
+        self._seed = seed
         self.staleness = Staleness()
         self.history: list[Row] = []
         self._evaluate = task.evaluator(batch_size)
@@ -89,7 +98,8 @@ class Evaluator:
     def evaluate(self, seconds: float) -> Row:
         """Evaluate the model now, and add a row to the history."""
         try:
-            metrics = Metrics(self._evaluate(self.server.model))
+            with own_generators(work_seed(self._seed, NO_WORKER, self.server.updates)):
+                metrics = Metrics(self._evaluate(self.server.model))
         except Diverged:  # an evaluation may end a run for that reason
             raise
         except Exception as error:  # whatever the user's code raises
@@ -158,7 +168,7 @@ class Runner:
         if checkpoints is not None:
             checkpoints.cut()
         if not evaluator.history:
-            self._evaluate_first()
+            self._evaluate_first(checkpoints)
         with Interrupts(termination=checkpoints is not None) as interrupts:
             self._loop.asked_to_end = lambda: hooks.asked or interrupts.requested is not None
             try:
@@ -199,11 +209,13 @@ class Runner:
             return self._stop.seconds or 0.0
         return self._loop.now if ended.signal is not None else self._loop.coordinator.ledger.now
 
-    def _evaluate_first(self) -> None:
+    def _evaluate_first(self, checkpoints: Checkpoints | None) -> None:
         try:
             self._evaluator.evaluate(0.0)
-        except EvaluationFailed as failed:
-            raise failed.error from None  # nothing was trained: there is nothing to keep
+        except EvaluationFailed as failed:  # nothing was trained: there is nothing to keep
+            if checkpoints is not None:
+                failed.error.add_note(f"nothing was trained; {checkpoints.how_to_resume()}")
+            raise failed.error from None
 
     def _evaluate_last(self, ended: Ended, seconds: float) -> Ended:
         """Evaluate the model at the end, or say why that failed."""

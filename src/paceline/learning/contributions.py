@@ -107,8 +107,12 @@ class SharedContributions(Contributions, Protocol):
 
     def promised(self, ticket: Ticket, /) -> Promise: ...
 
+    def written(self, ticket: Ticket, /) -> None:
+        """A worker says that it has written what it computed. The training loop may be told of it later."""
+        ...
+
     def hand_in(self, ticket: Ticket, report: Report, /) -> None:
-        """A worker has written what it computed."""
+        """The training loop is told that a worker has written what it computed."""
         ...
 
     def halt(self, ticket: Ticket, /) -> None:
@@ -116,7 +120,7 @@ class SharedContributions(Contributions, Protocol):
         ...
 
     def forget_worker(self, worker: int, /) -> None:
-        """The worker has another process."""
+        """The training loop is told that the worker has another process."""
         ...
 
     def detach(self) -> None:

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paceline.core.errors import ConfigError
+from paceline.core.fields import shown
 from paceline.data.samples import to_device
-from paceline.learning.task import Task, device_of, eval_mode
+from paceline.learning.task import Task, device_of, eval_mode, said_in_one_line
 
 SAMPLES_AT_ONCE = 1024
 
@@ -79,10 +80,12 @@ def curvature(
     ``autograd.Function`` that is marked ``once_differentiable`` counts as if it were linear, since torch cuts it off.
     """
     _check(effort)
+    if not isinstance(task, Task):
+        raise ConfigError(f"task={shown(task)} is none: give Task(model, loss, train=(inputs, targets))")
     looked_at = task.model if model is None else model
     hessian = _Hessian(looked_at, task, effort.samples, seed)
     deadline = time.monotonic() + effort.seconds
-    with eval_mode(looked_at):
+    with said_in_one_line(task), eval_mode(looked_at):
         for found in _lanczos(hessian, seed, effort.tolerance):
             if progress is not None:
                 progress(found)

@@ -10,9 +10,11 @@ training mode, on a copy of the model, with the same random numbers in all passe
     weight     the gradient of an eighth of the losses is an eighth of the gradient: a joined pass begins with the
                weights of contributions, and what clips gradients on their way would clip others
 
-Once is not enough: layers that begin with zeros hide what follows them. So joined passes 1, 2, 3, 9, 33, 129, ... are
-tried. What cannot be shown, because something raises, random numbers are drawn for the batch as a whole, or the model
-asks for a number of its batch (to decide by it, as ``if x.max() > 1`` does), is refused.
+One pair is not enough: a mask that goes by the batch may leave these samples alone by luck. So the first trial is of
+four pairs of neighbours, the later ones of the first and the last worker. Once is not enough: layers that begin with
+zeros hide what follows them. So joined passes 1, 2, 3, 9, 33, 129, ... are tried. What cannot be shown, because
+something raises, random numbers are drawn for the batch as a whole, or the model asks for a number of its batch (to
+decide by it, as ``if x.max() > 1`` does), is refused.
 """
 
 import copy
@@ -22,6 +24,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, cycle, islice
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,7 @@ from paceline.learning.threads import uncompiled
 
 log = logging.getLogger("paceline")
 WEIGHT = 0.125  # of a contribution in a trial; a power of 2, so that nothing is rounded otherwise
+AT_FIRST = 4  # pairs of workers that are tried before the first joined pass
 SOON = 3  # joined passes that are tried one after the other; then one whenever there are four times as many
 
 
@@ -53,7 +57,7 @@ class Fusing:
     def allows(self, model: nn.Module, loss: Objective, batch: Any, sizes: Sequence[int]) -> bool:
         """Try these samples, so many of each worker: may they go through the model together?"""
         try:
-            why_not = _why_not(model, loss, batch, sizes)
+            why_not = _why_not(model, loss, batch, sizes, _pairs(sizes, 1 if self.passes else AT_FIRST))
         except _CannotTell:
             return False
         if why_not is not None:
@@ -81,6 +85,9 @@ class Fusing:
         if not isinstance(state["why not"], str | None):
             raise ValueError(f"{state['why not']!r} is no reason")
         self.why_not = state["why not"]
+
+
+Pair = tuple[Tensor, Tensor]  # the places of two workers' samples in the batch
 
 
 class _CannotTell(Exception):
@@ -257,7 +264,15 @@ def _flat(gradient: Tensor) -> Tensor:
     return (torch.view_as_real(dense) if dense.is_complex() else dense).flatten()
 
 
-def _why_not(model: nn.Module, loss: Objective, batch: Any, sizes: Sequence[int]) -> str | None:
+def _pairs(sizes: Sequence[int], count: int) -> list[Pair]:
+    """The first and the last worker; or several pairs of neighbours, where the first follows the last."""
+    each = [torch.arange(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    if count == 1:
+        return [(each[0], each[-1])]
+    return [*islice(cycle(zip(each, [*each[1:], each[0]], strict=True)), count)]
+
+
+def _why_not(model: nn.Module, loss: Objective, batch: Any, sizes: Sequence[int], pairs: Iterable[Pair]) -> str | None:
     """What speaks against a joined pass over these samples, so many of each worker; nothing if it is right.
 
     Leaves the model and all random numbers as they are.
@@ -267,8 +282,7 @@ def _why_not(model: nn.Module, loss: Objective, batch: Any, sizes: Sequence[int]
     try:
         model, loss = copy.deepcopy((model, loss))
         trial = _Trial(model, loss, batch, sum(sizes))
-        first, last = torch.arange(sizes[0]), torch.arange(sum(sizes) - sizes[-1], sum(sizes))
-        return _influence(trial, first, last)
+        return next(filter(None, (_influence(trial, *pair, number) for number, pair in enumerate(pairs))), None)
     except _CannotTell:
         raise
     except _NotTheMean:
@@ -285,7 +299,7 @@ def _why_not(model: nn.Module, loss: Objective, batch: Any, sizes: Sequence[int]
         generators.restore(before)
 
 
-def _influence(trial: _Trial, first: Tensor, last: Tensor) -> str | None:
+def _influence(trial: _Trial, first: Tensor, last: Tensor, number: int) -> str | None:
     joined, apart = torch.cat([first, last]), False
     for own, other, begin in ((first, last, 0), (last, first, len(first))):
         draws, before = _Draws(), _of_numpy_and_python()
@@ -295,7 +309,8 @@ def _influence(trial: _Trial, first: Tensor, last: Tensor) -> str | None:
             return "the model draws random numbers of numpy or Python, for a batch as a whole"
         if not found.finite():
             raise _CannotTell
-        instead = own[(1 + torch.arange(len(other))) % len(own)]
+        # at first as many different samples; then one of them over and over, which moves means and medians most
+        instead = own[((1 + torch.arange(len(other))) if not number else torch.full((len(other),), number)) % len(own)]
         replaced = torch.cat([instead, own] if begin else [own, instead])
         if not found.same(trial.run(replaced, part, draws.again()), found.last_bits):
             return "the samples of a batch influence each other"

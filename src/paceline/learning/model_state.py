@@ -156,8 +156,8 @@ class ModelState:
         without bound with more.) Without a momentum they are the mean of all mini-batches; then $f = k / (n + k)$ if
         the model has seen $n$, and $r = f / f^{(i)}$ with the worker's own share.
         Where all began with $b$ (they are ``fresh``) there is nothing to forget, $r = 1$; and where $\sum w_i = 1$ too,
-        all this is $\sum_i w_i b_i$. Where the model is ``pulled`` by the workers' own, whatever they began with, buffers
-        are too: $b \leftarrow b + \sum_i w_i (b_i - b)$.
+        all this is $\sum_i w_i b_i$. Where the model is ``pulled`` by the workers' own, whatever they began with, its
+        buffers are too: $b \leftarrow b + \sum_i w_i (b_i - b)$.
 
         Mini-batches are counted whole: whoever moves the model by a fraction of what a worker learnt ($\sum w_i < 1$)
         has learnt of its mini-batches all the same. So whole numbers and flags, and means of all mini-batches, which go
@@ -165,27 +165,27 @@ class ModelState:
         1. What whole numbers move by is rounded to the nearest one, halves to the even one; what is true or false is 1
         or 0. So a count of mini-batches goes up by one with each update: of one worker, or of all together.
         """
-        weights = [change.weight for change in changes]
-        of_whole = _whole(weights)
-        average = sum(weights) == 1
-        values = []
-        for number, buffer in enumerate(self.buffers):
-            counts = self.counts_whole(number)
-            follows = pulled and not counts
-            each = [
-                (float(weight), buffer.data if follows else began[number], own[number])
-                for weight, (_, began, own) in zip(of_whole if counts else weights, changes, strict=True)
-            ]
-            if all(torch.equal(began, own) for _, began, own in each):
-                values.append(buffer.data)
-            elif not (buffer.is_floating_point() or buffer.is_complex()):
-                values.append(_counted(buffer.data, each))
-            else:
-                keep = fresh or follows
-                shares = [_KEPT if keep else self._shares(number, change) for change in changes]
-                values.append(_moved(buffer.data, each, shares, average=keep and average))
+        whole = _whole(changes)
+        values = [
+            self._becomes(number, whole, fresh=fresh)
+            if self.counts_whole(number)
+            else self._becomes(number, changes, fresh=fresh, pulled=pulled)
+            for number in range(len(self.buffers))
+        ]
         for buffer, value in zip(self.buffers, values, strict=True):
             buffer.data = value
+
+    def _becomes(self, number: int, changes: Sequence["BufferChange"], *, fresh: bool, pulled: bool = False) -> Tensor:
+        """The next value of one buffer."""
+        buffer = self.buffers[number].data
+        each = [(float(weight), buffer if pulled else began[number], own[number]) for weight, began, own in changes]
+        if all(torch.equal(began, own) for _, began, own in each):
+            return buffer
+        if not (buffer.is_floating_point() or buffer.is_complex()):
+            return _counted(buffer, each)
+        keep = fresh or pulled
+        shares = [_KEPT if keep else self._shares(number, change) for change in changes]
+        return _moved(buffer, each, shares, average=keep and sum(change.weight for change in changes) == 1)
 
     def counts_whole(self, number: int) -> bool:
         """Does a buffer count mini-batches, or is it a mean of all that were counted?"""
@@ -256,10 +256,11 @@ def _moved(buffer: Tensor, each: Changes, shares: Sequence[tuple[float, float]],
     return total.to(buffer.dtype)
 
 
-def _whole(weights: Sequence[Fraction]) -> Sequence[Fraction]:
-    """Weights that add up to 1, where they would move the model by a fraction. A negative one takes something back."""
-    total = sum(weights)
-    return [weight / total for weight in weights] if total < 1 and all(w > 0 for w in weights) else weights
+def _whole(changes: Sequence[BufferChange]) -> Sequence[BufferChange]:
+    """Weights that add up to 1, if they move the model by a fraction. A negative one takes something back."""
+    total = sum(change.weight for change in changes)
+    fraction = total < 1 and all(change.weight > 0 for change in changes)
+    return [change._replace(weight=change.weight / total) for change in changes] if fraction else changes
 
 
 def _counted(buffer: Tensor, each: Changes) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
 from paceline.data.samples import to_device
-from paceline.learning.task import Task, device_of, eval_mode
+from paceline.learning.task import Task, device_of, eval_mode, said_in_one_line
 
 PIECES = 32  # small batches, whose mean is the large one
 SAMPLES = 2048  # at most
@@ -51,7 +51,7 @@ def noise_scale(task: Task, *, model: nn.Module | None = None, seed: int = 0) ->
     loss, device = task.objective(data), device_of(looked_at)
     total: Tensor | None = None
     small = 0.0
-    with eval_mode(looked_at), torch.enable_grad():
+    with said_in_one_line(task), eval_mode(looked_at), torch.enable_grad():
         for indices in np.split(chosen, PIECES):
             batch = to_device(data.fetch(np.sort(indices)), device)
             mean = loss.losses(looked_at, batch, len(indices)).mean()

@@ -23,6 +23,7 @@ from paceline.data.samples import to_device
 MakeOptimizer = Callable[[Any], Optimizer]  # from parameters, or from (name, parameter) pairs
 MakeScheduler = Callable[[Optimizer], LRScheduler]
 UNUSUAL = ("maximize", "foreach", "fused", "differentiable")  # options of SGD
+LARGEST_RATE = 3e38  # that is a number of 32 bits
 SCHEDULES = ("step", "state_dict", "load_state_dict")  # what a scheduler has to have
 
 
@@ -140,7 +141,22 @@ class Schedule:
 
     def stepped(self) -> None:
         if self.scheduler is not None and not self.by_metric:
-            self.scheduler.step()
+            self._step(self.scheduler.step)
+
+    def _step(self, step: Callable[[], object]) -> None:
+        name = type(self.scheduler).__name__
+        try:
+            step()
+        except Exception as error:  # of an option of the wrong type, torch raises whatever comes
+            line = " ".join(str(error).split())[:200]
+            raise ConfigError(f"the scheduler, {name}, cannot step: {type(error).__name__}: {line}") from error
+        for group in getattr(getattr(self.scheduler, "optimizer", None), "param_groups", ()):
+            lr = group["lr"]
+            if type(lr) is float and not abs(lr) <= LARGEST_RATE:
+                raise ConfigError(
+                    f"the scheduler, {name}, has set a learning rate of {lr:g}, by which no weight can move: choose "
+                    "its options so that learning rates stay small"
+                )
 
     def evaluated(self, updates: int, loss: float, accuracy: float) -> None:
         """The model was evaluated. What it was before the first update is no progress yet."""
@@ -149,7 +165,8 @@ class Schedule:
         largest = getattr(self.scheduler, "mode", "min") == "max"
         metric = accuracy if largest else loss
         if updates:
-            self.scheduler.step(metric)  # type: ignore[arg-type]
+            scheduler: Any = self.scheduler
+            self._step(lambda: scheduler.step(metric))
         elif math.isnan(metric):
             name = "accuracy" if largest else "loss"
             raise ConfigError(

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.codec import check_names
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.fields import shown
-from paceline.data.samples import Collate, Data, Samples, TensorSamples, as_tensors, samples, to_device
+from paceline.data.samples import Collate, Data, Samples, TensorSamples, as_tensors, converts, samples, to_device
 from paceline.learning.loss import Loss, LossOfAll, Objective, Parallel, SampleLoss
 from paceline.learning.step import Averages, MetricFunctions, Metrics, Step, StepLoss
 
@@ -72,11 +72,13 @@ class Task:
         for name in ("train", "test", "unaugmented"):
             given = getattr(self, name)
             object.__setattr__(self, name, as_tensors(given, floats))
+            parts = given if isinstance(given, tuple | list) else ()
             if floats is not torch.float64 and any(
-                isinstance(part, np.ndarray) and part.dtype == np.float64
-                for part in (given if isinstance(given, tuple | list) else ())
+                isinstance(part, np.ndarray) and part.dtype == np.float64 for part in parts
             ):
                 log.warning("%s: arrays of float64 are taken as %s, the type of the model's parameters", name, floats)
+            if len(parts) == 2 and converts(parts[1]):
+                log.warning("%s: targets of %s are taken as int64, which torch's losses want", name, parts[1].dtype)
 
     def _check_functions(self) -> None:
         if (self.loss is None) == (self.step is None):
@@ -91,6 +93,8 @@ class Task:
             raise ConfigError(f"collate must be a function from samples to a batch, not {type(self.collate).__name__}")
         if self.parallel is not None and not callable(self.parallel):
             raise ConfigError(f"parallel={shown(self.parallel)} is no function from (model, mesh) to a module")
+        if self.evaluate is not None and not callable(self.evaluate):
+            raise ConfigError(f"evaluate={shown(self.evaluate)} is no function from a model to its metrics")
         if self.metrics is not None:
             MetricFunctions(self.metrics)
             if self.evaluate is not None:
@@ -191,6 +195,20 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+@contextmanager
+def said_in_one_line(task: Task) -> Iterator[None]:
+    """If what is done with a task raises, try its first batches: maybe they say in one line what does not fit."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception:  # whatever the user's code raises
+        from paceline.learning.workload import try_first_batches
+
+        try_first_batches(task)
+        raise
 
 
 def evaluated_on(

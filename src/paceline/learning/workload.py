@@ -2,8 +2,11 @@
 
 import logging
 import math
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,18 +16,31 @@ from torch.nn.parameter import is_lazy
 
 from paceline.core.errors import ConfigError
 from paceline.data.partition import Indices
-from paceline.data.samples import Samples, to_device
+from paceline.data.samples import Samples, samples, to_device
 from paceline.data.sizes import BatchSizes
-from paceline.learning.copies import Function, Search, copied, copies, refusal, trained_parameters, warn_of_evaluation
+from paceline.learning.copies import (
+    Function,
+    Search,
+    copied,
+    copies,
+    refusal,
+    stand_in,
+    trained_parameters,
+    warn_of_evaluation,
+)
 from paceline.learning.generators import own_generators
 from paceline.learning.loss import Objective, Parallel, SampleLoss
 from paceline.learning.model_state import ModelState
 from paceline.learning.optimizers import Recipe
-from paceline.learning.task import Task, device_of
+from paceline.learning.task import OutputMetrics, Task, device_of, eval_mode
+from paceline.learning.threads import uncompiled
 
 if TYPE_CHECKING:
     from paceline.learning.models.server import Aggregation
     from paceline.learning.models.training import LocalTrainer
+
+PACKAGE = Path(__file__).parents[1]
+TRIED = 32  # samples
 
 log = logging.getLogger("paceline")
 
@@ -229,3 +245,70 @@ def _refuse(model: nn.Module) -> None:
             "torch.autocast is on around train(): it would keep copies of the weights that no update reaches; use it "
             "inside the model's forward"
         )
+
+
+# What does not fit, shown by the first batches.
+
+
+def try_first_batches(task: Task, most: int = TRIED) -> None:
+    """Pass the first training samples, and the first of the evaluation, through a copy of the model.
+
+    ``ConfigError`` says what that raised. Weights, buffers and random numbers stay as they are. An evaluation of the
+    user's own is left out: it may take long.
+    """
+    try:
+        model = copied(task.model)
+    except ConfigError:  # the run will raise it too, and is where it belongs
+        return
+    task = task.with_function(stand_in(task.function))
+    _try_training(task, model, most)
+    if task.evaluate is None:
+        _try_evaluation(task, model, most)
+
+
+def _try_training(task: Task, model: nn.Module, most: int) -> None:
+    data = task.training_samples()
+    if not model.training:
+        model.train()
+    if count := min(most, len(data)):
+        with _said(task, f"the first {count} training samples"), torch.enable_grad():
+            batch = to_device(data.fetch(np.arange(count)), device_of(model))
+            task.objective(data).losses(model, batch, count)
+
+
+def _try_evaluation(task: Task, model: nn.Module, most: int) -> None:
+    data = task.training_samples()
+    if task.test is not None:
+        data = samples(task.test, task.collate, pairs=task.step is None)
+    if count := min(most, len(data)):
+        with _said(task, f"the first {count} samples of the evaluation"), eval_mode(model), torch.no_grad():
+            batch, objective = to_device(data.fetch(np.arange(count)), device_of(model)), task.objective(data)
+            if isinstance(objective, SampleLoss):
+                metrics = OutputMetrics(objective)
+                metrics.add(model, batch, count)
+                metrics.values()
+            else:
+                objective.losses(model, batch, count)
+
+
+@contextmanager
+def _said(task: Task, where: str) -> Iterator[None]:
+    """Say in one line what the user's code raises."""
+    try:
+        with own_generators(0), uncompiled():
+            yield
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever that may be
+        what = "the model, the loss or the data set" if task.step is None else "step or the data set"
+        line = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{what} raised {type(error).__name__} on {where}: {line}{_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """The last line of the user's own files that an error passed through; nothing if it did not."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_file() and "site-packages" not in file.parts and not file.is_relative_to(PACKAGE):
+            return f" ({file.name}, line {frame.lineno})"
+    return ""

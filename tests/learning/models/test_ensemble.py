@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
+from paceline.core.errors import ConfigError
 from paceline.data.samples import TensorSamples
 from paceline.learning.models.ensemble import (
     Ensemble,
@@ -184,6 +185,34 @@ def test_k12_margin_weights_are_not_negative_and_add_up_to_one(case: tuple[Tenso
     weights = margin_weights(*case)
     assert bool((weights >= 0).all())
     torch.testing.assert_close(weights.sum(dim=0), torch.ones(weights.shape[1], dtype=torch.float64))
+
+
+def test_labels_that_do_not_count_are_in_no_fit_and_have_even_weights() -> None:
+    labels, counted = torch.tensor([0, -100, 2, 7]), torch.tensor([True, False, True, False])
+    fit = NormalEquations(3)
+    fit.add(F, labels, counted)
+    rest = equations(F[:, counted], Y[counted])
+    assert torch.equal(fit.products, rest.products)
+    assert torch.equal(fit.targets, rest.targets)
+    weights = margin_weights(F, labels, counted)
+    torch.testing.assert_close(weights[:, counted], margin_weights(F[:, counted], Y[counted]))
+    torch.testing.assert_close(weights[:, ~counted], torch.full((3, 2), 1 / 3, dtype=torch.float64))
+
+
+def test_coefficients_of_no_sample_are_even() -> None:
+    for non_negative in (False, True):
+        assert NormalEquations(4).solve(non_negative=non_negative).tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize("rule", ["margin", "regression"])
+@pytest.mark.parametrize("target", [-100, 3])
+def test_a_target_that_is_no_class_of_the_models_is_told(rule: str, target: int) -> None:
+    labels = Y.clone()
+    labels[1] = target
+    said = f"a target is {target}, and the model has the classes 0 to 2: if the loss ignores it, let it say so"
+    with pytest.raises(ConfigError, match=said):
+        relabelled(F, labels, rule)
+    torch.testing.assert_close(relabelled(F, labels, "simple"), F.mean(dim=0))
 
 
 def test_where_every_model_is_wrong_all_count_the_same() -> None:

@@ -36,7 +36,7 @@ class Averaging:
 
     Where all began with $w$ and $\sum \alpha_k = 1$, the first is $\sum_k \alpha_k w_k$ as well. With an outer
     optimizer, the new model less $w$ is not added, but is the negative gradient of a step. Buffers move as parameters
-    do (``ModelState.move_buffers``), without an outer optimizer.
+    do, without an outer optimizer, but mini-batches are always counted whole (``ModelState.move_buffers``).
     """
 
     kinds: Collection[str] = ("local_steps",)
@@ -56,6 +56,8 @@ class Averaging:
         self._open: set[int] = set()  # workers whose work is not settled
         self._users: Counter[int] = Counter()  # version -> local work that began with it and is not settled
         self._earlier: dict[int, list[Tensor]] = {}
+        # where a worker continues from its own model: what its counters were when it began; its trainer still has that
+        self._counters: dict[int, list[Tensor]] = {}
 
     @property
     def made(self) -> Mapping[str, Any]:
@@ -80,6 +82,7 @@ class Averaging:
                 "the model that it continues from; let EASGD wait by Synchronous, FastestK or Asynchronous"
             )
         self._open.add(ticket.worker)
+        self._note_counters(ticket.worker)
         self._users[ticket.version] += 1
 
     def cost(self, ticket: Ticket) -> Cost:
@@ -139,6 +142,8 @@ class Averaging:
         if self._version != updates or self._users != Counter(ticket.version for ticket in tickets):
             raise ValueError("the versions of the average do not fit the work that began with them")
         self._open = {ticket.worker for ticket in tickets}
+        for worker in self._open:
+            self._note_counters(worker)
         missing = self._users.keys() - self._earlier.keys() - {self._version}
         if missing and not self._elastic:
             raise ValueError(f"version {min(missing)} of the average is missing")
@@ -156,12 +161,12 @@ class Averaging:
         total = sum(weights.values())
         changes = self._settings.combines == "changes"
         # a sum of models, not of their changes since the download, is rounded less
-        fresh = not changes or all(ticket.version == self._version for ticket in weights)
+        fresh = not self._elastic and all(ticket.version == self._version for ticket in weights)
         sums_up = not changes or (fresh and total == 1)
         begun = {t: self._begun_with(t) if changes else list(self._values()) for t in weights}
         handed_in = {ticket: models(ticket) for ticket in weights}
-        of_buffers = slice(len(self._parameters), None)
-        moves = [BufferChange(weights[t], begun[t][of_buffers], own[of_buffers]) for t, own in handed_in.items()]
+        of_buffers = len(self._parameters)
+        moves = [BufferChange(weights[t], self._buffers_of(t), own[of_buffers:]) for t, own in handed_in.items()]
         outer = None if self._outer is None or self._outer.is_the_mean else self._outer
         differences: list[Tensor | None] = []
         for number, value in enumerate(self._parameters):  # one after the other: no second copy of the model
@@ -183,7 +188,16 @@ class Averaging:
                 value.copy_(moved) if sums_up else value.add_(moved)
         if outer is not None:
             outer.step(differences)
-        self._workload.state.move_buffers(moves, fresh=fresh)
+        self._workload.state.move_buffers(moves, fresh=fresh, pulled=not changes)
+
+    def _buffers_of(self, ticket: Ticket) -> Sequence[Tensor]:
+        """The buffers that a worker began with; where they are its own, only the counters are."""
+        return self._counters[ticket.worker] if self._elastic else self._begun_with(ticket)[len(self._parameters) :]
+
+    def _note_counters(self, worker: int) -> None:
+        if self._elastic:
+            own, state = list(self._trainers[worker].values())[len(self._parameters) :], self._workload.state
+            self._counters[worker] = [b.clone() if state.counts_whole(n) else b for n, b in enumerate(own)]
 
     def _pull(self, number: int, centre: Tensor, weights: Mapping[Ticket, Fraction]) -> None:
         """Pull the workers' own parameters towards the model as it was before this update."""

@@ -16,6 +16,7 @@ from paceline.core.messages import Ticket
 from paceline.core.stateful import State
 from paceline.data.partition import Indices
 from paceline.learning.cost import Cost
+from paceline.learning.loss import SampleLoss
 from paceline.learning.models.contributions import Models
 from paceline.learning.models.ensemble import Ensemble, Relabelled, Weighing, relabel
 from paceline.learning.models.training import Beginning
@@ -301,4 +302,6 @@ class Ensembling:
     def _relabel(self, rule: str, parts: Sequence[Indices]) -> Relabelled:
         models = [self._trainers[worker].model for worker in self._members]
         weighing = Weighing(rule, self._settings.pooled, self._settings.non_negative)
-        return relabel(models, self._workload.unaugmented, parts, weighing)
+        loss = self._workload.loss
+        counted = loss.counted if isinstance(loss, SampleLoss) else None
+        return relabel(models, self._workload.unaugmented, parts, weighing, counted)

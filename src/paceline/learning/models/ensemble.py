@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from paceline.data.samples import Samples, to_device
 from paceline.learning.task import are_classes, device_of, eval_mode
 
 Combine = Callable[[Tensor, Tensor], Tensor]  # of the models' outputs and the labels
+Counted = Callable[[Tensor], Tensor]  # from labels to which of them are not ignored
 PASSED_AT_ONCE = 256  # samples; more at once is slower, for their activations leave the caches
 
 
@@ -63,14 +65,17 @@ class NormalEquations:
         self.products = torch.zeros(models, models, dtype=torch.float64)
         self.targets = torch.zeros(models, dtype=torch.float64)
 
-    def add(self, outputs: Tensor, labels: Tensor) -> None:
+    def add(self, outputs: Tensor, labels: Tensor, counted: Tensor | None = None) -> None:
         """``outputs`` of shape (models, samples, classes), ``labels`` the classes of the samples.
 
-        A sample for which some model's output is not finite tells nothing, and is left out.
+        A sample whose label is not ``counted``, or for which some model's output is not finite, tells nothing, and is
+        left out.
         """
-        finite = outputs.isfinite().all(dim=2).all(dim=0)
-        if not bool(finite.all()):
-            outputs, labels = outputs[:, finite], labels[finite]
+        telling = outputs.isfinite().all(dim=2).all(dim=0)
+        if counted is not None:
+            telling &= counted
+        if not bool(telling.all()):
+            outputs, labels = outputs[:, telling], labels[telling]
         flat = outputs.flatten(start_dim=1).double()
         self.products += (flat @ flat.T).cpu()
         own = outputs.gather(2, labels.expand(len(outputs), -1).unsqueeze(2))
@@ -81,7 +86,9 @@ class NormalEquations:
         self.targets += other.targets
 
     def solve(self, *, non_negative: bool = False) -> Tensor:
-        """The coefficients; of several solutions (identical models) the smallest."""
+        """The coefficients; of several solutions (identical models) the smallest. Even ones if nothing was added."""
+        if not bool(self.products.any()):
+            return torch.full_like(self.targets, 1 / len(self.targets))
         if non_negative:
             return self._non_negative()
         solution: Tensor = torch.linalg.lstsq(self.products, self.targets.unsqueeze(1), driver="gelsd").solution
@@ -99,12 +106,17 @@ class NormalEquations:
         return torch.from_numpy(solution)
 
 
-def margin_weights(outputs: Tensor, labels: Tensor) -> Tensor:
+def margin_weights(outputs: Tensor, labels: Tensor, counted: Tensor | None = None) -> Tensor:
     r"""Each model's coefficient for each sample, Eq. (8); equal ones where every model is wrong (C4).
+
+    They are equal too where a label is not ``counted``, so that nobody can be right or wrong.
 
     $$\alpha_{k,x,y} \propto \max\bigl(f_k(x)_y - \max_{i \ne y} f_k(x)_i,\ 0\bigr)$$
     """
-    weights = margins(outputs, labels).clamp_min(0.0)
+    if counted is None:
+        weights = margins(outputs, labels).clamp_min(0.0)
+    else:
+        weights = margins(outputs, torch.where(counted, labels, 0)).clamp_min(0.0) * counted
     totals = weights.sum(dim=0)
     return torch.where(totals > 0, weights / totals.clamp_min(torch.finfo(outputs.dtype).tiny), 1 / len(outputs))
 
@@ -136,12 +148,20 @@ class Relabelled:
     coefficients: Tensor | None
 
 
-def relabel(models: Sequence[nn.Module], samples: Samples, parts: Sequence[Indices], weighing: Weighing) -> Relabelled:
-    """Pass the samples of each part through every model, in eval mode and without gradients."""
+def relabel(
+    models: Sequence[nn.Module], samples: Samples, parts: Sequence[Indices], weighing: Weighing,
+    counted: Counted | None = None,
+) -> Relabelled:  # fmt: skip
+    """Pass the samples of each part through every model, in eval mode and without gradients.
+
+    ``counted`` tells which labels the loss does not ignore. A sample without one gets pseudo labels as all others do,
+    but a regression is not fitted on it, and by ``margin`` its models weigh the same.
+    """
+    labels_count: Counted = _all if counted is None else counted
     with eval_mode(*models), torch.inference_mode():
         if weighing.rule == "regression" and len(models) > 1:
-            return _by_regression(models, samples, parts, weighing)
-        combine = _by_margin if weighing.rule == "margin" else _evenly
+            return _by_regression(models, samples, parts, weighing, labels_count)
+        combine = partial(_by_margin, labels_count) if weighing.rule == "margin" else _evenly
         return Relabelled([_combined(part, samples, models, combine) for part in parts], None)
 
 
@@ -173,12 +193,28 @@ def _evenly(each: Tensor, labels: Tensor) -> Tensor:
     return each.mean(dim=0)
 
 
-def _by_margin(each: Tensor, labels: Tensor) -> Tensor:
-    return torch.einsum("kn,knc->nc", margin_weights(each, labels), each)
+def _by_margin(labels_count: Counted, each: Tensor, labels: Tensor) -> Tensor:
+    return torch.einsum("kn,knc->nc", margin_weights(each, labels, _classes(labels, labels_count, each)), each)
+
+
+def _all(labels: Tensor) -> Tensor:
+    return torch.ones_like(labels, dtype=torch.bool)
+
+
+def _classes(labels: Tensor, labels_count: Counted, each: Tensor) -> Tensor:
+    """Which labels count; those have to be classes of the models."""
+    counted, classes = labels_count(labels), each.shape[2]
+    if bool((wrong := counted & ((labels < 0) | (labels >= classes))).any()):
+        raise ConfigError(
+            f"a target is {int(labels[wrong][0])}, and the model has the classes 0 to {classes - 1}: if the loss "
+            "ignores it, let it say so as torch's do, by an argument or attribute ignore_index; or weigh the ensemble "
+            "by 'simple', which needs no targets"
+        )
+    return counted
 
 
 def _by_regression(
-    models: Sequence[nn.Module], samples: Samples, parts: Sequence[Indices], weighing: Weighing
+    models: Sequence[nn.Module], samples: Samples, parts: Sequence[Indices], weighing: Weighing, labels_count: Counted
 ) -> Relabelled:
     """Each part by its own coefficients as soon as it is through; pooled ones have to wait for the last part."""
     together = NormalEquations(len(models))
@@ -187,7 +223,7 @@ def _by_regression(
     for part in parts:
         fit, found = NormalEquations(len(models)), list[Tensor]()
         for each, classes in outputs(models, samples, part):
-            fit.add(each, classes)
+            fit.add(each, classes, _classes(classes, labels_count, each))
             found.append(each)
         together.join(fit)
         every = torch.cat(found, dim=1) if found else torch.empty(len(models), 0, 0)

@@ -72,6 +72,9 @@ class SharedModels(ModelContributions):
     def promised(self, ticket: Ticket) -> Promise:
         return self._promises[ticket]
 
+    def written(self, ticket: Ticket) -> None:
+        """What its worker wrote stays in its slot and blob until the ticket is settled."""
+
     def hand_in(self, ticket: Ticket, report: Report) -> None:
         self._promises[ticket].handed_in = True
 
