@@ -4,12 +4,15 @@
 
 step        seconds of a step of local training on a worker process (``ProcessFleet``), and of one that distils
 relabelling seconds of an exchange, as the paper describes it: every worker passes 70 % of its samples through the
-            models of all workers. Each does so in a process of its own, all at the same time
+            models of all workers. Each does so in a process of its own
 charged     what the simulator charges for that, with the measured step: a third of a step for each mini-batch
 on demand   what Paceline does on ``ProcessFleet``: the server labels the samples of the next steps, for all workers one
             after the other; the two exchanges of a round together
 
-LeNet on pictures of the size of CIFAR-10, 12,000 a worker, mini-batches of 32, an exchange every 64 steps.
+LeNet on pictures of the size of CIFAR-10, 12,000 a worker, mini-batches of 32, an exchange every 64 steps; 2 workers
+and 4, in turn, so often (``--rounds``), and medians. Workers have a core each, as they would on machines of their own:
+where there are fewer cores than workers, only so many of them label or train at the same time. The server's labels are
+those for all workers.
 """
 
 import multiprocessing
@@ -28,6 +31,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import paceline as pl
+from paceline.comparison.pool import usable_cores
 from paceline.config.named_tasks import lenet
 from paceline.data.samples import TensorSamples
 from paceline.learning.models import compression
@@ -36,19 +40,21 @@ from paceline.learning.models.ensemble import Weighing, relabel
 from paceline.trace.history import Observer, TicketTimes
 from paceline.trace.reading import read_trace
 
-WORKERS, OWN, BATCH, EVERY, SHARE = 2, 12_000, 32, 64, 0.7
+CREWS, OWN, BATCH, EVERY, SHARE = (2, 4), 12_000, 32, 64, 0.7
+EXCHANGES = 1  # of a crew in its turn, after one that does not count
 KINDS = ("distilled_steps", "local_steps")
 
 
 class Tickets(Observer):
     """The seconds of each piece of work of the last worker, which begins when all labels are made."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
         self.found: list[tuple[str, int, float]] = []
 
     def arrived(self, times: TicketTimes) -> None:
         work = times.ticket.work
-        if times.ticket.worker == WORKERS - 1:
+        if times.ticket.worker == self.workers - 1:
             self.found.append((work.kind, work.units, times.ended - times.started))
 
 
@@ -63,7 +69,7 @@ def network() -> nn.Module:
     return nn.Sequential(ChannelsLast(), lenet())
 
 
-def trained(rounds: int, x: torch.Tensor, y: torch.Tensor) -> tuple[Tickets, list[float]]:
+def trained(workers: int, x: torch.Tensor, y: torch.Tensor) -> tuple[Tickets, list[float]]:
     """A run on worker processes, and the seconds that the server labelled at each exchange, for all workers."""
     labelled: list[float] = []
 
@@ -74,12 +80,12 @@ def trained(rounds: int, x: torch.Tensor, y: torch.Tensor) -> tuple[Tickets, lis
         return found
 
     compression.relabel = timed  # type: ignore[assignment]
-    seen = Tickets()
+    seen = Tickets(workers)
     with tempfile.TemporaryDirectory() as directory:
         pl.train(
             pl.Task(network(), cross_entropy, train=(x, y)),
-            strategy=pl.EnsembleCompression(every=EVERY, steps=EVERY * (rounds + 1), relabel=SHARE),
-            fleet=pl.ProcessFleet(WORKERS),
+            strategy=pl.EnsembleCompression(every=EVERY, steps=EVERY * (EXCHANGES + 1), relabel=SHARE),
+            fleet=pl.ProcessFleet(workers),
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
             batch_size=BATCH,
             every=pl.Every(updates=10**9),
@@ -89,15 +95,15 @@ def trained(rounds: int, x: torch.Tensor, y: torch.Tensor) -> tuple[Tickets, lis
         read_trace(Path(directory) / "run").follow(seen)
     compression.relabel = relabel
     calls = labelled[1:]  # the first is of one sample, before anything begins
-    return seen, [sum(calls[begin : begin + WORKERS]) for begin in range(0, len(calls), WORKERS)]
+    return seen, [sum(calls[begin : begin + workers]) for begin in range(0, len(calls), workers)]
 
 
-def by_workers(rounds: int, x: torch.Tensor, y: torch.Tensor) -> list[float]:
-    """The seconds of exchanges in which every worker labels its own samples, until the last one has."""
+def by_workers(workers: int, at_once: int, x: torch.Tensor, y: torch.Tensor) -> list[float]:
+    """The seconds of exchanges in which so many workers at once label their own samples, until the last one has."""
     context = multiprocessing.get_context("fork")
-    barrier, answers = context.Barrier(WORKERS), context.SimpleQueue()
-    args = (rounds, TensorSamples(x, y), barrier, answers)
-    crew = [context.Process(target=_label, args=(number, *args)) for number in range(WORKERS)]
+    barrier, answers = context.Barrier(at_once), context.SimpleQueue()
+    args = (workers, TensorSamples(x, y), barrier, answers)
+    crew = [context.Process(target=_label, args=(number, *args)) for number in range(at_once)]
     for process in crew:
         process.start()
     found = [answers.get() for _ in crew]
@@ -107,13 +113,13 @@ def by_workers(rounds: int, x: torch.Tensor, y: torch.Tensor) -> list[float]:
 
 
 def _label(
-    number: int, rounds: int, samples: TensorSamples, barrier: Barrier, answers: "SimpleQueue[list[float]]"
+    number: int, workers: int, samples: TensorSamples, barrier: Barrier, answers: "SimpleQueue[list[float]]"
 ) -> None:
     torch.set_num_threads(1)
-    models = [network() for _ in range(WORKERS)]
+    models = [network() for _ in range(workers)]
     chosen = np.sort(np.random.default_rng(number).choice(OWN, round(SHARE * OWN), replace=False)) + number * OWN
     times = []
-    for _ in range(rounds + 1):
+    for _ in range(EXCHANGES + 1):
         barrier.wait()
         begun = time.perf_counter()
         relabel(models, samples, [chosen], Weighing())
@@ -121,35 +127,58 @@ def _label(
     answers.put(times[1:])
 
 
-def main() -> None:
-    rounds = parse().rounds
-    samples = WORKERS * OWN
-    x, y = torch.randn(samples, 3, 32, 32), torch.arange(samples) % 10
-    relabelled = by_workers(rounds, x, y)
-    seen, exchanges = trained(rounds, x, y)
-    (_, steps, seconds), *later = seen.found  # of the first piece, there is nothing to label
-    step = seconds / steps
-    pure = [(kind, (each - labels) / units) for (kind, units, each), labels in zip(later, exchanges, strict=True)]
+def turn(workers: int, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
+    """Seconds of a crew: its exchanges, training on as many workers as there are cores, and the server's labels."""
+    at_once = min(workers, usable_cores())
+    exchange = median(by_workers(workers, at_once, x, y))
+    seen, exchanges = trained(at_once, x, y)
+    later = zip(seen.found[1:], exchanges, strict=True)  # of the first piece, there is nothing to label
+    pure = [(kind, (each - labels) / units) for (kind, units, each), labels in later]
     distilled, local = (median(each for kind, each in pure if kind == wanted) for wanted in KINDS)
+    if at_once < workers:
+        _, exchanges = trained(workers, x, y)
     on_demand = median(sum(pair) for pair in zip(exchanges[::2], exchanges[1::2], strict=True))
-    exchange, charged = median(relabelled), FORWARD_SHARE * WORKERS * SHARE * OWN / BATCH * step
+    charged = FORWARD_SHARE * workers * SHARE * OWN / BATCH * local
+    return {"local": local, "distils": distilled, "exchange": exchange, "on demand": on_demand, "charged": charged}
+
+
+def told(turns: list[dict[str, float]]) -> dict[str, Any]:
+    """The medians of the turns; ratios are those within a turn, with the smallest and the largest."""
+    middle = {name: median(each[name] for each in turns) for name in turns[0]}
     compressed = round(EVERY / 10)
-    save("relabelling", {
-        "case": f"LeNet, {WORKERS} worker processes, {OWN} pictures each, mini-batches of {BATCH}, every {EVERY} steps",
-        "ms a step": {
-            name: round(1e3 * each, 2) for name, each in (("first", step), ("local", local), ("distils", distilled))
-        },
+    ratios = {
+        "measured / charged": [each["exchange"] / each["charged"] for each in turns],
+        "relabelling by the workers / training": [2 * each["exchange"] / (EVERY * each["local"]) for each in turns],
+        "on demand / training": [each["on demand"] / (EVERY * each["local"]) for each in turns],
+    }
+    return {
+        "ms a step": {name: round(1e3 * middle[name], 2) for name in ("local", "distils")},
         "seconds of a round": {
-            "local training": round(local * (EVERY - compressed), 2),
-            "compression": round(distilled * compressed, 2),
-            "relabelling by the workers, both exchanges": round(2 * exchange, 2),
-            "the same, charged by the simulator": round(2 * charged, 2),
-            "relabelling on demand by the server, for all workers": round(on_demand, 2),
+            "local training": round(middle["local"] * (EVERY - compressed), 2),
+            "compression": round(middle["distils"] * compressed, 2),
+            "relabelling by the workers, both exchanges": round(2 * middle["exchange"], 2),
+            "the same, charged by the simulator": round(2 * middle["charged"], 2),
+            "relabelling on demand by the server, for all workers": round(middle["on demand"], 2),
         },
-        "measured / charged": round(exchange / charged, 2),
-        "relabelling by the workers / training": round(2 * exchange / (EVERY * step), 2),
-        "on demand / training": round(on_demand / (EVERY * step), 2),
-    })  # fmt: skip
+        "ratios: median, smallest, largest": {
+            name: [round(each, 2) for each in (median(found), min(found), max(found))] for name, found in ratios.items()
+        },
+    }
+
+
+def main() -> None:
+    samples = max(CREWS) * OWN
+    x, y = torch.randn(samples, 3, 32, 32), torch.arange(samples) % 10
+    turns: dict[int, list[dict[str, float]]] = {workers: [] for workers in CREWS}
+    for _ in range(parse().rounds):
+        for workers, found in turns.items():
+            found.append(turn(workers, x[: workers * OWN], y[: workers * OWN]))
+        save("relabelling", {  # after each round: one takes minutes where the cores are shared
+            "case": f"LeNet, {OWN} pictures a worker, mini-batches of {BATCH}, every {EVERY} steps",
+            "cores": usable_cores(),
+            "rounds": len(turns[CREWS[0]]),
+            "by workers": {str(workers): told(found) for workers, found in turns.items()},
+        })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -70,15 +70,15 @@ def reproduce(
     from reproductions.pipeline.card import card_table, markdown
 
     paper = paper_of(name)
+    where = RESULTS_OF.format(name) if options.full else str(work)
+    kept = f"finished runs are in {where}: the same command continues"
     try:
         with terminable():
             card = paper.reproduce(replace(options, work=work))
     except KeyboardInterrupt as asked:
-        where = RESULTS_OF.format(name) if options.full else str(work)
-        kept = f"finished runs are in {where}: the same command continues" if work.exists() else "nothing kept"
-        raise Interrupted(f"; {kept}", asked) from None
+        raise Interrupted(f"; {kept if work.exists() else 'nothing kept'}", asked) from None
     except CannotWrite as error:
-        raise CannotWrite(f"{error}; finished runs are in {work}: the same command continues") from None
+        raise CannotWrite(f"{error}; {kept}") from None
     console().print(card_table(card))
     if options.full:
         typer.echo(f"{name}: {card.settings['runs']}")

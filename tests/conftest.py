@@ -31,7 +31,9 @@ LONG = re.compile(
     r"test_(advise|closed_forms|conditions|examples|init|rate_check|readme|reproduce|runtime|saturation|threads).*\.py"
 )
 MOST_ON_RAY = "tests/fleets/ray/test_ray.py::"  # as long as all others
-APART = ("tests/test_examples.py::", "tests/engine/test_train.py::")  # long, and their tests share nothing
+APART = (  # long, and their tests share nothing
+    "tests/test_examples.py::", "tests/engine/test_train.py::", "tests/reproductions/test_reproduce_quick.py::",
+)  # fmt: skip
 
 settings.register_profile(
     "paceline",

@@ -23,7 +23,7 @@ from urllib.request import Request, urlopen
 from paceline import ConfigError, __version__
 from paceline.core.fields import nearest
 from paceline.files import check_regular, open_regular, write_atomically
-from reproductions.datasets.published import PUBLISHED, PublishedFile, PublishedSet
+from reproductions.datasets.published import PUBLISHED, PublishedFile, PublishedSet, is_whole
 
 Progress = Callable[[str, int, int], None]
 CHUNK = 1 << 16
@@ -84,7 +84,7 @@ def fetch_published(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone_in(folder):
-            missing = [file for file in published.files if not _is_whole(folder / file.name, file)]
+            missing = [file for file in published.files if not is_whole(folder / file.name, file)]
             if published.archive is None:
                 for file in missing:
                     source.download(file, folder).replace(folder / file.name)
@@ -101,7 +101,7 @@ def fetch_published(
 
 def _fetch_packed(archive: PublishedFile, files: Sequence[PublishedFile], folder: Path, source: "_Source") -> None:
     """Unpack the archive that lies there, or one that is fetched and not kept."""
-    if _is_whole(folder / archive.name, archive):
+    if is_whole(folder / archive.name, archive):
         _unpack(folder / archive.name, files, folder)
     else:
         partial = source.download(archive, folder)
@@ -164,7 +164,7 @@ class _Source:
                     return str(error)
                 time.sleep(self.patience.pause * 2 ** max(0, in_vain - 1))
                 continue
-            if _is_whole(partial, file):
+            if is_whole(partial, file):
                 return None
             partial.unlink()
             if not inherited:
@@ -247,13 +247,6 @@ def _words(error: object) -> str:
 
 def _length(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _is_whole(path: Path, file: PublishedFile) -> bool:
-    if not path.is_file() or path.stat().st_size != file.size:
-        return False
-    with path.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256
 
 
 @contextmanager

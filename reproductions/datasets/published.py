@@ -1,6 +1,8 @@
 """What the authors of data sets published: where it is, and by which sums it is known."""
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,14 @@ class PublishedSet:
     mirrors: tuple[str, ...]
     files: tuple[PublishedFile, ...]
     archive: PublishedFile | None = None
+
+
+def is_whole(path: Path, file: PublishedFile) -> bool:
+    """Is there a file, and is it the published one?"""
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256
 
 
 # Sizes and SHA-256 as in tensorflow-datasets (url_checksums/mnist.txt); the MD5 of the same files are torchvision's.

@@ -3,9 +3,13 @@
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from fractions import Fraction
 from functools import partial
 from statistics import fmean
 from typing import Any
+
+import torch
+from torch import nn
 
 from reproductions.ec_dnn.findings import CLOCKS, Findings, gains, percent, spread, violations
 from reproductions.ec_dnn.plan import (
@@ -28,12 +32,15 @@ from reproductions.ec_dnn.training import (
     SECONDS,
     VALIDATED,
     Case,
+    Flipped,
     Swept,
+    network,
 )
 from reproductions.pipeline.claims import Claim, NotRun, by_test, listed, made, of_plan, seeds_in_words
 from reproductions.pipeline.verdicts import over_seeds
 
 METHODS = ("ma", "e", *COMPRESSING)
+PICTURES = {"lenet": 50_000, "nin": 50_000, "digits": 60_000}  # of the published training sets
 # Table 2, NiN on all of CIFAR-10: errors and speeds with 4 and 8 workers, of the global and of the local model
 ERRORS = {
     "g": {"ma": (10.3, 9.99), "e": (9.44, 9.05), "ec_s": (8.43, 8.19), "ec_r": (8.32, 8.16), "ec_m": (8.13, 8.06)},
@@ -240,16 +247,19 @@ def settings(found: Findings) -> dict[str, Any]:
     return {
         "plan": plan.name,
         "data": {model: _size_in_words(plan, model) for model in plan.sizes},
-        "as_in_the_paper": "alpha 0.6, beta 0.4, p a tenth of tau, mu 70 %, flipped pictures, dropout, momentum 0.9",
-        "ours": f"batches of {BATCH}, dropout {DROPOUT}, weight decay 1e-4, step size / 10 after 3/4 of the steps",
-        "networks": {"lenet": "LeNet, 62,006 parameters", "nin": f"NiN of width {NIN_WIDTH}, 17,058 parameters"},
-        "step_size_rule": _learning_rate_rule(plan),
-        "step_sizes": dict(found.runs.learning_rates),
+        "as_in_the_paper": f"alpha 0.6, beta 0.4, p a tenth of tau, mu 70 %, {_mirrored(found)}dropout, momentum 0.9",
+        "ours": f"batches of {BATCH}, dropout {DROPOUT}, weight decay 1e-4, {_decays(plan)}",
+        "networks": {model: _network_in_words(found, model) for model in plan.sizes},
+        "learning_rate_rule": _learning_rate_rule(plan),
+        "learning_rates": dict(found.runs.learning_rates),
         "tau_rule": _tau_rule(plan),
         "taus": {name: tau for name, tau in asdict(found.taus).items() if tau is not None},
         "taus_tried": _taus_tried(plan),
         "seeds": {str(workers): [plan.seed + seed for seed in seeds] for workers, seeds in plan.grids},
-        "clock": f"seconds for a mini-batch: {SECONDS}; a third of that to pass one forward; {GIGABIT}",
+        "clock": (
+            f"seconds for a mini-batch: {', '.join(f'{SECONDS[model]:g} ({model})' for model in plan.sizes)}; a third "
+            f"of that to pass one forward; {GIGABIT}"
+        ),
         "looks": f"at every communication, but at most {EVALUATIONS} in a run",
         "table": table_rows(found),
     }
@@ -273,10 +283,42 @@ def _taus_tried(plan: EcDnnPlan) -> dict[str, Sequence[int]]:
 
 def _size_in_words(plan: EcDnnPlan, model: str) -> str:
     size = plan.sizes[model]
+    steps = f"with 4 workers, in all {4 * size.steps} with any number" if size.in_all else f"(S-DNN: {4 * size.steps})"
     return (
-        f"{size.samples} of 50000 training pictures, {VALIDATED} others for validation, {size.steps} steps a worker "
-        f"(S-DNN: {4 * size.steps}), {size.followed} test pictures on the way and {size.tested} at the end"
+        f"{size.samples} of {PICTURES[model]} training pictures, {VALIDATED} others for validation, {size.steps} steps "
+        f"a worker {steps}, {size.followed} test pictures on the way and {size.tested} at the end"
     )
+
+
+def _decays(plan: EcDnnPlan) -> str:
+    """When the learning rate falls, of each size of the plan if they differ."""
+    told = {
+        model: "learning rate / 10 after " + " and ".join(str(Fraction(share)) for share in size.decays)
+        for model, size in plan.sizes.items()
+    }
+    if len({*told.values()}) == 1:
+        return f"{next(iter(told.values()))} of the steps"
+    return "; ".join(f"{model}: {words} of the steps" for model, words in told.items())
+
+
+def _mirrored(found: Findings) -> str:
+    """Do the networks of the plan see mirrored pictures in training? A mirrored digit is none."""
+    flips = [isinstance(part, Flipped) for model in found.runs.plan.sizes for part in _net(found, model)]
+    return "mirrored pictures, " if any(flips) else ""
+
+
+def _network_in_words(found: Findings, model: str) -> str:
+    count = sum(parameter.numel() for parameter in _net(found, model).parameters())
+    kind = f"NiN of width {NIN_WIDTH:g}" if model == "nin" else "LeNet"
+    return f"{kind}, {count:,} parameters"
+
+
+def _net(found: Findings, model: str) -> nn.Sequential:
+    """The network of a run, made to be looked at; torch's generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        made = network(found.runs.run(Case("s", 1), FIRST_SEED, model))
+    assert isinstance(made, nn.Sequential)
+    return made
 
 
 def _learning_rate_rule(plan: EcDnnPlan) -> str:
@@ -324,7 +366,7 @@ def run_rows(results: Results) -> list[dict[str, Any]]:
     return [
         {
             "model": run.model, "method": run.case.method, "workers": run.case.workers, "tau": run.case.tau or None,
-            "without": run.case.without or None, **_swept(run.case), "step_size": run.lr, "seed": run.seed,
+            "without": run.case.without or None, **_swept(run.case), "learning_rate": run.lr, "seed": run.seed,
             "steps": run.steps,
             **{name: value for name, value in result.items() if name != "curve"},
             "curve": [{name: value for name, value in point.items() if name != "losses"} for point in result["curve"]],

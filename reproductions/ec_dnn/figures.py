@@ -57,7 +57,7 @@ def _at_length(rows: Sequence[Row], parts: Iterable[Mapping[str, Any]]) -> dict[
     """The curves of a model with the tau that was chosen for it, what each method came to, and the time it takes."""
     drawn: dict[str, Drawing] = {}
     for part in parts:
-        (model,) = part["step_sizes"]
+        (model,) = part["learning_rates"]
         mine = [row for row in rows if row["model"] == model and row["workers"] > 1]
         if part["chosen"] and mine:
             drawn[f"ec-dnn-full-{model}.png"] = _curves(mine, Taus(**part["taus"]), NETWORKS[model], at_length=True)
@@ -69,7 +69,7 @@ def _at_length(rows: Sequence[Row], parts: Iterable[Mapping[str, Any]]) -> dict[
 
 
 def _choices(part: Mapping[str, Any]) -> str:
-    (rate,) = part["step_sizes"].values()
+    (rate,) = part["learning_rates"].values()
     taus = Taus(**part["taus"])
     own = {f"EC-DNN-{method[-1].upper()}": taus.of(method) for method in COMPRESSING}
     told = ", ".join(f"{tau} for {name}" for name, tau in own.items())

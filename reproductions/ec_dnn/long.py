@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from paceline.data.images import read_cifar10, read_mnist
 from reproductions.ec_dnn.claims import claims, run_rows, settings
 from reproductions.ec_dnn.findings import Findings
 from reproductions.ec_dnn.plan import (
@@ -37,12 +35,6 @@ class LongPlan(Plan):
 
 
 LONG = LongPlan(name="near convergence", parts=MappingProxyType({"digits.": DIGITS, "": FULL}))
-
-
-def read_both(data: Path | None) -> None:
-    """MNIST and CIFAR-10, or which of them is missing."""
-    read_mnist(data)
-    read_cifar10(data)
 
 
 def long_card(plan: LongPlan, data: str, campaign: Campaign) -> Card:

@@ -3,10 +3,9 @@
 Sun and Liu, *EC-DNN: A new method for parallel training of deep neural networks*.
 """
 
-from paceline.data.images import read_cifar10
 from reproductions.ec_dnn.claims import claims, run_rows, settings
 from reproductions.ec_dnn.findings import Findings
-from reproductions.ec_dnn.long import LONG, long_card, read_both
+from reproductions.ec_dnn.long import LONG, long_card
 from reproductions.ec_dnn.plan import (
     QUICK,
     SMALL,
@@ -34,4 +33,4 @@ def make_card(plan: EcDnnPlan, data: str, runner: Runner) -> Card:
     return Card("ec-dnn", settings(found), claims(found), run_rows({**tuned, **found.results}))
 
 
-PAPER = Paper("ec-dnn", QUICK, SMALL, make_card, read_cifar10, AtLength(LONG, long_card, read_both))
+PAPER = Paper("ec-dnn", QUICK, SMALL, make_card, ("cifar10",), AtLength(LONG, long_card, ("mnist", "cifar10")))

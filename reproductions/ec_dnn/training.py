@@ -39,7 +39,7 @@ from reproductions.pipeline.resuming import keep, kept
 from reproductions.pipeline.samples import packed, right
 from reproductions.pipeline.values import rounded
 
-VERSION = 3  # of the campaign's runs: raise it when a change of the code changes what they come to
+VERSION = 3  # of the campaign's experiment: raise it when settings, arithmetic or data change, not rounding
 BATCH = 32
 VALIDATED = 2_000  # training pictures that no run trains on
 EVALUATIONS = 20  # of the global model in a run, at most: not all communications that come more often

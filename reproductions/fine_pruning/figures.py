@@ -13,7 +13,9 @@ from paceline.look import SERIES, series, tidy
 from paceline.reports.pruning import contact_sheet, trends
 from reproductions.fine_pruning.long import LONG
 from reproductions.fine_pruning.pictures import COLUMNS, NAMES
+from reproductions.fine_pruning.plan import ARMS
 from reproductions.pipeline.card import Card
+from reproductions.pipeline.claims import seeds_in_words
 from reproductions.pipeline.figures import Drawing, blank
 
 Row = Mapping[str, Any]
@@ -44,18 +46,24 @@ def _accuracy(rows: Sequence[Row]) -> Figure | None:
     figure = blank(11, 4.4)
     curves, points = figure.subplots(1, 2)
     plain = list(dict.fromkeys(arm.partition(".")[0] for arm in arms))  # "pruned.late" has the colour of "pruned"
-    for number, arm in enumerate(plain):
+    counts = set()
+    for arm in plain:
         mine = [row for row in rows if row["model"] == "lenet" and row["arm"] == arm]
-        curve = np.mean([row["curve"] for row in mine], axis=0)
-        curves.plot(curve[:, 0], 100 * curve[:, 2], label=arm, marker=".", **series(number))
+        counts.add(len(mine))
+        found = np.array([row["curve"] for row in mine])
+        seen, accuracies, style = found[:, :, 0].mean(axis=0), 100 * found[:, :, 2], series(ARMS.index(arm))
+        curves.plot(seen, accuracies.mean(axis=0), label=arm, marker=".", **style)
+        low, high = accuracies.min(axis=0), accuracies.max(axis=0)
+        curves.fill_between(seen, low, high, color=style["color"], alpha=0.12, linewidth=0)
     curves.legend(fontsize=8, frameon=False)
-    tidy(curves, "LeNet: test accuracy against samples seen", "samples seen / size of the data set", "accuracy, %")
+    told = f"LeNet: means and ranges of {seeds_in_words(max(counts))}" if max(counts) > 1 else "LeNet, one seed"
+    tidy(curves, told, "samples seen / size of the data set", "test accuracy, %")
     models = list(dict.fromkeys(row["model"] for row in rows))
     for place, model in enumerate(models):
         for number, arm in enumerate(arms):
             values = [100 * row["accuracy"] for row in rows if row["model"] == model and row["arm"] == arm]
             at = number + place * (len(arms) + 1)
-            colour = SERIES[plain.index(arm.partition(".")[0]) % len(SERIES)]
+            colour = SERIES[ARMS.index(arm.partition(".")[0])]
             points.plot([at] * len(values), values, "o", color=colour, markersize=5)
             points.plot([at - 0.3, at + 0.3], [fmean(values)] * 2, color=colour, linewidth=2)
     places = [number + place * (len(arms) + 1) for place in range(len(models)) for number in range(len(arms))]

@@ -6,7 +6,6 @@ Li, He, Ren and Mao, *Data Fine-Pruning: A Simple Way to Accelerate Neural Netwo
 from typing import Any
 
 from paceline.core.fields import table_of
-from paceline.data.images import read_cifar10
 from reproductions.fine_pruning.claims import Found, choose, claims, rows
 from reproductions.fine_pruning.long import LONG, long_card
 from reproductions.fine_pruning.pictures import pictures_row
@@ -51,11 +50,11 @@ def _settings(plan: FinePruningPlan) -> dict[str, Any]:
         "schedule": table_of(plan.fine),
         "pruned_epochs": list(planned.pruned_epochs),
         "soft": table_of(plan.soft),
-        "shortened": f"{plan.share:.4g} of the epochs, the schedule of the step shortened with them",
-        "steps": LEARNING_RATES,
+        "shortened": f"{plan.share:.4g} of the epochs, the schedule of the learning rate shortened with them",
+        "learning_rates": LEARNING_RATES,
         "search": f"{len(plan.variants()) + 1} variants, {len(plan.search_seeds)} seeds, {plan.searched.samples} "
         f"samples, judged on {plan.searched.tested} training samples that no run trains on",
     }
 
 
-PAPER = Paper("fine-pruning", QUICK, SMALL, make_card, read_cifar10, AtLength(LONG, long_card, read_cifar10))
+PAPER = Paper("fine-pruning", QUICK, SMALL, make_card, ("cifar10",), AtLength(LONG, long_card, ("cifar10",)))

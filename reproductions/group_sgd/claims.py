@@ -68,7 +68,7 @@ def training_claims(runs: Runs, units: float, reduced: str) -> list[Claim]:
 
 def _of_model(runs: Runs, model: str, units: float) -> list[Claim]:
     mine = [run for run in runs if run["model"] == model]
-    paper = [run for run in mine if run["steps"] == "paper"]
+    paper = [run for run in mine if run["rates"] == "paper"]
     loss, accuracy = _ends(paper, "loss"), _ends(paper, "accuracy")
     return [
         *_losses_at_the_end(model, loss, units),
@@ -149,11 +149,11 @@ def _against_updates(model: str, paper: Runs) -> Claim:
 
 def _control(model: str, rule: str, mine: Runs) -> Claim:
     """Whether GSGD would still end best if the learning rates were chosen by a rule that is the same for all."""
-    runs = [run for run in mine if run["steps"] == rule]
-    chosen = {run["strategy"]: run["step"] for run in runs}
+    runs = [run for run in mine if run["rates"] == rule]
+    chosen = {run["strategy"]: run["learning_rate"] for run in runs}
     listed = f"{chosen['gsgd']:g}" if rule == "common" else ", ".join(f"{s} {chosen[s]:g}" for s in STRATEGIES)
     note = f"control, not in the paper; {rule} learning rate{'s' * (rule == 'tuned')}: {listed}"
-    name, said = f"{model}.{rule}_step.gsgd_lowest", "(gsgd has the lowest loss)"
+    name, said = f"{model}.{rule}_rate.gsgd_lowest", "(gsgd has the lowest loss)"
     return _ordered(name, said, _ends(runs, "loss"), "gsgd", highest=False, note=note)
 
 

@@ -44,7 +44,7 @@ def draw(card: Card) -> dict[str, Drawing]:
 def _paper(figure: Figure, runs: Runs, model: str, seeds: str) -> None:
     """Loss and accuracy, against updates and against time: the paper's Figs 5 and 7, or 6 and 8."""
     axes = figure.subplots(2, 2)
-    mine = [run for run in runs if run["model"] == model and run["steps"] == "paper"]
+    mine = [run for run in runs if run["model"] == model and run["rates"] == "paper"]
     for across, abscissa in enumerate(("updates", "units")):
         for down, ordinate in enumerate(("loss", "accuracy")):
             _curves(axes[down][across], mine, abscissa, ordinate)
@@ -64,9 +64,9 @@ def _controls(figure: Figure, runs: Runs, seeds: str) -> None:
     for down, model in enumerate(MODELS):
         for across, rule in enumerate(("common", "tuned")):
             axis = axes[down][across]
-            mine = [run for run in runs if run["model"] == model and run["steps"] == rule]
+            mine = [run for run in runs if run["model"] == model and run["rates"] == rule]
             _curves(axis, mine, "units", "loss")
-            chosen = {run["strategy"]: run["step"] for run in mine}
+            chosen = {run["strategy"]: run["learning_rate"] for run in mine}
             listed = ", ".join(f"{strategy} {chosen[strategy]:g}" for strategy in STRATEGIES)
             rates = f"one learning rate: {chosen['gsgd']:g}" if rule == "common" else f"tuned: {listed}"
             axis.set_title(f"{NAMES[model]}, {rates}", fontsize=10)
@@ -93,7 +93,7 @@ def _nonconvex(runs: Runs) -> Figure | None:
             whole = [run["curve"] for run in mine if len(run["curve"]) == max(len(each["curve"]) for each in mine)]
             values = np.array([[100 * point[3] for point in curve] for curve in whole])
             seconds = [point[0] for point in whole[0]]
-            rows.append(f"{named[rule]}\nlearning rate {mine[0]['step']:g}")
+            rows.append(f"{named[rule]}\nlearning rate {mine[0]['learning_rate']:g}")
             curves.plot(seconds, values.mean(axis=0), label=named[rule], **styles[rule])
             curves.fill_between(
                 seconds, values.min(axis=0), values.max(axis=0), color=styles[rule]["color"], alpha=0.12, linewidth=0
@@ -113,7 +113,7 @@ def _curves(axis: Any, runs: Runs, abscissa: str, ordinate: str) -> None:
         mine = [run for run in runs if run["strategy"] == strategy]
         places = sorted(set.intersection(*(set(run[abscissa]) for run in mine)))
         values = np.array([_seen(run, abscissa, ordinate, places) for run in mine])
-        rate = f" (learning rate {mine[0]['step']:g})" if mine[0]["steps"] == "paper" else ""
+        rate = f" (learning rate {mine[0]['learning_rate']:g})" if mine[0]["rates"] == "paper" else ""
         tone = colour(strategy)
         axis.plot(places, values.mean(axis=0), linewidth=1.8, label=strategy.upper() + rate, **line(strategy))
         axis.fill_between(places, values.min(axis=0), values.max(axis=0), color=tone, alpha=0.12, linewidth=0)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
-from paceline import Buffered, Every, Regrouped, Stop, Task, UnequalBatches, train
+from paceline import Buffered, Every, Regrouped, Run, Stop, Task, UnequalBatches, train
 from paceline.data.images import Labelled, read_cifar10, read_mnist
 from paceline.strategy import Strategy
 from reproductions.group_sgd.training import BATCH, FLEET, STRATEGIES, UNITS
@@ -28,11 +28,12 @@ from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.claims import Claim, NotRun, made, of_plan
 from reproductions.pipeline.plan import Plan, search
+from reproductions.pipeline.resuming import resumed
 from reproductions.pipeline.samples import packed, right
 from reproductions.pipeline.values import rounded
 from reproductions.pipeline.verdicts import over_seeds
 
-VERSION = 1  # of the campaign's runs: raise it when a change of the code changes what they come to
+VERSION = 1  # of the campaign's experiment: raise it when settings, arithmetic or data change, not rounding
 TASKS = ("mnist", "cifar10")
 RIVALS = ("buffered", "regrouped", "unequal")
 RULES: Mapping[str, Strategy] = {
@@ -80,9 +81,25 @@ Part = tuple[Tensor, Tensor]
 
 
 def trained(run: Nonconvex, examples: Part, tests: Part, scratch: Path | None = None) -> dict[str, Any]:
+    found = resumed(scratch, lambda: _trained(run, examples, tests, scratch))
+    some = examples[0][:10_000], examples[1][:10_000]
+    ended = Task(found.model, cross_entropy, examples, some).evaluator()(found.model)
+    diverged = found.ended == "diverged"
+    return {
+        "ended": found.ended, "updates": found.history[-1].updates, "train_loss": None if diverged else ended["loss"],
+        "train_accuracy": ended["accuracy"], "test_accuracy": found.history[-1].accuracy,
+        "right": packed(right(found.model, tests)),
+        "curve": [
+            (rounded(row.seconds), row.updates, rounded(row.training_loss), rounded(row.accuracy))
+            for row in found.history
+        ],
+    }  # fmt: skip
+
+
+def _trained(run: Nonconvex, examples: Part, tests: Part, scratch: Path | None) -> Run:
     torch.manual_seed(run.seed)
     model = lenet(colours=examples[0].shape[1], pixels=examples[0].shape[2])
-    found = train(
+    return train(
         Task(model, cross_entropy, examples, tests),
         strategy=RULES[run.rule],
         fleet=FLEET,
@@ -96,18 +113,6 @@ def trained(run: Nonconvex, examples: Part, tests: Part, scratch: Path | None = 
         resume=scratch is not None,
         progress=None if scratch is not None else False,
     )
-    some = examples[0][:10_000], examples[1][:10_000]
-    ended = Task(model, cross_entropy, examples, some).evaluator()(found.model)
-    diverged = found.ended == "diverged"
-    return {
-        "ended": found.ended, "updates": found.history[-1].updates, "train_loss": None if diverged else ended["loss"],
-        "train_accuracy": ended["accuracy"], "test_accuracy": found.history[-1].accuracy,
-        "right": packed(right(found.model, tests)),
-        "curve": [
-            (rounded(row.seconds), row.updates, rounded(row.training_loss), rounded(row.accuracy))
-            for row in found.history
-        ],
-    }  # fmt: skip
 
 
 @lru_cache(maxsize=1)
@@ -208,15 +213,15 @@ def nonconvex_card(plan: NonconvexPlan, data: str, campaign: Campaign) -> Card:
         campaign.expect(seconds(run) for run in unknown for _ in plan.seeds)
     found = _Found(plan, data, rates, results)
     rows = [
-        {"task": run.task, "rule": run.rule, "step": run.lr, "seed": run.seed, "kind": kind, **_row(result)}
+        {"task": run.task, "rule": run.rule, "learning_rate": run.lr, "seed": run.seed, "kind": kind, **_row(result)}
         for kind, results in (("search", searched), ("training", found.results))
         for run, result in results.items()
     ]
     settings = {
         "plan": plan.name, "workers": len(UNITS), "units_of_time": list(UNITS), "horizon": plan.units,
-        "batch_size": BATCH, "steps_tried": [*plan.rates, *plan.further],
+        "batch_size": BATCH, "learning_rates_tried": [*plan.rates, *plan.further],
         "seeds": [plan.seed + seed for seed in plan.seeds],
-        "steps": {f"{task}.{rule}": lr for (task, rule), lr in rates.items()},
+        "learning_rates": {f"{task}.{rule}": lr for (task, rule), lr in rates.items()},
     }  # fmt: skip
     return Card("group-sgd", settings, of_plan(_claims(found), plan.name), rows)
 

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from paceline.look import DIM, SERIES, colour, family, lines, tidy
+from reproductions.lgc.late import LOW
 from reproductions.lgc.plan import FULL
 from reproductions.lgc.timing import PERIODS, QUORUM, QUORUMS, TIME_MODELS, WORKERS, expected_saving
 from reproductions.pipeline.card import Card
+from reproductions.pipeline.claims import seeds_in_words
 from reproductions.pipeline.figures import Drawing, blank
 
 Row = Mapping[str, Any]
@@ -24,11 +27,12 @@ def draw(card: Card) -> dict[str, Drawing]:
     """All that the card has the runs for."""
     timing = [row for row in card.runs if row["kind"] == "timing"]
     training = [row for row in card.runs if row["kind"] == "training"]
-    chosen = {model: each["step"] for model, each in card.settings["steps"].items()}
-    shared = [row for row in training if row["step"] == chosen[row["model"]]]
+    chosen = {model: each["shared"] for model, each in card.settings["learning_rates"].items()}
+    shared = [row for row in training if row["learning_rate"] == chosen[row["model"]]]
     if card.settings["plan"] == FULL.name:
         whole = [row for row in shared if row["epochs"] == FULL.size.epochs]
-        return {"lgc-full.png": full_figure(whole), "lgc-full.md": full_table(whole)}
+        gaps = [row for row in card.runs if row["kind"] == "gap"]
+        return {"lgc-full.png": full_figure(whole, gaps), "lgc-full.md": full_table(whole)}
     return {
         "lgc-timing.png": _timing(timing),
         "lgc-accuracy.png": _accuracy(shared),
@@ -49,23 +53,39 @@ AT_LENGTH = {  # at c = 3, h = 10: method and what late workers do
 LATE = {"complete": "complete in no time", "block": "end a block", "finish": "finish"}
 
 
-def full_figure(rows: Sequence[Row]) -> Figure | None:
-    """Test accuracy against time at the paper's length, and how far below Full-SGD the methods end."""
+def full_figure(rows: Sequence[Row], gaps: Sequence[Row] = ()) -> Figure | None:
+    """At the paper's length: test accuracy and training loss against time, and how far below Full-SGD methods end."""
     usual = [row for row in rows if row["quorum"] in (QUORUM, WORKERS) and row["blocks_done"] == "4"]
-    mine = {(row["method"], row["late"]): row for row in usual if (row["c"], row["h"], row["seed"]) == (3, 10, 0)}
+    mine: dict[tuple[str, str], list[Row]] = {}
+    for row in usual:
+        if (row["c"], row["h"]) == (3, 10):
+            mine.setdefault((row["method"], row["late"]), []).append(row)
     drawn = [key for key in AT_LENGTH if key in mine]
     if not drawn:
         return None
-    figure = blank(10, 4.4)
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure = blank(10, 8.2)
+    panels = figure.subplot_mosaic([["accuracy", "loss"], ["gaps", "gaps"]], height_ratios=(3, 2))
     for key, style in zip(drawn, lines([RULES[method] for method, _ in drawn]), strict=True):
-        curve = mine[key]["curve"][1:]
-        left.plot([p[1] for p in curve], [100 * p[3] for p in curve], label=AT_LENGTH[key], **style)
-    tidy(left, "LeNet, all of CIFAR-10, c=3, h=10, one of the seeds", "virtual seconds", "test accuracy, %")
-    _gaps(right, usual)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+        for name, column, times in (("accuracy", 3, 100.0), ("loss", 2, 1.0)):
+            _means_and_ranges(panels[name], mine[key], column, times, label=AT_LENGTH[key], **style)
+    seeds = seeds_in_words(max(map(len, mine.values())))
+    tidy(panels["accuracy"], f"LeNet, c=3, h=10, {seeds}: means and ranges", "virtual seconds", "test accuracy, %")
+    panels["loss"].set_yscale("log")
+    panels["loss"].axhline(LOW, color=DIM, linewidth=0.9, linestyle=(0, (2, 2)))
+    tidy(panels["loss"], f"the same; dotted: {LOW:g}", "virtual seconds", "training loss (logarithmic)")
+    _gaps(panels["gaps"], gaps)
+    handles, labels = panels["accuracy"].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     return figure
+
+
+def _means_and_ranges(axis: Any, rows: Sequence[Row], column: int, times: float, **style: Any) -> None:
+    """One column of the curves of several seeds, which are evaluated after as many updates."""
+    curves = [[point for point in row["curve"] if point[column] is not None][1:] for row in rows]
+    seconds = np.mean([[point[1] for point in curve] for curve in curves], axis=0)
+    values = np.array([[times * point[column] for point in curve] for curve in curves])
+    axis.plot(seconds, values.mean(axis=0), **style)
+    axis.fill_between(seconds, values.min(axis=0), values.max(axis=0), color=style["color"], alpha=0.15, linewidth=0)
 
 
 def full_table(rows: Sequence[Row]) -> str | None:
@@ -93,21 +113,24 @@ def full_table(rows: Sequence[Row]) -> str | None:
     return "\n".join(lines) + "\n"
 
 
-def _gaps(axis: Any, rows: Sequence[Row]) -> None:
-    """Points below Full-SGD for each (c, h) that was run."""
-    full = {(row["c"], row["seed"]): row["test_accuracy"] for row in rows if row["method"] == "full"}
-    places = sorted({(row["c"], row["h"]) for row in rows if row["method"] != "full" and row["late"] == "complete"})
+def _gaps(axis: Any, gaps: Sequence[Row]) -> None:
+    """Points below Full-SGD for each (c, h) that was run, with their intervals."""
+    places = sorted({(row["c"], row["h"], row["seeds"]) for row in gaps})
     for number, method in enumerate(("k", "lgc")):
-        gaps: dict[float, float] = {}  # by place; what was not run has no bar
-        for place, (c, h) in enumerate(places):
-            own = [r for r in rows if (r["method"], r["c"], r["h"], r["late"]) == (method, c, h, "complete")]
-            paired = [100 * (full[c, r["seed"]] - r["test_accuracy"]) for r in own if (c, r["seed"]) in full]
-            if paired:
-                gaps[place + (number - 0.5) * 0.38] = fmean(paired)
-        bars = axis.bar([*gaps], [*gaps.values()], 0.36, color=LOOKS[method]["color"], label=LABELS[method])
-        axis.bar_label(bars, fmt="%.1f", fontsize=8)
-    axis.set_xticks(range(len(places)), [f"c={c}\nh={h}" for c, h in places])
-    tidy(axis, "below Full-SGD at the end, $\\pm$ 1 each", "", "points of test accuracy")
+        mine = {(row["c"], row["h"], row["seeds"]): row for row in gaps if row["method"] == method}
+        at = [place + (number - 0.5) * 0.16 for place, key in enumerate(places) if key in mine]
+        points = [mine[key]["points"] for key in places if key in mine]
+        reach = [
+            [abs(mine[key][end] - mine[key]["points"]) for key in places if key in mine] for end in ("low", "high")
+        ]
+        axis.errorbar(
+            at, points, reach, fmt=MARKS[method], color=LOOKS[method]["color"], capsize=3, label=LABELS[method]
+        )
+    axis.axhline(0, color=DIM, linewidth=0.9)
+    axis.set_xticks(range(len(places)), [f"c={c}, h={h}\n{seeds_in_words(seeds)}" for c, h, seeds in places])
+    axis.set_xlim(-0.5, max(len(places) - 0.5, 0.5))
+    title = "at the end: 95 % intervals over the seeds, or of one seed over the test samples"
+    tidy(axis, title, "", "points below Full-SGD")
     axis.legend(frameon=False, fontsize=9)
 
 

@@ -175,18 +175,22 @@ def tuning(plan: LgcPlan, data: str) -> list[Training]:
 
 
 def choose(plan: LgcPlan, results: Results) -> dict[str, Chosen]:
-    """For each model, the learning rate of the highest validation accuracy; of equal ones the smaller."""
+    """For each model, the learning rate of the highest validation accuracy; of equal ones the smaller.
+
+    ``results`` are those of all runs of ``tuning``.
+    """
     if len(plan.learning_rates) == 1:
         return {model: Chosen(plan.learning_rates[0], None) for model in plan.models}
     chosen = {}
     for model in plan.models:
         errors = {run.lr: -result["validation_accuracy"] for run, result in results.items() if run.model == model}
-        if not errors:  # none was tuned yet: the paper's
-            chosen[model] = Chosen(0.1, None)
-            continue
-        lr = best_learning_rate(errors)
-        chosen[model] = Chosen(lr, next((other for other in plan.learning_rates if other < lr), lr / 2))
+        chosen[model] = with_smaller(plan, best_learning_rate(errors))
     return chosen
+
+
+def with_smaller(plan: LgcPlan, lr: float) -> Chosen:
+    """A learning rate with the next smaller one that is tried, or half of it."""
+    return Chosen(lr, next((other for other in plan.learning_rates if other < lr), lr / 2))
 
 
 def cost(training: Training) -> float:

@@ -17,19 +17,31 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, MultiStepLR
 
-from paceline import Every, FastestK, LiveCompensation, Pathological, SimulatedFleet, Stop, Synchronous, Task, train
+from paceline import (
+    Every,
+    FastestK,
+    LiveCompensation,
+    Pathological,
+    Run,
+    SimulatedFleet,
+    Stop,
+    Synchronous,
+    Task,
+    train,
+)
 from paceline.config.named_tasks import lenet
 from paceline.delays import Delay, Empirical, ShiftedExponential
 from paceline.randomness import stream
 from paceline.strategy import Strategy
-from reproductions.datasets.cifar import ChannelsLast, cifar10
+from reproductions.datasets.cifar import ChannelsLast, Cifar10, cifar10
 from reproductions.lgc.timing import BLOCKS, MEAN, QUORUM, SHIFT, WORKERS
 from reproductions.models.compiled import lenet as compiled_lenet
 from reproductions.models.convolutional import vgg11
+from reproductions.pipeline.resuming import resumed
 from reproductions.pipeline.samples import packed, right
 from reproductions.pipeline.values import rounded
 
-VERSION = 1  # of the campaign's runs: raise it when a change of the code changes what they come to
+VERSION = 1  # of the campaign's experiment: raise it when settings, arithmetic or data change, not rounding
 BATCH = 32
 VALIDATED = 2_000  # training samples that no run trains on; the learning rate is chosen by them
 PROBED = 1_000  # training samples on which the loss is followed
@@ -109,12 +121,27 @@ def run_training(training: Training, scratch: Path | None = None) -> dict[str, A
 
     With a ``scratch`` folder it writes checkpoints there, and continues an interrupted run.
     """
-    size, seed = training.size, training.seed
+    size = training.size
     pictures = cifar10(training.data, trained=size.samples, validated=VALIDATED, tested=size.tested)
+    run = resumed(scratch, lambda: _trained(training, pictures, scratch))
+    result: dict[str, Any] = {"ended": run.ended, "problem": run.problem, "seconds": run.history[-1].seconds}
+    for name in ("test", "validation", "train"):
+        evaluate = Task(run.model, cross_entropy, pictures.train, getattr(pictures, name)).evaluator()
+        result |= {f"{name}_{metric}": value for metric, value in evaluate(run.model).items()}
+    if not size.followed:
+        return {**result, "curve": [(row.updates, round(row.seconds, 4), rounded(row.loss)) for row in run.history]}
+    curve = [
+        (row.updates, round(row.seconds, 4), rounded(row.training_loss), rounded(row.accuracy)) for row in run.history
+    ]
+    return {**result, "right": packed(right(run.model, pictures.test)), "curve": curve}
+
+
+def _trained(training: Training, pictures: Cifar10, scratch: Path | None) -> Run:
+    size, seed = training.size, training.seed
     probe = pictures.train[0][:PROBED], pictures.train[1][:PROBED]
     torch.manual_seed(seed)
     model = _network(training.model, in_campaign=scratch is not None)
-    run = train(
+    return train(
         Task(model, cross_entropy, pictures.train, pictures.test if size.followed else probe),
         strategy=_strategy(training.case, size.warm_up),
         fleet=_fleet(training.case, seed, size.updates),
@@ -130,16 +157,6 @@ def run_training(training: Training, scratch: Path | None = None) -> dict[str, A
         resume=scratch is not None,
         progress=None if scratch is not None else False,
     )
-    result: dict[str, Any] = {"ended": run.ended, "problem": run.problem, "seconds": run.history[-1].seconds}
-    for name in ("test", "validation", "train"):
-        evaluate = Task(model, cross_entropy, pictures.train, getattr(pictures, name)).evaluator()
-        result |= {f"{name}_{metric}": value for metric, value in evaluate(run.model).items()}
-    if not size.followed:
-        return {**result, "curve": [(row.updates, round(row.seconds, 4), rounded(row.loss)) for row in run.history]}
-    curve = [
-        (row.updates, round(row.seconds, 4), rounded(row.training_loss), rounded(row.accuracy)) for row in run.history
-    ]
-    return {**result, "right": packed(right(run.model, pictures.test)), "curve": curve}
 
 
 def _network(name: str, *, in_campaign: bool) -> nn.Module:

@@ -2,8 +2,10 @@
 
 Each result is a small file that is committed, so another machine continues where this one was. It is known by the
 settings of the run and by the version of the experiment, a number (``VERSION``) in the module of the function that
-makes it: raise it when a change of the code changes what runs come to. Changes elsewhere in the package leave hours of
-results as good as they were; a sum of the code behind each is in its file all the same.
+makes it. That counts what is run: settings, arithmetic, data. Raise it when one of them changes. Code that only rounds
+otherwise (another compiler or processor, another order of a sum) does not raise it: a single run then comes to other
+numbers, by no more than what another seed changes, and is as good as before. A sum of the code behind each result is
+in its file.
 
 A run writes checkpoints into a folder of its own, and an interrupted one goes on from the last. The same command,
 started twice on one machine, shares the runs: each is locked by the process that is at it. What is left to the other
@@ -15,10 +17,11 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -26,12 +29,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import reproductions
 from paceline.comparison.pool import one_thread
+from paceline.core.errors import CannotWrite
 from paceline.files import check_parent, write_atomically
 from reproductions.pipeline.fingerprint import fingerprint
-from reproductions.pipeline.values import plain_values
+from reproductions.pipeline.values import plain_values, sum_of
 
 RESULTS = Path(str(reproductions.__file__)).parent / "results"
 PLACES = ("data",)  # settings that say where something lies, and not what is run
+PARTS = {"experiment": str, "version": int, "settings": dict, "made": dict, "result": dict, "sum": str}  # of a file
+KINDS = {str: "a text", int: "a whole number", dict: "a table"}
+NOTED_EVERY = 10.0  # seconds: a run that is killed loses at most so many of those that it has taken
 Result = dict[str, Any]
 S = TypeVar("S")
 
@@ -132,37 +139,25 @@ class Campaign:
 
     def _make(self, entry: Entry[Any]) -> Result:
         scratch = self.scratch / f"{Path(entry.file).stem}-v{entry.version}"
-        used, cpu = self._used_before(scratch)
-        began, cpu_began = time.monotonic(), time.process_time()
-        try:
-            with one_thread():
-                result: Result = plain_values(dict(entry.function(entry.settings, scratch)))
-        finally:
-            spent = used + time.monotonic() - began, cpu + time.process_time() - cpu_began
-            if scratch.exists():
-                write_atomically(scratch / "spent.json", json.dumps(spent))
+        clock = _Clock(scratch.with_name(f"{scratch.name}.spent.json"))
+        with one_thread(), clock:
+            result: Result = plain_values(dict(entry.function(entry.settings, scratch)))
+        seconds, cpu = clock.spent()
         made = {
-            "seconds": round(spent[0], 1), "cpu_seconds": round(spent[1], 1), "torch": installed("torch"),
+            "seconds": round(seconds, 1), "cpu_seconds": round(cpu, 1), "torch": installed("torch"),
             "code": fingerprint(entry.function.__module__)[:16],
         }  # fmt: skip
         content = {
             "experiment": entry.experiment, "version": entry.version, "settings": entry.described, "made": made,
-            "result": result, "sum": sum_of(result),
+            "result": result,
         }  # fmt: skip
+        content["sum"] = sum_of(content)
         lines = [f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in content.items()]
         write_atomically(self.results / entry.file, "{" + ",\n".join(lines) + "}\n")
         shutil.rmtree(scratch, ignore_errors=True)
+        clock.place.unlink(missing_ok=True)
         self.done.append(entry.file)
         return result
-
-    @staticmethod
-    def _used_before(scratch: Path) -> tuple[float, float]:
-        """The seconds that interrupted tries have spent on a run."""
-        try:
-            seconds, cpu = json.loads((scratch / "spent.json").read_text(encoding="utf-8"))
-            return float(seconds), float(cpu)
-        except (OSError, ValueError, TypeError):
-            return 0.0, 0.0
 
     def _kept(self, entry: Entry[Any]) -> Result | None:
         content = self._read(entry)
@@ -175,7 +170,7 @@ class Campaign:
         return Spent(entry.cost, None if content is None else content["made"]["cpu_seconds"])
 
     def _read(self, entry: Entry[Any]) -> dict[str, Any] | None:
-        """What a result file has, if it is of this version of the experiment and whole. Else it is told of."""
+        """What a result file has, if it is whole and of this run. Else it is told of."""
         file = self.results / entry.file
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -184,18 +179,9 @@ class Campaign:
         except (OSError, ValueError) as error:
             self._tell(f"{file} cannot be read, and is not used: {error}")
             return None
-        match content:
-            case {"version": entry.version, "result": {}, "made": {"cpu_seconds": int() | float()}, "sum": written}:
-                if written == sum_of(content["result"]):
-                    return dict(content)
-                self._tell(f"{file} is damaged, and is not used: its result has another sum than it was written with")
-            case {"version": other} if other != entry.version:
-                self._tell(
-                    f"{file} is of version {other} of its experiment, and this is version {entry.version}: it is not "
-                    "used"
-                )
-            case _:
-                self._tell(f"{file} is damaged, and is not used: it has no version, result or sum as runs write them")
+        if (trouble := _trouble(content, entry)) is None:
+            return dict(content)
+        self._tell(f"{file} {trouble}")
         return None
 
     def _tell(self, line: str) -> None:
@@ -229,9 +215,76 @@ class Campaign:
             os.close(handle)
 
 
-def sum_of(result: Result) -> str:
-    """Of a result, as it is read back: what was changed or cut off in a file is not taken for a finding."""
-    return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()[:16]
+def _trouble(content: Any, entry: Entry[Any]) -> str | None:
+    """Why the content of a result file is not used for a run, if it is not."""
+    damaged = "is damaged, and is not used:"
+    if not isinstance(content, dict):
+        return f"{damaged} it has no parts such as {', '.join(PARTS)}"
+    for name, kind in PARTS.items():
+        if type(value := content.get(name)) is not kind:
+            return f"{damaged} its {name} is {_shown(value)}, not {KINDS[kind]}"
+    if content["version"] != entry.version:
+        return (
+            f"is of version {content['version']} of its experiment, and this is version {entry.version}: it is not used"
+        )
+    if content["experiment"] != entry.experiment:
+        return f"is of another experiment, {content['experiment']}, and is not used"
+    own, theirs = entry.described, content["settings"]
+    if differing := [name for name in {**own, **theirs} if own.get(name) != theirs.get(name)]:
+        return f"is of a run with other settings ({', '.join(differing)}), and is not used"
+    if type(content["made"].get("cpu_seconds")) not in (int, float):
+        return f"{damaged} it does not say how long the run took"
+    rest = {name: value for name, value in content.items() if name != "sum"}
+    if content["sum"] not in (sum_of(rest), sum_of(content["result"])):  # of the result alone: as once was written
+        return f"{damaged} it has another sum than it was written with"
+    return None
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]} ..."
+
+
+class _Clock:
+    """The time that a run has taken, with that of interrupted tries: kept in a file while the run lasts.
+
+    It is written every few seconds, since a run that is killed cannot say what it took.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self._before = self._read()
+        self._ended = threading.Event()
+        self._writer = threading.Thread(target=self._write_now_and_then, daemon=True)
+
+    def spent(self) -> tuple[float, float]:
+        """Seconds that passed, and those of the processor."""
+        seconds, cpu = self._before
+        return seconds + time.monotonic() - self._began, cpu + time.process_time() - self._cpu_began
+
+    def __enter__(self) -> None:
+        self._began, self._cpu_began = time.monotonic(), time.process_time()
+        self._writer.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._writer.join()
+        self._write()
+
+    def _write_now_and_then(self) -> None:
+        while not self._ended.wait(NOTED_EVERY):
+            self._write()
+
+    def _write(self) -> None:
+        with suppress(CannotWrite):  # a run does not end for want of its time
+            write_atomically(self.place, json.dumps(self.spent()))
+
+    def _read(self) -> tuple[float, float]:
+        try:
+            seconds, cpu = json.loads(self.place.read_text(encoding="utf-8"))
+            return float(seconds), float(cpu)
+        except (OSError, ValueError, TypeError):
+            return 0.0, 0.0
 
 
 class Spent(NamedTuple):

@@ -1,11 +1,13 @@
 """A paper's reproduction, from the options of the command line to its card and its figures."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from paceline.files import check_parent
+from reproductions.datasets.check import check_data
 from reproductions.pipeline.campaign import RESULTS, Campaign
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.plan import Options, Plan
@@ -20,11 +22,11 @@ Q = TypeVar("Q", bound=Plan)
 
 @dataclass(frozen=True)
 class AtLength(Generic[Q]):
-    """What ``--full`` runs: a plan of the paper's own length, its card, the data set that it needs."""
+    """What ``--full`` runs: a plan of the paper's own length, its card, the names of the data sets that it needs."""
 
     plan: Q
     card: Callable[[Q, str, Campaign], Card]
-    data: Callable[[Path | None], object]
+    data: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Paper(Generic[P]):
     quick   the plan of ``--quick``, which takes under a minute
     usual   the plan without that option
     card    runs a plan on the data sets of a folder, and sets the claims beside the results
-    data    reads the data set that the paper needs, or refuses; None if it needs none
+    data    the names of the data sets that the paper needs
     full    what ``--full`` runs, if there is more than the usual plan
     """
 
@@ -43,7 +45,7 @@ class Paper(Generic[P]):
     quick: P
     usual: P
     card: Callable[[P, str, Runner], Card]
-    data: Callable[[Path | None], object] | None = None
+    data: Sequence[str] = ()
     full: AtLength[Any] | None = None
 
     def reproduce(self, options: Options) -> Card:
@@ -54,18 +56,19 @@ class Paper(Generic[P]):
         return self.reproduce_plan(replace(plan, seed=options.seed), options)
 
     def reproduce_plan(self, plan: P, options: Options) -> Card:
-        """Run any plan. Data that are missing are refused before anything is run."""
-        if self.data is not None:
-            self.data(options.data)
+        """Run any plan. Data that are missing or damaged are refused before anything is run."""
+        check_data(self.data, options.data)
         return self.card(plan, _folder(options), Runner(options.work, options.processes))
 
     def reproduce_at_length(self, options: Options) -> Card:
-        """Continue the campaign. To read only what there is needs no data."""
+        """Continue the campaign. To read only what there is needs no data, and no place for more."""
         assert self.full is not None
+        results = (options.results or RESULTS) / self.name
         if options.runs != 0:
-            self.full.data(options.data)
+            check_parent(results / "run.json")
+            check_data(self.full.data, options.data)
         scratch = options.work or Path("runs") / f"reproduce-{self.name}"
-        campaign = Campaign((options.results or RESULTS) / self.name, scratch / "full", options.runs)
+        campaign = Campaign(results, scratch / "full", options.runs)
         card = self.full.card(replace(self.full.plan, seed=options.seed), _folder(options), campaign)
         return replace(card, settings={**card.settings, "runs": campaign.progress})
 

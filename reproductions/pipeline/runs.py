@@ -2,7 +2,8 @@
 
 A run is a function of a module and its settings, a frozen dataclass of plain values; it returns plain values for JSON
 and depends on nothing else. Each has one thread of torch, so its bits do not depend on how many run at a time. Its
-result is a file named after the settings, the code that it uses and the version of torch.
+result is a file named after the settings; it says by which code and version of torch it was made. One of others is not
+used, nor is a damaged one, and that is said.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict, dataclass
@@ -24,7 +26,7 @@ from paceline.callbacks.terminal import console
 from paceline.comparison.pool import one_thread, process_pool, usable_cores
 from paceline.files import write_atomically
 from reproductions.pipeline.fingerprint import fingerprint
-from reproductions.pipeline.values import plain_values
+from reproductions.pipeline.values import plain_values, sum_of
 
 Result = dict[str, Any]
 S = TypeVar("S")
@@ -44,11 +46,18 @@ class Trial:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
     @property
-    def key(self) -> str:
-        """What the result is kept under: the same only for the same settings, code and torch."""
-        code = fingerprint(self.function.__module__)
-        described = [self.name, plain_values(asdict(self.settings)), code, version("torch")]
-        return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
+    def described(self) -> dict[str, Any]:
+        """What is run, and what the result depends on besides."""
+        return {
+            "job": self.name, "settings": plain_values(asdict(self.settings)),
+            "code": fingerprint(self.function.__module__), "torch": version("torch"),
+        }  # fmt: skip
+
+    @property
+    def file(self) -> str:
+        """The result is kept under this name: the same only for the same function and settings."""
+        told = [self.name, plain_values(asdict(self.settings))]
+        return f"{hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]}.json"
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class Runner:
         """
         wanted = list(dict.fromkeys(settings))
         trials = [Trial(function, each, cost(each)) for each in wanted]
-        results = {number: kept for number, trial in enumerate(trials) if (kept := self._kept(trial)) is not None}
+        results = self._all_kept(trials, label)
         todo = {number: trial for number, trial in enumerate(trials) if number not in results}
         if self.work is not None and todo:
             _check_directory(self.work)
@@ -86,19 +95,41 @@ class Runner:
 
     def _keep(self, trial: Trial, result: Result) -> None:
         if self.work is not None:
-            described = {"job": trial.name, "settings": plain_values(asdict(trial.settings)), "result": result}
-            write_atomically(self.work / f"{trial.key}.json", json.dumps(described, allow_nan=False) + "\n")
+            content = {**trial.described, "result": result}
+            content["sum"] = sum_of(content)
+            write_atomically(self.work / trial.file, json.dumps(content, allow_nan=False) + "\n")
 
-    def _kept(self, trial: Trial) -> Result | None:
-        """What an earlier try came to; a file that cannot be read counts as none."""
-        if self.work is None:
-            return None
+    def _all_kept(self, trials: Sequence[Trial], label: str) -> dict[int, Result]:
+        """What earlier tries came to, by the number of the trial. What is not used of it is told of on stderr."""
+        results, unused = dict[int, Result](), defaultdict[str, list[str]](list)
+        for number, trial in enumerate(trials) if self.work is not None else ():
+            match self._kept(trial):
+                case str(why):
+                    unused[why].append(trial.file)
+                case dict(result):
+                    results[number] = result
+        for why, files in unused.items():
+            which = f"1 kept result ({files[0]}) is" if len(files) == 1 else f"{len(files)} kept results are"
+            print(f"{label}: {which} not used, and made again in {self.work}: {why}", file=sys.stderr)
+        return results
+
+    def _kept(self, trial: Trial) -> Result | str | None:
+        """The result of an earlier try, or why it is not used; None if there is none."""
+        assert self.work is not None
         try:
-            described = json.loads((self.work / f"{trial.key}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            content = json.loads((self.work / trial.file).read_text(encoding="utf-8"))
+        except FileNotFoundError:
             return None
-        result = described.get("result") if isinstance(described, dict) else None
-        return result if isinstance(result, dict) else None
+        except (OSError, ValueError) as error:
+            return f"cannot be read ({error})"
+        if not isinstance(content, dict) or not isinstance(result := content.pop("result", None), dict):
+            return "damaged: there is no result"
+        if content.pop("sum", None) != sum_of({**content, "result": result}):
+            return "damaged: the sum is another than was written"
+        if content == (wanted := trial.described):
+            return result
+        changed = [name for name in wanted if content.get(name) != wanted[name]]
+        return f"made with other {' and '.join(changed) or 'parts'}"
 
 
 def _finished(trials: Mapping[int, Trial], processes: int, bar: "_Bar") -> Iterator[tuple[int, Result]]:

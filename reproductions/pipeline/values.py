@@ -1,5 +1,7 @@
 """Numbers and structures as results hold them. Apart from the card, on which no result may depend."""
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,3 +22,8 @@ def plain_values(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def sum_of(values: Mapping[str, Any]) -> str:
+    """Of plain values, the same when they are read back: what was changed or cut off in a file has another one."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

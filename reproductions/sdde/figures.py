@@ -90,14 +90,15 @@ def _moments(figure: Figure, paths: Mapping[str, Mapping[str, Any]]) -> None:
         places = THINNED * np.arange(len(row["mean"]))
         for axis, what in ((left, "mean"), (right, "variance")):
             axis.plot(places, row[f"exact_{what}"], color=TONES[name], linewidth=1.4, label=f"{name.upper()}, exact")
-            axis.plot(places[::4], row[what][::4], ".", markersize=4, color=TONES[name], label="sampled")
+            axis.plot(places[::4], row[what][::4], ".", markersize=4, color=TONES[name])
+    left.plot([], [], ".", markersize=4, color=DIM, label="dots: sampled, in the same colours")
     left.set_xlim(0, 400)
-    right.axhline(stationary_variance(RATE, DELAY * LR, LR**0.5 * SIGMA), color="0.4", linestyle=(0, (2, 2)))
-    right.annotate("closed form of the SDDE", (1990, 0.00553), xytext=(0, -14), textcoords="offset points", ha="right",
-                   fontsize=8, color="0.3")  # fmt: skip
+    closed = stationary_variance(RATE, DELAY * LR, LR**0.5 * SIGMA)
+    right.axhline(closed, color=DIM, linestyle=(0, (2, 2)), label="closed form of the SDDE")
+    right.legend(frameon=False, fontsize=8, loc="lower right", handles=right.lines[-1:])
     _tidy(left, "mean: with a learning rate this small the delay even helps", "iterations", "mean of x")
     _tidy(right, "variance: what the delay costs", "iterations", "variance of x")
-    left.legend(frameon=False, fontsize=8, ncols=2)
+    left.legend(frameon=False, fontsize=8)
 
 
 def _errors(figure: Figure, errors: Rows) -> None:

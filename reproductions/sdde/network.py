@@ -37,7 +37,7 @@ from paceline.trace.reading import Trace
 from reproductions.datasets.cifar import cifar10
 from reproductions.pipeline.values import rounded
 
-VERSION = 1  # of the campaign's runs: raise it when a change of the code changes what they come to
+VERSION = 1  # of the campaign's experiment: raise it when settings, arithmetic or data change, not rounding
 Floats = NDArray[np.float64]
 DISCARDED = 3  # one of so many parts of a path comes before its stationary part
 

@@ -6,7 +6,6 @@ He, Meng, Chen, Ma & Liu, *Differential Equations for Modeling Asynchronous Algo
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.data.images import read_cifar10
 from reproductions.pipeline.campaign import Campaign
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.paper import AtLength, Paper
@@ -55,4 +54,4 @@ def make_card(plan: SddePlan, data: str, runner: Runner | Campaign) -> Card:
     return Card("sdde", settings, claims, rows)
 
 
-PAPER = Paper("sdde", QUICK, USUAL, make_card, full=AtLength(FULL, make_card, read_cifar10))
+PAPER = Paper("sdde", QUICK, USUAL, make_card, full=AtLength(FULL, make_card, ("cifar10",)))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, repeat
+from itertools import chain, cycle, repeat
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields, shown
+from paceline.core.fields import MOST_SECONDS, check_fields, check_most, shown
 from paceline.trace.reading import Trace, read_trace
 
 __all__ = [
@@ -20,6 +20,11 @@ __all__ = [
 ]  # fmt: skip
 
 DRAWN_AT_ONCE = 64
+MOST_HELD = 10**9  # pieces of work that have one duration
+MOST_TOGETHER = 10**6  # measured durations that are drawn together
+LEAST_SHAPE = 0.025  # half of the durations are over 2**40 minima
+MOST_SLOWER = 1e6  # times as long, in a slow time
+MOST_SIGMA = 10.0  # one duration in six is over 22,000 medians, and one in 44 over 500 million
 
 Floats = NDArray[np.float64]
 
@@ -92,11 +97,12 @@ class ShiftedExponential:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0 <= self.shift < math.inf:
-            raise ConfigError(f"{self}: shift must be a number of at least 0")
+        if not 0 <= self.shift <= MOST_SECONDS:
+            raise ConfigError(f"{self}: shift must be a number of at least 0, and at most {MOST_SECONDS:g}")
         _check_positive(self, mean=self.mean)
         if self.h < 1:
             raise ConfigError(f"{self}: the holding period h must be at least 1")
+        check_most(self, MOST_HELD, "h")
 
     @property
     def median(self) -> float:
@@ -112,8 +118,8 @@ class ShiftedExponential:
     def durations(self, generator: np.random.Generator) -> Iterator[float]:
         shift, mean, h = self.shift, self.mean, self.h
         while True:
-            drawn = shift + mean * generator.standard_exponential(DRAWN_AT_ONCE)
-            yield from (np.repeat(drawn, h) if h > 1 else drawn).tolist()
+            drawn: list[float] = (shift + mean * generator.standard_exponential(DRAWN_AT_ONCE)).tolist()
+            yield from chain.from_iterable(repeat(each, h) for each in drawn) if h > 1 else drawn
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,7 @@ class LogNormal:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_most(self, MOST_SIGMA, "sigma")
         _check_positive(self, median=self.median, sigma=self.sigma)
 
     @property
@@ -153,11 +160,9 @@ class Pareto:
     def __post_init__(self) -> None:
         check_fields(self)
         _check_positive(self, minimum=self.minimum, shape=self.shape)
-        if self.shape < 0.01:
-            raise ConfigError(
-                f"{self}: half of the durations would be over 2**{1 / self.shape:.0f} times the minimum; "
-                "shape is at least 0.01"
-            )
+        if self.shape < LEAST_SHAPE:
+            half = f"half of the durations would be over 2**{1 / self.shape:.3g} times the minimum"
+            raise ConfigError(f"{self}: {half}; shape is at least {LEAST_SHAPE}")
 
     @property
     def median(self) -> float:
@@ -193,15 +198,16 @@ class Empirical:
         if self.block < 1 or (self.block > 1 and self.in_order):
             why = "at least 1" if self.block < 1 else "in_order goes through all of them: leave one of the two out"
             raise ConfigError(f"Empirical cannot have block={self.block}: {why}")
+        check_most(self, MOST_TOGETHER, "block")
         try:
             object.__setattr__(self, "values", tuple(float(value) for value in self.values))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ConfigError(f"Empirical cannot have values={shown(self.values)}: give a list of seconds") from None
         if not self.values:
             raise ConfigError("Empirical needs at least one measured duration, and got none")
         for value in self.values:
-            if not 0 < value < math.inf:
-                raise ConfigError(f"Empirical cannot have a duration of {value}: each must be positive and finite")
+            if not 0 < value <= MOST_SECONDS:
+                raise ConfigError(f"Empirical cannot have a duration of {value}: more than 0, at most {MOST_SECONDS:g}")
 
     @classmethod
     def from_trace(
@@ -255,8 +261,9 @@ class PerSample:
     each: Delay
 
     def __post_init__(self) -> None:
-        if isinstance(self.fixed, bool) or not isinstance(self.fixed, int | float) or not 0 <= self.fixed < math.inf:
-            raise ConfigError(f"PerSample cannot have fixed={shown(self.fixed)}: give seconds, at least 0")
+        number = isinstance(self.fixed, int | float) and not isinstance(self.fixed, bool)
+        if not number or not 0 <= self.fixed <= MOST_SECONDS:
+            raise ConfigError(f"PerSample cannot have fixed={shown(self.fixed)}: seconds, from 0 to {MOST_SECONDS:g}")
         check_delay(self.each)
         if isinstance(self.each, PerSample | Stretched):
             raise ConfigError("PerSample cannot have another PerSample inside: give the seconds of a sample")
@@ -314,6 +321,8 @@ class SlowSpells:
         for name in ("factor", "lasts", "every"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"SlowSpells cannot have {name}={getattr(self, name):g}: more than 0")
+        check_most(self, MOST_SLOWER, "factor")
+        check_most(self, MOST_SECONDS, "lasts", "every")
         if self.together not in ("machine", "fleet"):
             raise ConfigError(f"together={self.together!r} is unknown: choose machine or fleet")
 
@@ -332,12 +341,12 @@ class Hourly:
         check_fields(self)
         try:
             object.__setattr__(self, "factors", tuple(float(factor) for factor in self.factors))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ConfigError(f"Hourly cannot have factors={shown(self.factors)}: give a list of numbers") from None
-        if not self.factors or not all(0 < factor < math.inf for factor in self.factors):
-            raise ConfigError(f"Hourly cannot have factors={shown(self.factors)}: at least one, each more than 0")
-        if not 0 < self.hour < math.inf:
-            raise ConfigError(f"Hourly cannot have hour={self.hour:g}: seconds, more than 0")
+        if not self.factors or not all(0 < factor <= MOST_SLOWER for factor in self.factors):
+            raise ConfigError(f"Hourly cannot have factors={shown(self.factors)}: each over 0, at most {MOST_SLOWER:g}")
+        if not 0 < self.hour <= MOST_SECONDS:
+            raise ConfigError(f"Hourly cannot have hour={self.hour:g}: seconds, more than 0, at most {MOST_SECONDS:g}")
 
     def factor(self, seconds: float) -> float:
         return self.factors[int(seconds // self.hour) % len(self.factors)]
@@ -388,3 +397,4 @@ def _check_positive(delay: object, **parameters: float) -> None:
     for name, value in parameters.items():
         if not 0 < value < math.inf:
             raise ConfigError(f"{delay}: {name} must be positive and finite, not {value}")
+    check_most(delay, MOST_SECONDS, *parameters)

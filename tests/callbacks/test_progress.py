@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import paceline as pl
-from paceline.callbacks import progress
+from paceline.callbacks import display, progress
 from paceline.callbacks.display import LogDisplay, Status, TimeLeft, open_display
 from support.digits import TRAINING_SAMPLES, digits_task
 
@@ -112,3 +112,24 @@ def test_without_a_standard_error_a_run_is_as_quiet_as_it_can_be(monkeypatch: py
     assert isinstance(display, LogDisplay)
     display.show(Status("a run", 0.5, 1.0, ("update 1/2",)))
     assert train(pl.Stop(updates=2)).history[-1].updates == 2
+
+
+def test_a_line_comes_each_minute_also_where_no_update_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(display, "MINUTE", 0.3)
+    fleet = pl.ProcessFleet(2, slow=dict.fromkeys(range(2), pl.delays.Constant(60.0)))
+    run = pl.train(
+        digits_task(),
+        strategy="ssgd",
+        fleet=fleet,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        stop=pl.Stop(seconds=2.0),
+        batch_size=BATCH,
+    )
+    assert run.history[-1].updates == 0
+    waiting = [line for line in capsys.readouterr().err.splitlines() if "update 0, time" in line]
+    assert len(waiting) >= 3
+    assert waiting[-1].startswith("Synchronous: ")
+    assert waiting[-1].endswith("waiting for 0, 1")
+    assert not waiting[-1].startswith("Synchronous: 0%")

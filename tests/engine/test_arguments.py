@@ -41,6 +41,15 @@ def run(**given: Any) -> pl.Run:
     return pl.train(given.pop("task", None) or task(), **{**usual, **given})
 
 
+def compare(**given: Any) -> pl.Comparison:
+    usual: dict[str, Any] = {"fleet": FLEET, "optimizer": sgd, "stop": pl.Stop(updates=3), "progress": False, "jobs": 1}
+    return pl.compare(task(), strategies=["ssgd", "asgd"], **usual, **given)
+
+
+def advise(**given: Any) -> pl.Advice:
+    return pl.advise(task(), fleet=FLEET, optimizer=sgd, trials=False, **given)
+
+
 def weights(trained: pl.Run) -> list[Any]:
     return [value.tolist() for value in trained.model.state_dict().values()]
 
@@ -116,6 +125,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": "4"}, "batch_size='4' is a text: give a whole number"),
     ({"batch_size": True}, "batch_size=True is a truth value: give a whole number"),
     ({"batch_size": 0}, "batch_size=0 is not possible"),
+    ({"batch_size": np.array(8)}, "batch_size=array(8) is of the type ndarray: give a whole number"),
+    ({"batch_size": torch.tensor(1)}, "batch_size=tensor(1) is of the type Tensor: give a whole number"),
+    ({"callbacks": torch.tensor(1)}, "callbacks=tensor(1) is no list of callbacks: give a list of them"),
+    ({"sampling": Path("x")}, "sampling=PosixPath('x') is of the type PosixPath: give Shuffled()"),
     ({"seed": "a"}, "seed='a' is a text: give a whole number"),
     ({"seed": -1}, "seed=-1 is not possible: a whole number from 0 to 2**63 - 1"),
     ({"seed": 2**63}, "is not possible: a whole number from 0 to 2**63 - 1"),
@@ -195,6 +208,35 @@ def test_an_argument_of_another_kind_is_refused(given: dict[str, Any], said: str
         (lambda: any_profile(task(), fleet=4), "fleet=4 is a number"),
         (lambda: any_profile(task(), fleet=FLEET, seconds="60"), "seconds='60' is a text"),
         (lambda: any_pl.replay("x", task(), strategy=3, fleet=FLEET, optimizer=sgd), "strategy=3"),
+        (lambda: any_pl.replay(3, task(), strategy="ssgd", fleet=FLEET, optimizer=sgd), "directory=3 is no path"),
+        (lambda: any_pl.load(3), 'directory=3 is no path: give one, such as "runs/first"'),
+        (lambda: any_pl.load_run(3), "directory=3 is no path"),
+        (lambda: any_pl.simulate("ssgd", FLEET, pl.Stop(updates=1), trace=3), "trace=3 is no path"),
+        (lambda: compare(directory=0), "directory=0 is no path"),
+        (lambda: compare(target="x"), "target='x' is not possible: give a number, or None"),
+        (lambda: compare(metric=3, below=1.0), "metric=3 is not possible: give a text, or None"),
+        (lambda: advise(target="x"), "target='x' is not possible: give a number"),
+        (lambda: advise(budget="x"), "budget='x' is not possible: seconds, more than 0"),
+        (lambda: advise(prices=0), "prices=0 are none: give a list with the price of a second of each worker"),
+        (lambda: advise(prices=["a"] * 4), "are none: give a list with the price"),
+        (lambda: any_pl.advise(0, fleet=FLEET), "task=0 is a number: give Task(model, loss"),
+        (lambda: any_pl.advise(recording=3), "recording=3 is no path"),
+        (lambda: any_pl.predict("ssgd", FLEET, task=3), "task=3 is a number: give Task(model, loss"),
+        (lambda: replace(task(), evaluate=any_pl.Stop(updates=3)), "is no function from a model to its metrics"),
+        (lambda: replace(task(), evaluate=3), "evaluate=3 is no function from a model to its metrics"),  # type: ignore[arg-type]
+        (lambda: replace(task(), train=torch.tensor(1)), "not one number, 1"),
+        (lambda: replace(task(), test=np.array(1)), "not one number, 1"),
+        (lambda: replace(task(), unaugmented=torch.tensor(1)), "not one number, 1"),
+        (lambda: replace(task(), train=(torch.tensor(1), torch.tensor(2))), "not of single numbers"),
+        (lambda: any_pl.SimulatedFleet(pl.delays.Constant(1.0), 2, changes=None), "changes=None is no list: give"),
+        (lambda: any_pl.SimulatedFleet(pl.delays.Constant(1.0), 2, changes=1), "changes=1 is no list"),
+        (lambda: any_pl.SimulatedFleet(pl.delays.Constant(1.0), 2, labels=None), "labels=None are none: give a list"),
+        (lambda: any_pl.ProcessFleet(2, labels=1), "labels=1 are none: give a list of texts"),
+        (lambda: any_pl.RayFleet(2, labels=None), "labels=None are none: give a list of texts"),
+        (lambda: any_pl.Stop(target=95), "target=95 is no accuracy: between 0 and 1, such as 0.95"),
+        (lambda: any_pl.Stop(metric="accuracy", above=2), "above=2 is no accuracy: between 0 and 1, such as 0.02"),
+        (lambda: any_pl.Stop(target=10**400), "cannot have target=1"),
+        (lambda: run(strategy="ssgd:quorum=2"), "strategy 'ssgd:quorum=2': ssgd has no options: leave quorum out"),
     ],
 )  # fmt: skip
 def test_a_description_of_another_kind_is_refused(make: Callable[[], object], said: str) -> None:

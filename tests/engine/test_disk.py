@@ -214,10 +214,13 @@ def test_an_evaluation_that_raises_loses_nothing(tmp_path: Path, calls: int) -> 
     assert contents(run) == contents(tmp_path / "whole")
 
 
-def test_an_evaluation_that_raises_at_once_is_raised_as_it_is(tmp_path: Path) -> None:
+def test_an_evaluation_that_raises_at_once_says_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         evaluated_by(Failing(0), tmp_path / "run")
-    assert not hasattr(raised.value, "__notes__")
+    assert raised.value.__notes__ == [
+        f"nothing was trained; train(..., directory='{tmp_path / 'run'}', resume=True) continues from its start, for "
+        "there is no checkpoint"
+    ]
     assert evaluated_by(Failing(100), tmp_path / "run", resume=True).history[-1].updates == 12
 
 

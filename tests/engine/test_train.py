@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import math
+import random
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -119,6 +121,44 @@ def test_the_snippet_runs_as_written_and_makes_11_updates() -> None:
 
 
 # The same seed, the same bits
+
+
+class Dropping(nn.Module):
+    """It draws in evaluations too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 16).double(), nn.Linear(16, 10).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(torch.tanh(self.first(inputs)), 0.5)  # training=True
+        return self.last(hidden)  # type: ignore[no-any-return]
+
+
+def drawn(model: nn.Module, batch: object) -> Mapping[str, float]:
+    return {"torch": float(torch.rand(())), "numpy": float(np.random.rand()), "python": random.random()}
+
+
+def test_evaluations_that_draw_repeat_and_change_nothing_of_what_is_trained(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        task = pl.Task(Dropping(), cross_entropy, train=digits()[0], metrics=drawn)
+    settings: dict[str, Any] = {
+        "strategy": pl.Synchronous(), "fleet": equal_fleet(4), "optimizer": lambda p: torch.optim.SGD(p, lr=0.1),
+        "batch_size": 8,
+    }  # fmt: skip
+
+    def run(every: int, **options: Any) -> pl.Run:
+        stop = pl.Stop(updates=12)
+        return pl.train(task, stop=stop, every=pl.Every(updates=every), progress=False, **settings, **options)
+
+    often, seldom = run(3, directory=tmp_path / "often"), run(12)
+    assert often.evaluation == "fused"
+    assert torch.equal(weights(often.model), weights(seldom.model))
+    assert [row.metrics for row in often.history[:: len(often.history) - 1]] == [row.metrics for row in seldom.history]
+    assert len({row.metrics["numpy"] for row in often.history}) == len(often.history)
+    assert run(3, seed=1).history[-1].metrics["python"] != often.history[-1].metrics["python"]
+    assert pl.replay(tmp_path / "often", task, **settings).differences == {}
 
 
 def test_one_seed_gives_the_same_bytes_here_and_in_another_process_and_another_seed_does_not(tmp_path: Path) -> None:

@@ -414,3 +414,17 @@ def test_four_processes_of_which_one_is_slowed(capsys: pytest.CaptureFixture[str
     assert found["interval"][0] <= found["gain"] <= found["interval"][1]
     assert "Warm-up: the first" in out
     assert math.isfinite(found["learning_rate"])
+
+
+@pytest.mark.parametrize("option", [["--to", "accuracy>=2"], ["--to", "accuracy>=-1"], ["--try", "9" * 400 + "h"]])
+def test_what_can_never_be_is_refused_before_anything_is_computed(
+    option: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.toml").write_text(FILE)
+    monkeypatch.setattr("paceline.prediction.advise.question_of", lambda *given, **named: pytest.fail("computed"))
+    assert main(["advise", "tiny.toml", *option]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    (line,) = told.err.splitlines()
+    assert "is no accuracy: between 0 and 1" in line or "is no time: write 90s, 30m or 2h" in line

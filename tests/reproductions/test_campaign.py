@@ -1,7 +1,10 @@
 """Campaigns: runs of hours over several sessions and machines."""
 
+import hashlib
 import json
+import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -9,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shutil import copy, copytree
 from typing import Any
 
 import pytest
@@ -17,14 +21,17 @@ import torch
 
 from paceline import Callback, train
 from paceline.callbacks import Update
+from paceline.engine.signals import Terminated
 from reproductions.datasets.cifar import Cifar10
 from reproductions.lgc import training as lgc_training
 from reproductions.lgc.claims import Findings, accuracy_claims
 from reproductions.lgc.late import late_claims
+from reproductions.lgc.paper import PAPER, long_card
 from reproductions.lgc.plan import FULL, Chosen, Runs, choose, tuning
 from reproductions.lgc.training import Case, Size, Training, run_training
-from reproductions.pipeline.campaign import RESULTS, Campaign, Entry, sum_of
-from reproductions.pipeline.values import plain_values
+from reproductions.pipeline.campaign import RESULTS, Campaign, Entry
+from reproductions.pipeline.plan import Options
+from reproductions.pipeline.values import plain_values, sum_of
 
 VERSION = 1
 
@@ -78,13 +85,33 @@ def test_an_interruption_costs_one_run_and_its_seconds_count(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         campaign(tmp_path).run(square, numbers(tmp_path), label="squares")
     (scratch,) = [each for each in (tmp_path / "scratch").iterdir() if each.is_dir()]
-    (scratch / "spent.json").write_text("[100.0, 50.0]")
+    (spent,) = (tmp_path / "scratch").glob("number-1-*.spent.json")
+    spent.write_text("[100.0, 50.0]")
     (tmp_path / "stop").unlink()
     campaign(tmp_path).run(square, numbers(tmp_path), label="squares")
     assert calls(tmp_path) == [0, 1, 1, 2]
     (file,) = (tmp_path / "results").glob("number-1-*.json")
     assert json.loads(file.read_text())["made"]["seconds"] >= 100
     assert not scratch.exists()
+    assert not spent.exists()
+
+
+def wait_for_time(settings: Settings, scratch: Path | None = None) -> dict[str, Any]:
+    """A run that is killed in the end cannot say what it took: it is there before."""
+    assert scratch is not None
+    spent = scratch.with_name(f"{scratch.name}.spent.json")
+    ends = time.monotonic() + 60
+    while not spent.exists() and time.monotonic() < ends:
+        time.sleep(0.01)
+    return {"spent": json.loads(spent.read_text())}
+
+
+def test_what_a_run_has_taken_is_written_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reproductions.pipeline.campaign.NOTED_EVERY", 0.05)
+    (result,) = campaign(tmp_path).run(wait_for_time, numbers(tmp_path, 1), label="times").values()
+    seconds, cpu = result["spent"]
+    assert 0.05 <= seconds < 60
+    assert 0 <= cpu <= seconds + 1
 
 
 def test_a_result_of_another_version_is_not_used_and_that_is_said(
@@ -102,17 +129,23 @@ def test_a_result_of_another_version_is_not_used_and_that_is_said(
     ("change", "said"),
     [
         (lambda text: text[:30], "cannot be read, and is not used"),
-        (lambda text: "[]", "is damaged, and is not used: it has no version"),
-        (lambda text: text.replace('"made": {', '"made": null, "other": {'), "is damaged, and is not used: it has no"),
+        (lambda text: "[]", "is damaged, and is not used: it has no parts such as experiment, version"),
         (
-            lambda text: text.replace('"cpu_seconds": ', '"cpu_seconds": null, "others": '),
-            "is damaged, and is not used",
+            lambda text: text.replace('"made": {', '"made": null, "other": {'),
+            "is not used: its made is null, not a table",
         ),
+        (lambda text: text.replace('"cpu_seconds": ', '"cpu_seconds": null, "others": '), "how long the run took"),
         (
-            lambda text: text.replace('"square": 0', '"square": 1'),
-            "another sum than it was written with",
+            lambda text: text.replace('"version": 1', '"version": "1"'),
+            'is not used: its version is "1", not a whole number',
         ),
-        (lambda text: text.replace('{"square": 0, "odd": null}', "{}"), "its result has another sum"),
+        (lambda text: text.replace('"version": 1', '"version": true'), "is not used: its version is true, not a whole"),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "is of version 2 of its experiment, and this is"),
+        (lambda text: text.replace(".square", ".cube"), "is of another experiment, test_campaign.cube, and is not"),
+        (lambda text: text.replace('"number": 0', '"number": 1'), "a run with other settings (number), and is not"),
+        (lambda text: text.replace('"square": 0', '"square": 1'), "it has another sum than it was written with"),
+        (lambda text: text.replace('"torch": "', '"torch": "9'), "it has another sum than it was written with"),
+        (lambda text: text.replace('{"square": 0, "odd": null}', "{}"), "it has another sum than it was written with"),
     ],
 )
 def test_a_damaged_result_is_not_used_and_that_is_said(
@@ -130,20 +163,45 @@ def test_a_damaged_result_is_not_used_and_that_is_said(
     assert json.loads(file.read_text())["result"] == {"square": 0, "odd": None}
 
 
+def test_the_result_of_another_run_is_not_used_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    campaign(tmp_path).run(square, numbers(tmp_path, 2), label="squares")
+    zero, one = sorted((tmp_path / "results").iterdir())
+    copy(one, zero)
+    assert campaign(tmp_path, runs=0).run(square, numbers(tmp_path, 1), label="squares") == {}
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"{zero} is of a run with other settings (number), and is not used"
+
+
+def test_a_sum_of_the_result_alone_is_good_too(tmp_path: Path) -> None:
+    """As files have that were written before settings were summed."""
+    (settings,) = numbers(tmp_path, 1)
+    campaign(tmp_path).run(square, [settings], label="squares")
+    (file,) = (tmp_path / "results").iterdir()
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "sum": sum_of(content["result"])}))
+    assert campaign(tmp_path, runs=0).run(square, [settings], label="squares")[settings]["square"] == 0
+
+
 def test_every_committed_result_is_whole() -> None:
     """Of all campaigns; a file that was changed by hand would be told of, and its run made again."""
     files = [*RESULTS.glob("*/*.json")]
     assert len(files) > 300
     for file in files:
         content = json.loads(file.read_text(encoding="utf-8"))
-        assert content["sum"] == sum_of(content["result"]), file
+        rest = {name: value for name, value in content.items() if name != "sum"}
+        assert content["sum"] in (sum_of(content["result"]), sum_of(rest)), file
+        told = json.dumps([content["experiment"], content["settings"]], sort_keys=True)
+        assert file.stem.endswith(f"-{hashlib.sha256(told.encode()).hexdigest()[:8]}"), file
 
 
 def test_progress_and_the_time_left_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     campaign(tmp_path, runs=1).run(square, numbers(tmp_path), label="squares")
     (file,) = (tmp_path / "results").iterdir()
     content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "made": {**content["made"], "seconds": 9e9, "cpu_seconds": 3600.0}}))
+    content["made"] |= {"seconds": 9e9, "cpu_seconds": 3600.0}
+    file.write_text(json.dumps({**content, "sum": sum_of(content["result"])}))
     capsys.readouterr()
     reads = campaign(tmp_path, runs=0)
     reads.run(square, numbers(tmp_path), label="squares", cost=lambda each: 1.0 + each.number)
@@ -161,10 +219,17 @@ def test_progress_and_the_time_left_are_told(tmp_path: Path, capsys: pytest.Capt
 @contextmanager
 def locked(tmp_path: Path, number: int) -> Iterator[None]:
     """One of the numbers is run by another process."""
+    with held(tmp_path, Entry(square, numbers(tmp_path)[number], 1.0)):
+        yield
+
+
+@contextmanager
+def held(tmp_path: Path, entry: Entry[Any]) -> Iterator[None]:
+    """As a process does that is at a run."""
     import fcntl
 
     (tmp_path / "scratch").mkdir(exist_ok=True)
-    file = Entry(square, numbers(tmp_path)[number], 1.0).file
+    file = entry.file
     with (tmp_path / "scratch" / f"{Path(file).stem}.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         yield
@@ -271,6 +336,93 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_to_the_same_bits(
     monkeypatch.setattr(lgc_training, "train", partial(train, callbacks=[resumed]))
     assert plain_values(run_training(training, tmp_path / "halves")) == whole
     assert resumed.updates == [6, 7, 8]
+
+
+@pytest.mark.usefixtures("pictures")
+def test_a_run_whose_checkpoint_is_damaged_begins_anew_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lgc_training, "CHECKPOINT", 2)
+    training = Training("", "lenet", Case("k"), 0.02, 0, TINY.size)
+    with monkeypatch.context() as during:
+        during.setattr(lgc_training, "train", partial(train, callbacks=[KilledAt(5)]))
+        with pytest.raises(RuntimeError, match="killed"):
+            run_training(training, tmp_path / "killed")
+    whole = plain_values(run_training(training, tmp_path / "whole"))
+    capsys.readouterr()
+    for number, (name, size) in enumerate(
+        {"checkpoint.safetensors": 1_000, "trace.jsonl": 200, "metrics.jsonl": 10, "config.json": None}.items()
+    ):
+        scratch = tmp_path / str(number)
+        copytree(tmp_path / "killed", scratch)
+        if size is None:
+            (scratch / name).unlink()
+        else:
+            os.truncate(scratch / name, size)
+        assert plain_values(run_training(training, scratch)) == whole, name
+        (line,) = [each for each in capsys.readouterr().err.splitlines() if "begins anew" in each]
+        assert str(scratch) in line
+
+
+class Signalled(Callback):
+    """Ctrl-C, or another signal, after an update."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_update(self, update: Update) -> str | None:
+        if update.updates == 3:
+            signal.raise_signal(self.number)
+        return None
+
+
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_how_train_is_resumed_is_not_said_where_the_command_continues(
+    number: int, raised: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    training = Training("", "lenet", Case("k"), 0.02, 0, TINY.size)
+    with monkeypatch.context() as during, caplog.at_level(logging.WARNING):
+        during.setattr(lgc_training, "train", partial(train, callbacks=[Signalled(number)]))
+        with pytest.raises(raised):
+            run_training(training, tmp_path / "run")
+    assert [record.getMessage() for record in caplog.records] == []
+    resumed = Progressed()
+    monkeypatch.setattr(lgc_training, "train", partial(train, callbacks=[resumed]))
+    run_training(training, tmp_path / "run")
+    assert resumed.updates == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs file locks")
+@pytest.mark.usefixtures("pictures")
+def test_no_run_of_lgc_is_made_before_all_learning_rates_were_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While another process is at one of them, runs with the best of the others would be in vain."""
+    first, second = tuning(TINY, "")
+    campaign(tmp_path).run(run_training, [first], label="rates")
+    with held(tmp_path, Entry(run_training, second, 1.0)):
+        some = campaign(tmp_path, runs=1)
+        card = long_card(TINY, "", some)
+    assert some.done == []
+    assert f"{second.name} is run by another process" in capsys.readouterr().err
+    assert {claim.missing for claim in card.claims} == {"full length: learning rates are being chosen"}
+    assert [row["learning_rate"] for row in card.runs] == [first.lr]
+    assert PAPER.drawings(card) == {"lgc-full.png": None, "lgc-full.md": None}
+    planned = 2 + len(Runs(TINY, "", {"lenet": Chosen(0.01, 0.005)}).all())
+    assert some.progress.startswith(f"1 of {planned} runs made; about ")
+    assert long_card(TINY, "", campaign(tmp_path, runs=2)).settings["learning_rates"]["lenet"]["shared"] is not None
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_lgc_names_no_run_where_a_committed_run_of_the_search_is_damaged_or_missing(tmp_path: Path, seed: int) -> None:
+    copytree(RESULTS / "lgc", tmp_path / "lgc")
+    (file,) = (tmp_path / "lgc").glob("lenet-full-c3-12-epochs-lr0.05-seed0-*.json")
+    os.truncate(file, 100)
+    card = PAPER.reproduce(Options(full=True, runs=0, results=tmp_path, seed=seed))
+    assert {claim.missing for claim in card.claims} == {"full length: learning rates are being chosen"}
+    assert card.settings["runs"].startswith(f"{0 if seed else 3} of 52 runs made; about ")
 
 
 @pytest.mark.usefixtures("pictures")

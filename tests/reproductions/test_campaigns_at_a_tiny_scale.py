@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from paceline import EnsembleCompression
+from paceline import ConfigError, EnsembleCompression
 from reproductions.cli import PAPERS, paper_of
 from reproductions.datasets.cifar import Cifar10
 from reproductions.ec_dnn import training as ec_training
@@ -29,7 +29,8 @@ from reproductions.group_sgd import nonconvex
 from reproductions.pipeline.campaign import Campaign, Entry
 from reproductions.pipeline.card import Card, score
 from reproductions.pipeline.claims import Claim, waiting
-from reproductions.pipeline.plan import search
+from reproductions.pipeline.plan import Options, search
+from reproductions.pipeline.values import plain_values
 from reproductions.sdde.curved import network_claims, network_figure
 from reproductions.sdde.network import NetworkStudy, study_of
 
@@ -97,7 +98,7 @@ def test_group_sgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     none, some, whole = cards(lambda campaign: nonconvex.nonconvex_card(plan, "", campaign), tmp_path, 3)
     assert verdicts(none) == verdicts(some) == {"not run yet"}
-    assert some.settings["steps"].keys() == {"mnist.gsgd"}  # whose grid is complete
+    assert some.settings["learning_rates"].keys() == {"mnist.gsgd"}  # whose grid is complete
     assert [claim.name.removeprefix("nonconvex.mnist.gsgd_below_") for claim in whole.claims] == [
         "asgd", "asgd.throughout",
     ]  # fmt: skip
@@ -145,6 +146,20 @@ def test_larger_learning_rates_are_tried_while_the_largest_is_the_best() -> None
 def test_every_rival_of_group_sgd_trains(rule: str) -> None:
     run = nonconvex.Nonconvex("", "mnist", rule, 0.02, 0, 3.0)
     assert nonconvex.trained(run, pictures(520, 1, 28), pictures(20, 1, 28))["ended"] == "seconds"
+
+
+def test_a_run_of_group_sgd_whose_folder_cannot_be_resumed_begins_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = nonconvex.Nonconvex("", "mnist", "ssgd", 0.02, 0, 3.0)
+    data = pictures(520, 1, 28), pictures(20, 1, 28)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint.safetensors").write_bytes(b"nothing")
+    made = [plain_values(nonconvex.trained(run, *data, tmp_path / name)) for name in ("run", "other")]
+    assert made[0] == made[1]
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if "anew" in each]
+    assert line.startswith(f"cannot resume {tmp_path / 'run'}")
+    assert line.endswith("; the run begins anew")
 
 
 def test_ec_dnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,5 +252,5 @@ def test_sdde() -> None:
 def test_every_paper_has_a_campaign_and_missing_data_are_one_line(name: str, tmp_path: Path) -> None:
     paper = paper_of(name)
     assert paper.full is not None
-    with pytest.raises(Exception, match=r"python -m reproductions fetch (mnist|cifar10) --to DIR"):
-        paper.full.data(None)
+    with pytest.raises(ConfigError, match=r"python -m reproductions fetch (mnist|cifar10) --to DIR"):
+        paper.reproduce(Options(full=True, results=tmp_path))

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceline.data.images import ImageSet, read_cifar10, read_mnist
+from paceline.data.images import CIFAR10_FILES, ImageSet, read_cifar10, read_mnist
+from reproductions.cli import main
+from reproductions.datasets.check import check_data
 from reproductions.datasets.fetch import fetch
 
 DATA = os.environ.get("PACELINE_DATA")
@@ -68,6 +70,26 @@ def test_cifar10_has_its_pixels(cifar10: ImageSet) -> None:
     assert tests.tolist() == [1_290_492_328, 1_266_775_083, 1_176_108_223]
     # the means of red, green and blue that everybody normalises by
     assert sums / (50_000 * 1024 * 255) == pytest.approx([0.4914, 0.4822, 0.4465], abs=5e-5)
+
+
+def test_pixels_that_were_changed_are_noticed_before_anything_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "cifar10"
+    place.mkdir()
+    for name in CIFAR10_FILES:
+        (place / name).symlink_to((Path(DATA or "") / "cifar10" / name).resolve())
+    check_data(["cifar10"], tmp_path)
+    damaged = place / "data_batch_3.bin"
+    content = bytearray(damaged.read_bytes())
+    content[5_000:5_004] = bytes(255 - value for value in content[5_000:5_004])
+    damaged.unlink()
+    damaged.write_bytes(content)
+    assert main(["lgc", "--quick", "--data", str(tmp_path), "--work", str(tmp_path / "work")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {damaged} is damaged, its SHA-256 is not the published one")
+    assert error.endswith(f"; to get it whole: python -m reproductions fetch cifar10 --to {tmp_path}\n")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])

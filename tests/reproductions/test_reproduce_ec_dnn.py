@@ -1,7 +1,6 @@
 """``python -m reproductions ec-dnn``: local and global models, how speed is measured, what is claimed."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +49,6 @@ from reproductions.ec_dnn.training import (
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.plan import Options
 
-DATA = os.environ.get("PACELINE_DATA")
 NAMES = {
     "diff_lg.ensemble.min", "diff_lg.ma.share_negative", "error.ma_g", "error.e_g", "error.ec_s_g", "error.ec_r_g",
     "error.ec_m_g", "speed.ec_s_g", "jensen.violations",
@@ -337,25 +335,6 @@ def _numbers(value: Any) -> list[float]:
     if isinstance(value, list):
         return [number for each in value for number in _numbers(each)]
     return [value] if isinstance(value, float) else []
-
-
-# Real data
-
-
-@pytest.mark.skipif(not DATA, reason="needs real data: make test DATA=DIR")
-def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reproductions.ec_dnn.training.VALIDATED", 100)
-    tiny = replace(QUICK, size=Size(samples=256, steps=20, followed=50, tested=100), averaging=(5,), compressing=(10,))
-    options = Options(Path(DATA or ""), work=tmp_path / "work", processes=1)
-    card = PAPER.reproduce_plan(tiny, options)
-    assert {claim.name for claim in card.claims} >= NAMES
-    assert [row["method"] for row in card.runs] == ["ma", "ec_s", "e", "s", "ec_r", "ec_m"]
-    assert all(row["problem"] is None and row["curve"][-1]["steps"] == row["steps"] for row in card.runs)
-    assert card.claim("jensen.violations").ours == 0
-    assert [path.name for path in PAPER.figures(card, tmp_path)] == [
-        "ec-dnn-gain.png", "ec-dnn-curves.png", "ec-dnn-tables.md",
-    ]  # fmt: skip
-    assert PAPER.reproduce_plan(tiny, options).table() == card.table()
 
 
 def test_without_data_it_says_how_to_get_them() -> None:

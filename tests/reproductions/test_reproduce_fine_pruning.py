@@ -1,16 +1,13 @@
 """The reproduction of fine-pruning: its plans, its claims, its runs on a tiny scale."""
 
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import paceline as pl
-from paceline.pruning.rules import FineRule, SoftRule
-from paceline.pruning.schedule import Schedule
+from paceline.pruning.rules import SoftRule
 from reproductions.fine_pruning.claims import Found, choose, claims, rows
 from reproductions.fine_pruning.paper import PAPER
 from reproductions.fine_pruning.plan import ARMS, QUICK, SMALL, FinePruningPlan, as_random, ending
@@ -18,8 +15,6 @@ from reproductions.fine_pruning.timing import Timing, run_timing
 from reproductions.fine_pruning.training import Size, chosen_samples
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.plan import Options
-
-DATA = os.environ.get("PACELINE_DATA")
 
 
 @pytest.mark.parametrize("plan", [QUICK, SMALL], ids=["quick", "scaled down"])
@@ -108,35 +103,3 @@ def test_the_timing_compares_epochs_in_turn() -> None:
 def test_without_data_it_says_how_to_get_them() -> None:
     with pytest.raises(pl.ConfigError, match="python -m reproductions fetch cifar10"):
         PAPER.reproduce_plan(QUICK, Options())
-
-
-@pytest.mark.skipif(not DATA, reason="needs real data: make test DATA=DIR")
-def test_a_tiny_reproduction_trains_and_draws(tmp_path: Path) -> None:
-    small = Size(100, 4, batch=20, tested=100, last_epochs=2)
-    tiny = replace(
-        QUICK,
-        sizes={"lenet": small, "vgg": replace(small, samples=40)},
-        fine=FineRule(Schedule(1, 1, 1, windows=(2, 2)), fraction=0.3),
-        late=3,
-        searched=replace(small, samples=40, validation=True),
-        timed=(128, 1),
-    )
-    options = Options(Path(DATA or ""), work=tmp_path / "work", processes=1)
-    card = PAPER.reproduce_plan(tiny, options)
-    trained = [row for row in card.runs if row["kind"] == "training"]
-    assert {(row["model"], row["arm"]) for row in trained} == {(m, arm) for m in ("lenet", "vgg") for arm in ARMS}
-    saved = {row["arm"]: row["saved"] for row in trained if row["model"] == "lenet"}
-    assert saved == pytest.approx(
-        {"regular": 0, "pruned": 0.15, "random": 0.15, "shortened": 0.15, "soft": saved["soft"]}
-    )
-    assert card.claim("samples_saved_percent").holds
-    pictures = card.runs[-1]
-    assert sum(pictures["samples_by_times"]) == 100
-    assert len(pictures["most_pruned"]) == 40
-    drawn = PAPER.figures(card, tmp_path)
-    assert [path.name for path in drawn] == [
-        "fine-pruning-accuracy.png", "fine-pruning-search.png", "fine-pruning-samples.png",
-        "fine-pruning-most-pruned.png",
-    ]  # fmt: skip
-    assert all(path.stat().st_size > 5_000 for path in drawn)
-    assert PAPER.reproduce_plan(tiny, options).table() == card.table()

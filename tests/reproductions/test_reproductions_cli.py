@@ -4,11 +4,15 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import paceline.cli.main
+from paceline.core.errors import CannotWrite, ConfigError
 from reproductions.cli import PAPERS, main, paper_of
+from reproductions.pipeline.paper import Paper
+from reproductions.pipeline.plan import Options
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +64,27 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(
     assert output.err.count("\n") == 1
     assert "paceline --help" not in output.err
     assert sorted(path.name for path in here.iterdir()) == ["file", "folder"]
+
+
+def test_a_campaign_whose_results_cannot_be_written_is_refused_before_any_run(tmp_path: Path) -> None:
+    (tmp_path / "group-sgd").write_text("")
+    with pytest.raises(ConfigError, match="group-sgd is not a writable directory"):  # and not: where are the data?
+        paper_of("group-sgd").reproduce(Options(full=True, runs=1, results=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("option", "place"), [("--full", "reproductions/results/group-sgd"), ("--quick", "runs/reproduce-group-sgd")]
+)
+def test_a_full_disk_is_told_with_the_place_of_finished_runs(
+    option: str, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(paper: Paper[Any], options: Options) -> None:
+        raise CannotWrite("cannot write x.json: the disk is full")
+
+    monkeypatch.setattr(Paper, "reproduce", fail)
+    assert main(["group-sgd", option]) == 1
+    told = "cannot write x.json: the disk is full; finished runs are in"
+    assert capsys.readouterr().err == f"error: {told} {place}: the same command continues\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])

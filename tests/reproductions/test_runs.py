@@ -92,20 +92,59 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
     assert len(list(work.iterdir())) == NUMBERS
 
 
-def test_a_damaged_result_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda text: text[:20], "cannot be read ("),
+        (lambda text: "[]", "damaged: there is no result"),
+        (lambda text: text.replace('"result"', '"results"'), "damaged: there is no result"),
+        (lambda text: text.replace('"square": 0', '"square": 1'), "damaged: the sum is another than was written"),
+        (lambda text: text.replace('"torch": "', '"torch": "9'), "damaged: the sum is another than was written"),
+    ],
+)
+def test_a_damaged_result_is_made_again_and_that_is_said(
+    change: Callable[[str], str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     work = tmp_path / "work"
     runner = Runner(work, processes=1)
     whole = runner.run(square, settings(tmp_path)[:1], label="squares")
     (file,) = work.iterdir()
-    file.write_text(file.read_text()[:20])
+    text = file.read_text()
+    file.write_text(change(text))
+    assert file.read_text() != text
+    capsys.readouterr()
     assert runner.run(square, settings(tmp_path)[:1], label="squares") == whole
     assert calls(tmp_path)[0] == 2
+    (line, _) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"squares: 1 kept result ({file.name}) is not used, and made again in {work}: {why}")
+    assert runner.run(square, settings(tmp_path)[:1], label="squares") == whole
+    assert (calls(tmp_path)[0], capsys.readouterr().err) == (2, "")
 
 
-def test_other_settings_and_other_functions_have_other_keys(tmp_path: Path) -> None:
+def test_results_of_other_code_are_made_again_and_one_line_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    runner = Runner(work, processes=1)
+    runner.run(square, settings(tmp_path), label="squares")
+    capsys.readouterr()
+    with monkeypatch.context() as changed:
+        changed.setattr("reproductions.pipeline.runs.fingerprint", lambda _: "other")
+        runner.run(square, settings(tmp_path)[:3], label="squares")
+    (line, _) = capsys.readouterr().err.splitlines()
+    assert line == f"squares: 3 kept results are not used, and made again in {work}: made with other code"
+    monkeypatch.setattr("reproductions.pipeline.runs.version", lambda _: "9.9")
+    runner.run(square, settings(tmp_path), label="squares")
+    lines = [each.rpartition(": ")[2] for each in capsys.readouterr().err.splitlines()[:-1]]
+    assert lines == ["made with other code and torch", "made with other torch"]
+    assert calls(tmp_path) == [3, 3, 3, 2]
+    assert len(list(work.iterdir())) == NUMBERS
+
+
+def test_other_settings_and_other_functions_have_files_of_their_own(tmp_path: Path) -> None:
     one, other = Settings(1, str(tmp_path)), Settings(2, str(tmp_path))
-    assert len({Trial(square, one).key, Trial(square, other).key, Trial(refuse, one).key}) == 3
-    assert Trial(square, one).key == Trial(square, Settings(1, str(tmp_path)), cost=3.0).key
+    assert len({Trial(square, one).file, Trial(square, other).file, Trial(refuse, one).file}) == 3
+    assert Trial(square, one).file == Trial(square, Settings(1, str(tmp_path)), cost=3.0).file
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -15,6 +15,7 @@ from reproductions.group_sgd.claims import training_claims
 from reproductions.pages import BEGIN, END, settled, with_campaign, write_pages
 from reproductions.pipeline.card import Card
 from reproductions.pipeline.claims import Claim
+from reproductions.pipeline.paper import Paper
 from reproductions.pipeline.plan import Options
 from reproductions.sdde.paper import PAPER
 from reproductions.seeds import FILE, differing, verdicts_of
@@ -31,7 +32,7 @@ def committed(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("seeds", list(combinations(range(5), 3)))
 def test_three_of_the_five_seeds_of_group_sgd_contradict_nothing_that_holds(seeds: tuple[int, ...]) -> None:
     card = committed("group-sgd")
-    runs = [run for run in card["runs"] if run["steps"] != "search"]
+    runs = [run for run in card["runs"] if run["rates"] != "search"]
     whole = {claim.name: claim.holds for claim in training_claims(runs, card["settings"]["horizon"], "")}
     assert whole == {claim["name"]: claim["holds"] for claim in card["claims"] if claim["name"] in whole}
     some = training_claims([run for run in runs if run["seed"] in seeds], card["settings"]["horizon"], "")
@@ -57,10 +58,13 @@ def test_what_holds_at_reduced_scale_holds_with_another_seed(name: str) -> None:
     assert not [claim for claim in first if {first[claim], second[claim]} == {"yes", "no"}]
 
 
-def test_the_verdicts_of_seeds_are_those_of_runs(tmp_path: Path) -> None:
-    """Of the paper that needs no data."""
-    found = verdicts_of("sdde", None, tmp_path, seeds=[0])
-    assert found["0"] == json.loads(FILE.read_text(encoding="utf-8"))["sdde"]["0"]
+def test_the_verdicts_of_seeds_are_those_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def card(_: object, options: Options) -> Card:
+        told = Claim("a", 1.0, 1.0, 0.1, holds=options.quick and options.seed == 0)
+        return Card("sdde", {}, [told, Claim("of which nothing is said", None, 1.0, None, None)])
+
+    monkeypatch.setattr(Paper, "reproduce", card)
+    assert verdicts_of("sdde", None, tmp_path) == {"0": {"a": "yes"}, "1": {"a": "no"}}
     turned = {"0": {"a": "yes", "b": "cannot be told"}, "1": {"a": "no", "b": "yes"}}
     assert differing(turned) == ["a"]
 

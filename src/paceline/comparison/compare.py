@@ -15,7 +15,7 @@ from paceline.comparison.pool import usable_cores
 from paceline.comparison.results import Comparison, comparison_of
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.fields import as_kind, nearest, shown
+from paceline.core.fields import as_kind, as_path, nearest, shown
 from paceline.data.partition import deal
 from paceline.engine.arguments import check_arguments, strategy_for, whole
 from paceline.engine.limits import target_of
@@ -161,7 +161,7 @@ def compare(
     chosen = _seeds(seeds)
     if not isinstance(task, Task) and not callable(task):
         check_arguments(task=task)
-    place = None if directory is None else Path(directory)
+    place = None if directory is None else as_path("directory", directory)
     if place is not None:
         check_new(place)
     rules = list(labelled.values())

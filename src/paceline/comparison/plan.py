@@ -103,8 +103,9 @@ class Plan:
         if self.target is None or self.target.metric == "loss":
             return
         from paceline.learning.generators import own_generators
+        from paceline.learning.task import said_in_one_line
 
-        with own_generators(self.seeds[0]):
+        with said_in_one_line(task), own_generators(self.seeds[0]):
             known = task.evaluator()(task.model)
         if self.target.metric not in known:
             name = self.target.metric

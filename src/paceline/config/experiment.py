@@ -2,7 +2,8 @@
 
 import inspect
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from paceline.randomness import stream
 from paceline.storage.reading import SavedRun
 from paceline.storage.run_directory import RunDirectory
 from paceline.strategies.names import StrategyChoice
+
+NUMBERS = (int, float, "int", "float")  # as torch annotates arguments that are numbers
 
 
 def check(config: Config) -> Task:
@@ -175,6 +178,7 @@ def make_scheduler(chosen: Chosen) -> MakeScheduler:
     """Any scheduler of ``torch.optim.lr_scheduler``, its keyword arguments checked."""
     kind = _class(lr_scheduler, chosen.name, LRScheduler, "scheduler")
     _check_options(kind, chosen.options, "scheduler")
+    _check_numbers(kind, chosen.options, "scheduler")
 
     def make(optimizer: Optimizer) -> LRScheduler:
         try:
@@ -201,6 +205,20 @@ def _check_options(kind: Any, options: Any, what: str) -> None:
     for option in options:
         if option not in known:
             raise ConfigError(f"{what}: {kind.__name__} has no option {option!r}: {nearest(option, known)}")
+
+
+def _check_numbers(kind: Any, options: Mapping[str, Any], what: str) -> None:
+    """Refuse what is no finite number where torch wants one: some options count only hundreds of steps later."""
+    for name, parameter in inspect.signature(kind).parameters.items():
+        usual, given = parameter.default, options.get(name)
+        if given is None or parameter.annotation not in NUMBERS:
+            continue
+        if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
+            example = usual if isinstance(usual, int | float) else 1
+            raise ConfigError(
+                f"{what}: {kind.__name__} cannot have {name}={as_written(given)}: give a finite number, such as "
+                f"{name} = {example}"
+            )
 
 
 def _line(error: Exception) -> str:

@@ -69,7 +69,8 @@ def batch_size_of(value: Any, workers: int) -> int | tuple[int, ...]:
     """The batch size of all workers, or a tuple with that of each where they differ: for ``BatchSizes``."""
     if value is None:
         return BATCH_SIZE
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+    one = getattr(value, "ndim", 1) == 0  # a tensor or an array of one number can be asked for its elements, in vain
+    if one or isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return whole("batch_size", value)
     return read_sizes(value, workers)
 
@@ -153,7 +154,8 @@ def _fits(name: str, value: Any) -> bool:
             return False
         return True
     if name in METHODS:
-        return not isinstance(value, type) and callable(getattr(value, METHODS[name], None))
+        # a path has a method ``open`` too
+        return not isinstance(value, type | os.PathLike) and callable(getattr(value, METHODS[name], None))
     if name in TYPES:
         return isinstance(value, TYPES[name])
     return callable(value)

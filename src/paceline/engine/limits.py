@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields
+from paceline.core.fields import MOST_SECONDS, as_kind, check_fields, check_most, shown
 from paceline.storage.metrics import Row
 
 
@@ -32,6 +32,8 @@ class Stop:
         for name, value in amounts.items():
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"Stop cannot have {name}={value}: it must be positive and finite")
+        if self.target is not None:
+            check_accuracy("target", self.target)
         self._check_metric()
         if self.metric is None and all(value is None for value in amounts.values()):
             raise ConfigError(f"a run needs an end: give Stop one of {', '.join(amounts)}, or a metric")
@@ -46,6 +48,8 @@ class Stop:
         for name, value in limits.items():
             if not math.isfinite(value):
                 raise ConfigError(f"Stop cannot have {name}={value}: it must be finite")
+            if self.metric == "accuracy":
+                check_accuracy(name, value)
 
     @property
     def needs(self) -> dict[str, str]:
@@ -92,6 +96,13 @@ class Target:
         return f"{self.value:.0%}" if whole else f"{self.value:.1%}"
 
 
+def check_accuracy(name: str, value: float) -> None:
+    """Refuse an accuracy that no evaluation can find, such as one in percent: a run would go on for ever."""
+    if not 0 < value <= 1:
+        instead = f"{value / 100:g}" if 1 < value <= 100 else "0.9"
+        raise ConfigError(f"{name}={value} is no accuracy: between 0 and 1, such as {instead}")
+
+
 def metric_of(row: Row, name: str) -> float:
     """A metric of an evaluation by its name; NaN if it did not return one."""
     return row.loss if name == "loss" else row.accuracy if name == "accuracy" else row.metrics.get(name, math.nan)
@@ -101,6 +112,11 @@ def target_of(
     target: float | None, metric: str | None, below: float | None, above: float | None, stop: Stop | None = None
 ) -> Target | None:
     """What was asked for: an accuracy, or a metric with a limit; else what ends a run, if it is one of these."""
+    for name, given in (("target", target), ("metric", metric), ("below", below), ("above", above)):
+        try:
+            as_kind(given, (str if name == "metric" else float, type(None)))
+        except TypeError as error:
+            raise ConfigError(f"{name}={shown(given)} is not possible: give {error}") from None
     if metric is None and (below is not None or above is not None):
         name, value = ("below", below) if below is not None else ("above", above)
         raise ConfigError(f'{name}={value} is the limit of a metric: name it, as in metric = "perplexity"')
@@ -112,10 +128,11 @@ def target_of(
         value = below if below is not None else above
         if value is None or not math.isfinite(value):
             raise ConfigError(f"metric={metric!r} cannot have the limit {value}: it must be finite")
+        if metric == "accuracy":
+            check_accuracy("accuracy", value)
         return Target(metric, value, below is None)
     if target is not None:
-        if not 0 < target <= 1:
-            raise ConfigError(f"target={target} is no accuracy: between 0 and 1, such as 0.9")
+        check_accuracy("target", target)
         return Target("accuracy", target, True)
     if stop is not None and stop.metric is not None:
         return target_of(None, stop.metric, stop.below, stop.above)
@@ -134,6 +151,7 @@ class Every:
         chosen = [value for value in (self.updates, self.seconds) if value is not None]
         if len(chosen) != 1 or not 0 < chosen[0] < math.inf:
             raise ConfigError(f"{self}: give either updates or seconds, and more than 0")
+        check_most(self, MOST_SECONDS, "seconds")
 
 
 @dataclass(frozen=True)

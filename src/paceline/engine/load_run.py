@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.codec import real, whole
 from paceline.core.errors import ConfigError
+from paceline.core.fields import as_path
 from paceline.core.messages import Ticket
 from paceline.engine.result import Run
 from paceline.learning.cost import Costs
@@ -31,7 +32,7 @@ def load_run(directory: Path | str, model: "nn.Module | None" = None) -> Run:
     """
     from paceline.storage.weights import final_weights, local_weights, loss_weights
 
-    saved = read_run(Path(directory))
+    saved = read_run(as_path("directory", directory))
     pruned = read_pruning(saved.path)
     summary = saved.summary or {}
     mean, most, non_finite = _staleness(saved, summary)

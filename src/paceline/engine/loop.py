@@ -118,6 +118,7 @@ class Loop:
     In real time it comes to an end also while it waits, in the middle of a round: at ``seconds``, and soon after
     ``asked_to_end()`` is true. What workers are at then is given out again when the run is resumed.
 
+    ``on_wait`` is called with the time a few times a second while real workers are waited for.
     ``watch`` is told which workers join, leave and are late, if anybody wants to know.
     """
 
@@ -135,6 +136,7 @@ class Loop:
         self.version = 0
         self.out_of_time = False
         self.asked_to_end: Callable[[], bool] = bool  # false
+        self.on_wait: Callable[[float], None] | None = None
         self.watch: WorkerWatch | None = None
         self._workers = workers
         self.in_real_time = isinstance(workers, RealTime)
@@ -150,7 +152,7 @@ class Loop:
         self._reporting = bool(reports_of(strategy)) and not isinstance(workers, ReplayedWorkers)
         self._reports: list[Reported] = []  # of updates that were made, to be told when all is carried out
         if isinstance(workers, RealTime):
-            workers.end_waiting(self._seconds, self._is_asked_to_end)
+            workers.end_waiting(self._seconds, lambda: self._is_asked_to_end(workers))
 
     @property
     def now(self) -> float:
@@ -220,7 +222,9 @@ class Loop:
         self.out_of_time = self._workers.now >= self._seconds
         return self.out_of_time or self.asked_to_end()
 
-    def _is_asked_to_end(self) -> bool:
+    def _is_asked_to_end(self, workers: RealTime) -> bool:
+        if self.on_wait is not None:
+            self.on_wait(workers.now)
         return self.asked_to_end()  # whoever is asked may change
 
     def _step(self, step: Step, at: float) -> Stepped:

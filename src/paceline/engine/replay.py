@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.callbacks.base import Callback
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError, IllegalDecision, ImpossibleEvent
+from paceline.core.fields import as_path
 from paceline.core.messages import Step
 from paceline.data.batches import Sampling, Shuffled
 from paceline.data.partition import Equal, Partition
@@ -75,7 +76,7 @@ def replay(
         batch_size=batch_size, partition=partition, sampling=sampling, scheduler=scheduler, clip_norm=clip_norm,
         seed=seed, micro_batches=micro_batches, compensate_delay=compensate_delay,
     )  # fmt: skip
-    return replay_spec(read_run(Path(directory)), task, spec, callbacks)
+    return replay_spec(read_run(as_path("directory", directory)), task, spec, callbacks)
 
 
 def replay_spec(saved: SavedRun, task: Task, spec: RunSpec, callbacks: Sequence[Callback] = ()) -> Replay:

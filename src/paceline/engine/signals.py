@@ -1,14 +1,19 @@
-"""Ctrl-C or SIGTERM asks a run to end, and to save what it has; a second one ends it at once."""
+"""Ctrl-C or SIGTERM asks a run to end, and to save what it has; one that comes seconds later ends it at once."""
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from paceline.core.errors import PacelineError
+
+# Seconds in which a further signal is the same wish: `timeout` signals a process and then its group, and a terminal and
+# a wrapper may both hand Ctrl-C on.
+SAME_WISH = 2.0
 
 
 class Interrupted(PacelineError):
@@ -73,10 +78,14 @@ USUAL = (signal.SIG_DFL, signal.default_int_handler, _interrupt, _raise_terminat
 
 
 class Interrupts:
-    """While open, the first Ctrl-C only sets ``requested``; the first SIGTERM too, where there is something to save."""
+    """While open, the first Ctrl-C only sets ``requested``; the first SIGTERM too, where there is something to save.
+
+    One that comes at least ``SAME_WISH`` seconds later does what it did before; what comes in between is ignored.
+    """
 
     def __init__(self, *, termination: bool = False) -> None:
         self.requested: int | None = None  # the signal
+        self._impatient_from = 0.0  # by ``time.monotonic``
         self._numbers = [signal.SIGINT, signal.SIGTERM] if termination else [signal.SIGINT]
         self._before: dict[int, Any] = {}
 
@@ -88,8 +97,11 @@ class Interrupts:
         return self
 
     def _request(self, number: int, frame: FrameType | None) -> None:
-        self.requested = number
-        self._put_back()
+        if self.requested is None:
+            self.requested, self._impatient_from = number, time.monotonic() + SAME_WISH
+        elif time.monotonic() >= self._impatient_from:
+            self._put_back()
+            signal.raise_signal(number)
 
     def _put_back(self) -> None:
         for number, handler in self._before.items():

@@ -14,7 +14,8 @@ from paceline.callbacks.progress import Progress
 from paceline.callbacks.tensorboard import TensorBoard
 from paceline.callbacks.workers import WorkerWatch
 from paceline.core.coordinator import Strategy
-from paceline.core.errors import CannotWrite, ConfigError
+from paceline.core.errors import CannotWrite, ConfigError, PacelineError
+from paceline.core.fields import as_path
 from paceline.data.batches import Sampling, Shuffled
 from paceline.data.partition import Equal, Partition
 from paceline.engine.arguments import check_arguments, simulated_sizes, strategy_for, whole
@@ -34,9 +35,10 @@ from paceline.fleets.replayed import Replayed, ReplayedWorkers
 from paceline.fleets.simulated.fleet import SimulatedFleet, SimulatedWorkers
 from paceline.learning.generators import Generators
 from paceline.learning.gradients.lazy import evaluation_of
+from paceline.learning.learner import Learner
 from paceline.learning.optimizers import MakeOptimizer, MakeScheduler
 from paceline.learning.task import Task, device_of
-from paceline.learning.workload import Workload
+from paceline.learning.workload import Workload, try_first_batches
 from paceline.pruning.record import write_pruning
 from paceline.storage.description import describe
 from paceline.storage.run_directory import RunDirectory, place_of
@@ -136,15 +138,50 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
     """Train ``task`` as ``spec`` says: what ``train`` does once its arguments are checked."""
     if not isinstance(spec.fleet, Replayed):  # it was said when that run began
         warn_of_settings_without_effect(spec.strategy, spec.fleet)
+    begun = _Begun()
+    try:
+        return _run(task, spec, output, begun)
+    except PacelineError:
+        raise
+    except Exception:  # of the user's model, loss or data
+        if begun.trained:
+            raise
+        try:
+            try_first_batches(task, -(-max(spec.sizes.each) // spec.micro_batches))
+        except ConfigError:
+            begun.discard()
+            raise
+        raise
+
+
+@dataclass
+class _Begun:
+    """What a run has come to so far."""
+
+    server: Learner | None = None
+    opened: RunDirectory | None = None
+
+    @property
+    def trained(self) -> bool:
+        return self.server is not None and self.server.updates > 0
+
+    def discard(self) -> None:
+        """Leave nothing of a run in which nothing was trained."""
+        if self.opened is not None:
+            self.opened.discard()
+
+
+def _run(task: Task, spec: RunSpec, output: Output, begun: _Begun) -> Run:
     check_metrics(task, spec.stop, output.callbacks, spec.seed)
     with ExitStack() as stack:
         setup = stack.enter_context(set_up(task, spec))
+        begun.server = setup.server
         settings = settings_of(task, spec, setup.server.made)
         stateful = setup.stateful(needed=output.checkpoint is not None or output.resume)
         opened = None
         if output.directory is not None:
             opened = place_of(output.directory).open(spec, resume=output.resume, extra={"settings": settings})
-            stack.enter_context(opened)
+            begun.opened = stack.enter_context(opened)
         resumed = opened is not None and opened.resumed
         writer = TraceWriter(opened.trace if opened else None, setup.workers.about, resumed=resumed)
         stack.callback(writer.release)
@@ -154,8 +191,10 @@ def run_spec(task: Task, spec: RunSpec, output: Output = Output()) -> Run:
         stack.callback(hooks.close)
         if hooks.on_worker:
             loop.watch = WorkerWatch(hooks, loop.coordinator.ledger)
+        if hooks.on_wait:
+            loop.on_wait = hooks.wait
         own = task.with_function(setup.workload.loss.whole)
-        evaluator = Evaluator(own, setup.server, spec.every, hooks, setup.workload.samples_a_pass)
+        evaluator = Evaluator(own, setup.server, spec.every, hooks, setup.workload.samples_a_pass, seed=spec.seed)
         checkpoints = None
         if opened is not None and stateful:
             stateful |= {"loop": loop, "judge": evaluator, "random": Generators(device_of(setup.server.model))}
@@ -262,11 +301,14 @@ def simulate(
         raise ConfigError(f"a simulation without a model ends by updates or seconds, not by {stop}")
     warn_of_settings_without_effect(strategy, fleet)
     workers = fleet.open(seed, sizes=sizes)
-    writer = TraceWriter(Path(trace).resolve() if trace else None, workers.about)
+    writer = TraceWriter(as_path("trace", trace).resolve() if trace else None, workers.about)
     workers.announce = writer.note
     unequal = None if sizes is None else sizes.unequal
-    with seldom_collecting():
-        for update in Loop(strategy, workers, NoLearner(), writer, stop.seconds, sizes=unequal):
-            if update.version + 1 == stop.updates:
-                break
-    return writer.close()
+    try:
+        with seldom_collecting():
+            for update in Loop(strategy, workers, NoLearner(), writer, stop.seconds, sizes=unequal):
+                if update.version + 1 == stop.updates:
+                    break
+        return writer.close()
+    finally:
+        writer.release()

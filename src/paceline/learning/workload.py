@@ -253,9 +253,10 @@ def _refuse(model: nn.Module) -> None:
 def try_first_batches(task: Task, most: int = TRIED) -> None:
     """Pass the first training samples, and the first of the evaluation, through a copy of the model.
 
-    ``ConfigError`` says what that raised. Weights, buffers and random numbers stay as they are. An evaluation of the
-    user's own is left out: it may take long.
+    For when a run has raised something before its first update: ``ConfigError`` says in one line what does not fit.
+    Weights, buffers and random numbers stay as they are. An evaluation of the user's own is left out: it may take long.
     """
+    _refuse(task.model)
     try:
         model = copied(task.model)
     except ConfigError:  # the run will raise it too, and is where it belongs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.fields import shown
+from paceline.core.fields import as_kind, as_path, shown
 from paceline.data.partition import Equal, Partition
 from paceline.engine.arguments import BATCH_SIZE, batch_size_of, check_arguments, strategy_for, whole
 from paceline.engine.limits import Target, target_of
@@ -68,6 +68,8 @@ def advise(
 
     The result has ``strategy``, ``learning_rate``, ``gain``, ``interval``, ``reason`` and ``candidates``.
     """
+    if task is not None:
+        check_arguments(task=task)
     descent, lr = (Descent(), None) if task is None or optimizer is None else _optimizer(optimizer, task)
     worth = (
         None
@@ -104,7 +106,7 @@ def question_of(
     """What ``advise`` is asked, checked; real workers are profiled here."""
     if (fleet is None) == (recording is None):
         raise ConfigError("advise() needs workers: give either fleet= or recording=, the directory of a run")
-    if budget is not None and not 0 < budget < math.inf:
+    if budget is not None and not (_is_number(budget) and 0 < budget < math.inf):
         raise ConfigError(f"budget={shown(budget)} is not possible: seconds, more than 0")
     may_try = task is not None and optimizer is not None and learning_rate is not None and trials is not False
     if trials and not may_try:
@@ -116,9 +118,9 @@ def question_of(
         )
     reached, recorded, message = None, None, 0
     if recording is not None:
-        recorded, reached = _read(Path(recording), batch_size, target, may_try=may_try)
+        recorded, reached = _read(as_path("recording", recording), batch_size, target, may_try=may_try)
     elif not isinstance(fleet, SimulatedFleet):
-        check_prices(prices or (), getattr(fleet, "workers", 0))
+        check_prices(() if prices is None else prices, getattr(fleet, "workers", 0))
         recorded = _profiled(task, fleet=fleet, seconds=seconds, batch_size=batch_size, partition=partition, seed=seed)
     if recorded is not None:
         fleet = recorded.fleet()
@@ -198,11 +200,22 @@ def worth_of(
 
 def check_prices(prices: Sequence[float], workers: int) -> Sequence[float]:
     """One price for each worker, or none at all."""
+    listed = isinstance(prices, Sequence) and not isinstance(prices, str)
+    if not listed or not all(_is_number(price) for price in prices):
+        raise ConfigError(f"prices={shown(prices)} are none: give a list with the price of a second of each worker")
     if prices and len(prices) != workers:
         raise ConfigError(f"{len(prices)} prices for {workers} workers: name the price of a second of each of them")
     if not all(0 <= price < math.inf for price in prices):
         raise ConfigError(f"prices={shown(list(prices))} are not possible: numbers of at least 0")
     return prices
+
+
+def _is_number(given: object) -> bool:
+    try:
+        as_kind(given, (float,))
+    except TypeError:
+        return False
+    return True
 
 
 def notes_of(worth: Worth | None, recorded: Recorded | None) -> list[str]:

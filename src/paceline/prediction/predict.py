@@ -169,10 +169,11 @@ def predict(
     settles where noise keeps it, for ages drawn independently. A pattern in the ages may shift the limit a little
     (``paceline.theory.schedule_critical_step`` tells); a loss whose curvature changes on the way shifts it as much.
     """
-    from paceline.engine.arguments import strategy_for
+    from paceline.engine.arguments import check_arguments, strategy_for
 
     goal, strategy = Goal(margin, epsilon, condition), strategy_for(strategy, fleet, batch_size)
     if task is not None:
+        check_arguments(task=task)
         from paceline.learning.curvature import curvature as find_curvature
         from paceline.learning.model_state import message_bytes as size_of
 

@@ -17,6 +17,7 @@ from paceline.engine.signals import Interrupts
 from paceline.engine.spec import RunSpec
 from paceline.fleets.base import Announcing, Fleet
 from paceline.learning.task import Task
+from paceline.learning.workload import try_first_batches
 from paceline.storage.run_directory import RunDirectory, place_of
 from paceline.strategies.asynchronous import Asynchronous
 from paceline.trace.reading import Trace
@@ -62,6 +63,7 @@ def profile(
     place = None if directory is None else place_of(directory)
     if place is not None:
         place.check_empty()
+    try_first_batches(task, max(spec.sizes.each))
     with ExitStack() as stack:
         setup = stack.enter_context(set_up(task, spec))
         if place is not None:

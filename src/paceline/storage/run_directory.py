@@ -13,6 +13,7 @@ The command line adds config.toml at the start, and a run that hands in models l
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,15 @@ class RunDirectory:
         with writing(self.path):
             for name in ("summary.json", "model.safetensors", "loss.safetensors", "pruning.safetensors"):
                 (self.path / name).unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Remove what was written, unless there was something to resume; and the directory, if that was all in it."""
+        if self.resumed:
+            return
+        with suppress(OSError):
+            for name in (*FILES, *WRITTEN_IN_PLACE, *self._notes):
+                (self.path / name).unlink(missing_ok=True)
+            self.path.rmdir()
 
     def __enter__(self) -> "RunDirectory":
         return self

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_blocks, check_fields, check_least
+from paceline.core.fields import MOST_SECONDS, check_blocks, check_fields, check_least, check_most
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Assign, Decision, Recall, Remember, WakeAt, gradient
 from paceline.strategies.quorum_grace import step_by_units
@@ -46,6 +46,7 @@ class Anytime(Strategy):
             raise ConfigError(
                 f"rounds of {self.seconds} seconds are not possible: more than 0 and finite, such as seconds=1.0"
             )
+        check_most(self, MOST_SECONDS, "seconds")
         check_least(self, 1, "blocks")
 
     def check(self, workers: int, batch_size: int | None) -> None:

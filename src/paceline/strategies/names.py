@@ -192,6 +192,8 @@ def _choice(name: str, options: dict[str, Any], where: str, depth: int = 0) -> S
         prefix = "" if where == f"strategy {as_written(name)}" else f"{where}: "  # it names nothing else
         raise ConfigError(f"{prefix}unknown strategy {as_written(name)}: {_nearest(name)}")
     hints = named.options
+    if options and not hints:
+        raise ConfigError(f"{where}: {named.names[1]} has no options: leave {next(iter(options))} out")
     refuse_unknown(options, hints, where)
     if named.kind is Grouped and "groups" in options and "tolerance" in options:
         raise ConfigError(f"{where}: give either groups or a tolerance to form them with, not both")

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from paceline.core.coordinator import Strategy
 from paceline.core.errors import ConfigError
-from paceline.core.fields import check_fields, check_quorum
+from paceline.core.fields import MOST_SECONDS, check_fields, check_most, check_quorum
 from paceline.core.ledger import Ledger
 from paceline.core.messages import Decision, Drop, Remember, Step, Ticket, WakeAt, assign, fraction
 
@@ -48,6 +48,7 @@ class QuorumGrace(Strategy):
         check_fields(self)
         if not 0 <= self.grace < math.inf:
             raise ConfigError(f"a grace of {self.grace} seconds is not possible: at least 0 and finite (nearest 0)")
+        check_most(self, MOST_SECONDS, "grace")
 
     def check(self, workers: int, batch_size: int | None) -> None:
         check_quorum(self.quorum, workers)

@@ -27,7 +27,7 @@ any_pl: Any = pl
 HUGE: list[tuple[Callable[[Any], object], str]] = [
     (Constant, "Constant cannot have value"),
     (lambda huge: LogNormal(huge, 1.0), "LogNormal cannot have median"),
-    (lambda huge: ShiftedExponential(huge, 1.0), "ShiftedExponential cannot have shift"),
+    (lambda huge: ShiftedExponential(huge, 1.0), "shift"),
     (lambda huge: ShiftedExponential(1.0, huge), "ShiftedExponential cannot have mean"),
     (lambda huge: Pareto(huge, 1.0), "Pareto cannot have minimum"),
     (lambda huge: PerSample(huge, ONE), "PerSample cannot have fixed"),
