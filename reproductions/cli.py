@@ -18,7 +18,7 @@ import typer
 
 from paceline.cli.main import run_program
 from paceline.core.errors import CannotWrite, ConfigError
-from paceline.engine.signals import Interrupted, terminable
+from paceline.engine.signals import Interrupted
 from paceline.files import check_parent, check_place, write_atomically
 from reproductions.pipeline.plan import Options
 
@@ -73,8 +73,7 @@ def reproduce(
     where = RESULTS_OF.format(name) if options.full else str(work)
     kept = f"finished runs are in {where}: the same command continues"
     try:
-        with terminable():
-            card = paper.reproduce(replace(options, work=work))
+        card = paper.reproduce(replace(options, work=work))
     except KeyboardInterrupt as asked:
         raise Interrupted(f"; {kept if work.exists() else 'nothing kept'}", asked) from None
     except CannotWrite as error:
@@ -178,7 +177,7 @@ def _fetch(name: str, to: Path, source: str | None) -> None:
 
     reported: set[str] = set()
     try:
-        with terminable(), _progress() as show:
+        with _progress() as show:
 
             def progress(file: str, done: int, size: int) -> None:
                 reported.add(file)

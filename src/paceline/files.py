@@ -145,7 +145,10 @@ def check_parent(path: Path) -> None:
     """Raise ``ConfigError`` if nothing can be created there."""
     from tempfile import TemporaryFile
 
-    parent = next(each for each in path.absolute().parents if each.exists())
+    parents = path.absolute().parents
+    if broken := next((each for each in parents if each.is_symlink() and not each.exists()), None):
+        raise ConfigError(f"cannot write {path}: {broken} is a symbolic link to nothing: remove it, or make its target")
+    parent = next(each for each in parents if each.exists())
     try:
         with TemporaryFile(dir=parent):  # permissions are not enough: the file system may be read-only
             pass

@@ -67,9 +67,12 @@ def paceline(place: Path, stub: str, content: str, *arguments: str) -> "subproce
     ],
     ids=["start", "train", "profile", "compare"],
 )
-def test_ctrl_c_while_modules_are_imported_is_one_line(tiny: Path, stub: str, arguments: list[str]) -> None:
-    ended = paceline(tiny.parent, stub, INTERRUPTED_IMPORT, *arguments)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted while modules were loaded\n")
+@pytest.mark.parametrize(("name", "code", "line"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_a_signal_while_modules_are_imported_is_one_line(  # noqa: PLR0917
+    tiny: Path, stub: str, arguments: list[str], name: str, code: int, line: str
+) -> None:
+    ended = paceline(tiny.parent, stub, INTERRUPTED_IMPORT.replace("SIGINT", name), *arguments)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", f"{line} while modules were loaded\n")
 
 
 def test_ctrl_c_while_the_processes_of_a_comparison_import_torch_is_one_line(tiny: Path) -> None:

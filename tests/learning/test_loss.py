@@ -337,3 +337,20 @@ def test_blocks_on_processes_train_as_whole_batches_do(name: str) -> None:
     real, told = trained(pl.ProcessFleet(workers=2), 4)
     torch.testing.assert_close(real, simulated, rtol=1e-5, atol=1e-6)
     assert told == pytest.approx(seen, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda outputs, targets: None, "the loss returned None, no tensor"),
+        (lambda outputs, targets: 1.5, "the loss returned 1.5, no tensor"),
+        (lambda outputs, targets: torch.tensor(1.0), "the loss depends on no trained parameter"),
+    ],
+)
+def test_losses_that_cannot_be_trained_are_refused(loss: Any, said: str) -> None:
+    with pytest.raises(pl.ConfigError, match=said):
+        pl.train(
+            pl.Task(nn.Linear(4, 2), loss, (torch.ones(8, 4), torch.zeros(8, dtype=torch.int64))), strategy="ssgd",
+            fleet=pl.SimulatedFleet(pl.delays.Constant(1.0), workers=2), stop=pl.Stop(updates=2), batch_size=4,
+            optimizer=lambda p: torch.optim.SGD(p, lr=0.1), progress=False,
+        )  # fmt: skip

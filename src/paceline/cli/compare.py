@@ -11,7 +11,7 @@ import typer
 from paceline.cli.common import DEMO, CheckLr, CheckStep, JsonFile, Strategies, config_of
 from paceline.cli.demo import NEXT, advice, open_demo
 from paceline.cli.main import echo, log
-from paceline.engine.signals import Interrupted, terminable
+from paceline.engine.signals import Interrupted
 from paceline.files import check_writable
 from paceline.storage.run_directory import check_new
 
@@ -31,7 +31,8 @@ def compare(  # noqa: PLR0917 - typer names the options
     json_file: JsonFile = None,
     figure: Annotated[Path, typer.Option(metavar="FILE.png", help="Write the learning curves to this file.")] = FIGURE,
     seeds: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Use the random seeds 0 to N-1, instead of those in FILE.")
+        int | None,
+        typer.Option(min=1, max=10_000, metavar="N", help="Use the random seeds 0 to N-1, instead of those in FILE."),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -89,8 +90,7 @@ def _run_all(plan: "Plan", processes: int, json_file: Path | None) -> "Compariso
     processes = min(processes, len(jobs))
     outcomes: list[Outcome] = []
     try:
-        with terminable():
-            outcomes.extend(watched(outcomes_of(plan, jobs, processes), len(jobs), processes))
+        outcomes.extend(watched(outcomes_of(plan, jobs, processes), len(jobs), processes))
     except KeyboardInterrupt as asked:
         kept = "nothing was written" if plan.directory is None else f"the finished ones are in {plan.directory}"
         if json_file is not None and outcomes:

@@ -26,13 +26,13 @@ from paceline.core.errors import (
     TooFewWorkers,
     WorkerFailed,
 )
-from paceline.engine.signals import Interrupted, ctrl_c_in_one_line
+from paceline.engine.signals import Interrupted, Terminated, signals_in_one_line
 from paceline.files import WHY, printable, why
 
 if TYPE_CHECKING:
     import typer
 
-FAILED, INVALID, INTERRUPTED = 1, 2, 130
+FAILED, INVALID, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_program(name: str, load: "Callable[[], typer.Typer]", arguments: Sequence[str] | None = None) -> int:
     """Run a Typer program and return one of the exit codes of this module; ``load`` imports its commands."""
     _complete_streams()
-    with ctrl_c_in_one_line(), _printable_logs():
+    with signals_in_one_line(), _printable_logs():
         return _run(name, load, arguments)
 
 
@@ -122,6 +122,8 @@ def _run(name: str, load: "Callable[[], typer.Typer]", arguments: Sequence[str] 
     try:
         code = load()(args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
+    except Terminated:
+        return _fail("terminated; nothing was written", TERMINATED)
     except KeyboardInterrupt:
         return _fail("interrupted; nothing was written", INTERRUPTED)
     except Exception as error:

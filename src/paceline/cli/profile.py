@@ -65,9 +65,9 @@ def profile(  # noqa: PLR0917 - typer names the options
     place.check_empty()
     try:
         done = _measure(config, seconds, place)
-    except KeyboardInterrupt:  # before the measurement, or a second time
+    except KeyboardInterrupt as asked:  # before the measurement, a second time, or SIGTERM
         kept = f"what was measured is in {path}" if path.exists() else "nothing was written"
-        raise Interrupted(f"; {kept}") from None
+        raise Interrupted(f"; {kept}", asked) from None
     found = stragglers(done.trace)
     chosen = {"--fleet": fleet, "--address": address}
     profiled = " ".join((str(file), *(f"{option} {value}" for option, value in chosen.items() if value is not None)))

@@ -21,7 +21,7 @@ from paceline.cli.common import (
 )
 from paceline.cli.main import FAILED, echo, log
 from paceline.core.errors import ConfigError
-from paceline.engine.signals import Interrupted, terminable
+from paceline.engine.signals import Interrupted
 
 if TYPE_CHECKING:
     from paceline.config.file import Config
@@ -88,16 +88,15 @@ def train(  # noqa: PLR0917 - typer names the options
     check(config)
     began = time.monotonic()
     try:
-        with terminable():
-            result = run(
-                config,
-                choice,
-                seed=seed,
-                directory=path,
-                resume=resume is not None,
-                tensorboard=tensorboard,
-                progress=None,
-            )
+        result = run(
+            config,
+            choice,
+            seed=seed,
+            directory=path,
+            resume=resume is not None,
+            tensorboard=tensorboard,
+            progress=None,
+        )
     except KeyboardInterrupt as asked:
         raise Interrupted(f"; {_on_disk(path, config)}", asked) from None
     except SystemExit:

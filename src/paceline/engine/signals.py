@@ -30,51 +30,36 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
-    """Meanwhile SIGTERM raises ``Terminated``, unless somebody else takes care of it."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _raise_terminated)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def signals_in_one_line() -> Iterator[None]:
+    """Meanwhile Ctrl-C raises ``KeyboardInterrupt`` as ever, and SIGTERM ``Terminated``, unless others take care of it.
 
-
-def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    raise Terminated
-
-
-@contextmanager
-def ctrl_c_in_one_line() -> Iterator[None]:
-    """Meanwhile Ctrl-C raises ``KeyboardInterrupt`` as ever, but in the midst of an import it ends the program at once.
-
-    Half an import would turn it into an error of its own, or swallow it, and torch takes seconds to import.
+    In the midst of an import they end the program at once: half an import would turn them into an error of its own, or
+    swallow them, and torch takes seconds to import.
     """
-    usual = signal.default_int_handler
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) != usual:
-        yield
-        return
-    signal.signal(signal.SIGINT, _interrupt)
+    usual: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    main = threading.current_thread() is threading.main_thread()
+    taken = [number for number, handler in usual.items() if main and signal.getsignal(number) == handler]
+    for number in taken:
+        signal.signal(number, _interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        for number in taken:
+            signal.signal(number, usual[number])
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    terminated = number == signal.SIGTERM
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            os.write(2, b"interrupted while modules were loaded\n")
+            os.write(2, b"%s while modules were loaded\n" % (b"terminated" if terminated else b"interrupted"))
             os._exit(128 + number)
         frame = frame.f_back
-    raise KeyboardInterrupt
+    raise Terminated if terminated else KeyboardInterrupt
 
 
 # Handlers that a run may take the place of: those of Python (Lightning leaves SIG_DFL for Ctrl-C behind) and our own.
-USUAL = (signal.SIG_DFL, signal.default_int_handler, _interrupt, _raise_terminated)
+USUAL = (signal.SIG_DFL, signal.default_int_handler, _interrupt)
 
 
 class Interrupts:

@@ -17,6 +17,7 @@ from paceline.fleets.processes.timeouts import SilenceTimeout
 if TYPE_CHECKING:
     from paceline.learning.workload import Workload
 
+SLOWEST = 1_000_000  # times as slow as it is
 MOST_PROCESSES = 1024  # of one machine: more would keep it from everything else, long before they could compute
 
 Slow = Mapping[int, float | Delay]
@@ -38,8 +39,8 @@ def check_workers(workers: int, min_workers: int, slow: Slow, labels: Sequence[s
             check_delay(slowness)
         if not 0 <= worker < workers:
             raise ConfigError(f"slow names worker {worker}: the fleet has workers 0 to {workers - 1}")
-        if isinstance(slowness, int | float) and not 1 <= slowness < float("inf"):
-            raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: at least 1 times")
+        if isinstance(slowness, int | float) and not 1 <= slowness <= SLOWEST:
+            raise ConfigError(f"worker {worker} cannot be {slowness} times as slow: 1 to {SLOWEST:,} times")
     check_labels(labels, workers)
     if not isinstance(deadline, SilenceTimeout):
         raise ConfigError(f"deadline={shown(deadline)} is no timeout: give SilenceTimeout(at_least=5.0)")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
+from paceline.core.fields import shown
 from paceline.data.samples import Samples, copied, joined, leaves, to_device
 from paceline.learning.copies import stand_in
 from paceline.learning.generators import CPU, Undrawn
@@ -178,7 +179,7 @@ class SampleLoss:
     def of(self, outputs: Any, targets: Any, samples: int) -> BatchLoss:
         """The loss of a batch with these outputs."""
         if self._each is self.whole:
-            return self._as_returned(self.whole(outputs, targets), outputs, targets, samples)
+            return self._as_returned(_checked(self.whole(outputs, targets)), outputs, targets, samples)
         if self.separable(outputs, targets):
             return BatchLoss(samples, self._each(outputs, targets), None, float(samples), outputs)
         weight = self._weight_of_whole(targets, samples)
@@ -351,6 +352,12 @@ class LossOfAll:
             "the loss of many samples is the mean over parts of them, which may not be what it is of all: %s; let the "
             "loss return one value for each sample", why,
         )  # fmt: skip
+
+
+def _checked(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise ConfigError(f"the loss returned {shown(loss)}, no tensor: let it return a value for each sample, or one")
+    return loss
 
 
 def numbers(losses: Tensor) -> NDArray[Any]:

@@ -274,7 +274,12 @@ def _try_training(task: Task, model: nn.Module, most: int) -> None:
     if count := min(most, len(data)):
         with _said(task, f"the first {count} training samples"), torch.enable_grad():
             batch = to_device(data.fetch(np.arange(count)), device_of(model))
-            task.objective(data).losses(model, batch, count)
+            found = task.objective(data).losses(model, batch, count)
+        if not found.mean().requires_grad:
+            raise ConfigError(
+                "the loss depends on no trained parameter (requires_grad is False): compute it of the model's outputs, "
+                "without torch.no_grad() or detach()"
+            )
 
 
 def _try_evaluation(task: Task, model: nn.Module, most: int) -> None:

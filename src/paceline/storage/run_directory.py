@@ -12,6 +12,7 @@ The command line adds config.toml at the start, and a run that hands in models l
 """
 
 import json
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -98,7 +99,8 @@ class RunDirectory:
     def how_to_resume(self) -> str:
         """What to do with a run that did not come to its end."""
         again = f"train(..., directory={str(self.path)!r}, resume=True)"
-        again = f"paceline train --resume {self.path}{self._trust}" if "config.toml" in self._notes else again
+        command = f"paceline train --resume {shlex.quote(str(self.path))}{self._trust}"
+        again = command if "config.toml" in self._notes else again
         there = self.checkpoint.is_file()
         return f"{again} continues from its {'last checkpoint' if there else 'start, for there is no checkpoint'}"
 
@@ -127,7 +129,9 @@ class RunDirectory:
             profile = False
         if profile:
             raise ConfigError(f"{self.path} holds a profile already: choose another directory")
-        resume = f"resume it (paceline train --resume {self.path}, or train(..., resume=True) in Python)"
+        resume = (
+            f"resume it (paceline train --resume {shlex.quote(str(self.path))}, or train(..., resume=True) in Python)"
+        )
         raise ConfigError(f"{self.path} holds a run already: {resume}, or choose another directory")
 
     @property

@@ -91,9 +91,14 @@ class RayFleet:
         check_system()
         if self.wire not in (None, "bfloat16"):
             raise ConfigError(f"wire={self.wire!r} is unknown: 'bfloat16', or none to send everything as it is")
+        if not isinstance(self.resources_per_worker, Mapping):
+            given = shown(self.resources_per_worker)
+            raise ConfigError(f'resources_per_worker={given} names no amounts: give {{"CPU": 1}}, or {{"GPU": 1}}')
         for name, amount in self.resources_per_worker.items():
-            if not 0 <= amount < float("inf"):
-                raise ConfigError(f"resources_per_worker: {amount} of {name} is not possible: at least 0")
+            if not (isinstance(name, str) and name):
+                raise ConfigError(f"resources_per_worker: {shown(name)} is no name of a resource: such as 'GPU'")
+            if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < float("inf"):
+                raise ConfigError(f"resources_per_worker: {shown(amount)} of {name} is not possible: at least 0")
         for label in self.labels:
             if not all(label.partition("=")):
                 raise ConfigError(f"labels: {label!r} names no label of a Ray node and its value: such as 'gpu=a100'")
