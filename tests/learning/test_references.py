@@ -1,10 +1,13 @@
 """A loss, a step or a hook that comes to the task's own model in a roundabout way is found, or shown by a batch."""
 
 import functools
+import importlib
 import logging
+import sys
 import types
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,3 +208,20 @@ def test_the_task_s_own_weights_as_constants_are_not_refused() -> None:
         return cross_entropy(outputs, targets) + squares(globals()["MOD" + "EL"]).detach()
 
     train(pl.Task(MODEL, loss, train=(X, Y)))
+
+
+def test_a_file_of_one_s_own_may_have_the_name_of_a_module_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "this.py").write_text(
+        "from torch.nn import Linear\nfrom torch.nn.functional import cross_entropy\n\nnet = Linear(6, 2)\n\n\n"
+        "def loss(outputs, targets):\n    return cross_entropy(outputs, targets) + net.weight.square().sum()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    own = importlib.import_module("this")
+    try:
+        with pytest.raises(pl.ConfigError, match="the loss refers to the task's own model"):
+            train(pl.Task(own.net, own.loss, (X, Y)))
+    finally:
+        del sys.modules["this"]

@@ -12,6 +12,7 @@ import dis
 import functools
 import logging
 import sys
+import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,7 +29,8 @@ Function = Callable[..., Any]  # a loss, or a step
 Found = tuple[str, object, bool]  # a name, what it stands for, and whether a copy of whoever refers to it keeps it
 MOST_LOOKED_AT = 100_000  # objects behind a loss or a hook; texts and numbers, which refer to nothing, aside
 LEAVES = (str, bytes, int, float, complex, type(None))
-NOT_THE_USERS = {*sys.stdlib_module_names, "torch", "numpy", "paceline"}  # their globals are nobody's model
+NOT_THE_USERS = {"torch", "numpy", "paceline"}  # their globals are nobody's model
+STANDARD = Path(sysconfig.get_path("stdlib"))
 INSTALLED = {"site-packages", "dist-packages"}
 OF_MODULES = ("_parameters", "_buffers", "_modules")  # where a module keeps what it has under names of their own
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -349,8 +351,10 @@ def _inside(each: object) -> Iterator[tuple[str, object]]:
 def _is_the_users(module: str | None) -> bool:
     """Is a module neither Python's own, nor torch's, nor installed?"""
     package = (module or "").partition(".")[0]
-    where = getattr(sys.modules.get(package), "__file__", None) or ""
-    return package not in NOT_THE_USERS and INSTALLED.isdisjoint(Path(where).parts)
+    where = Path(getattr(sys.modules.get(package), "__file__", None) or STANDARD)
+    # a file of one's own may have the name of a module of Python, such as profile.py
+    standard = package in sys.stdlib_module_names and where.is_relative_to(STANDARD)
+    return package not in NOT_THE_USERS and not standard and INSTALLED.isdisjoint(where.parts)
 
 
 def _of_module(name: str, module: ModuleType, attributes: set[str]) -> Iterator[tuple[str, object]]:

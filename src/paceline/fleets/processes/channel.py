@@ -11,11 +11,11 @@ import platform
 import struct
 import time
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import NamedTuple
 
 from paceline.data.partition import Indices
 from paceline.fleets.processes.memory import SharedMemory
-from paceline.fleets.processes.polling import readable
 from paceline.learning.arena.arena import Report
 
 SPIN = 500e-6  # seconds that a worker polls: about as long as the server takes for an update of a small model
@@ -186,7 +186,7 @@ class Channel:
         while (left := until - time.perf_counter()) > 0 and not self.halted(serial):
             if left < MILLISECOND:  # which polling would round up
                 time.sleep(left)
-            elif readable(self.eventfd, left - MILLISECOND):
+            elif wait([self.eventfd], left - MILLISECOND):
                 os.eventfd_read(self.eventfd)
 
     def heartbeat(self, block: int) -> None:

@@ -33,9 +33,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing.connection import wait
 
 from paceline.fleets.processes.fork_loop import ENDED_WITHIN, MODULES, NUMBER, OPTIMIZERS, PARALLEL, SPAWN
-from paceline.fleets.processes.polling import readable
 
 START_WITHIN = 10.0  # seconds that a fork may take, once torch is loaded and those before it are made
 CAUSE_WITHIN = 1.0  # seconds that the fork server may take to tell how a worker ended
@@ -271,7 +271,7 @@ class ForkedProcess:
         self.ask_again()
         if not self.pid and not self._failure:
             self._read_start()
-        return bool(self._failure) or (self.pid > 0 and readable(self._pidfd, 0.0))
+        return bool(self._failure) or (self.pid > 0 and bool(wait([self._pidfd], 0.0)))
 
     def _read_start(self) -> None:
         try:
@@ -307,7 +307,7 @@ class ForkedProcess:
         while not self.has_ended():
             if (left := until - time.monotonic()) <= 0:
                 return False
-            readable(self.sentinel, left)
+            wait([self.sentinel], left)
         return True
 
     def reap(self) -> str:
@@ -333,14 +333,14 @@ class ForkedProcess:
         So not if the fork server lives and tells the end: it has done that then, before the number became free.
         """
         within = 0.0 if self._server.is_unresponsive else CAUSE_WITHIN
-        if self._server.is_gone or not readable(self._status.fileno(), within):
+        if self._server.is_gone or not wait([self._status], within):
             with suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _cause(self) -> str:
         message = b""
         server = self._server
-        server.is_unresponsive = not readable(self._status.fileno(), 0.0 if server.is_unresponsive else CAUSE_WITHIN)
+        server.is_unresponsive = not wait([self._status], 0.0 if server.is_unresponsive else CAUSE_WITHIN)
         if server.is_unresponsive:
             return "ended"  # the fork server is stopped
         with suppress(OSError):

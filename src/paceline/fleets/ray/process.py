@@ -3,9 +3,9 @@
 import os
 import threading
 import time
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
-from paceline.fleets.processes.polling import readable
 from paceline.fleets.ray.messages import AgentInfo
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class RemoteProcess:
 
     def wait(self, until: float) -> bool:
         """Wait for the end, until a time of ``time.monotonic``."""
-        return readable(self.sentinel, until - time.monotonic())
+        return bool(wait([self.sentinel], max(0.0, until - time.monotonic())))
 
     def reap(self) -> str:
         """Wait for the end, and return how it ended."""
